@@ -32,9 +32,9 @@ class Group(msgspec.Struct, frozen=True):
     to something that was there before. ``followers`` are groups whose makers take two of the
     products together, a gate and what it lets through; their nodes are this group's, too. ``led``
     is the group behind this one, whose maker is a norm of what this one makes last, and runs here;
-    that one ``is_led``, and its maker none of its nodes. ``stored`` is attention, no node of this
-    group: the products in ``heads`` are its queries, keys and values, which are turned here by
-    ``ropes`` and stored; that one's group ``is_stored``.
+    that one is the ``n_led``-th of such a row of groups, and its maker none of its nodes.
+    ``stored`` is attention, no node of this group: the products in ``heads`` are its queries, keys
+    and values, which are turned here by ``ropes`` and stored; that one's group ``is_stored``.
     ``is_sorted`` says that the last group that sorted rows did so by the experts of this one's
     products. A node that stands alone is the maker.
     """
@@ -47,7 +47,7 @@ class Group(msgspec.Struct, frozen=True):
     total: Node | None = None
     followers: tuple[Group, ...] = ()
     led: Group | None = None
-    is_led: bool = False
+    n_led: int = 0
     heads: tuple[Node, ...] = ()
     stored: Node | None = None
     is_stored: bool = False
@@ -105,7 +105,7 @@ class _Found(msgspec.Struct, frozen=True):
     total: int | None = None
     followers: tuple[_Found, ...] = ()
     led: _Found | None = None
-    is_led: bool = False
+    n_led: int = 0
     heads: tuple[int, ...] = ()
     stored: int | None = None
     is_stored: bool = False
@@ -119,7 +119,7 @@ class _Found(msgspec.Struct, frozen=True):
     @property
     def members(self) -> list[int]:
         """All nodes that run here, in the program's order."""
-        makers = (None if self.is_led else self.maker, self.led.maker if self.led else None)
+        makers = (None if self.n_led else self.maker, self.led.maker if self.led else None)
         own = (*self.ropes, *makers, *self.views, self.route, *self.products, self.total)
         found = (*own, *(i for follower in self.followers for i in follower.members))
         return sorted(i for i in found if i is not None)
@@ -152,7 +152,7 @@ class _Fusion:
             if group.stored is not None:
                 self._stored.add(group.stored)
             group = self._leading(i, group)
-            if group.is_led or group.is_stored or len(group.members) > 1:
+            if group.n_led or group.is_stored or len(group.members) > 1:
                 found[i] = group
                 self._taken.update(group.members)
             if (led := group.last.led) and led.maker is not None and led.products:
@@ -179,7 +179,7 @@ class _Fusion:
             node_of(found.total),
             tuple(map(self._group, found.followers)),
             self._group(found.led) if found.led else None,
-            found.is_led,
+            found.n_led,
             nodes_of(found.heads),
             node_of(found.stored),
             found.is_stored,
@@ -306,7 +306,7 @@ class _Fusion:
         readers = (j for value in self._made_last(group) for j in self._readers[value])
         for j in (j for j in readers if self._nodes[j].op in _NORMS and j not in self._taken):
             if self._taken.issuperset(range(i + 1, j)):
-                led = msgspec.structs.replace(self._found_at(j), is_led=True)
+                led = msgspec.structs.replace(self._found_at(j), n_led=group.n_led + 1)
                 return msgspec.structs.replace(group, led=led)
         return group
 

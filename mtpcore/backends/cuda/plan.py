@@ -290,7 +290,7 @@ class CudaPlan:
         """Return what launches a group, with its arrays, and whether its rows are outputs."""
         first = group.maker or group.products[0]
         is_of_outputs = self._makes_outputs(first)
-        if len(group.nodes) == 1 and not group.is_led and not group.is_stored:
+        if len(group.nodes) == 1 and not group.n_led and not group.is_stored:
             return LAUNCHERS[first.op], self._step(first), is_of_outputs
         return fused, self._fused_step(group), is_of_outputs
 
@@ -310,7 +310,7 @@ class CudaPlan:
             total,
             tuple(map(self._fused_step, group.followers)),
             self._fused_step(group.led) if group.led else None,
-            group.is_led,
+            group.n_led,
             self._heads(group, group.stored) if group.stored else None,
             group.is_stored,
             group.is_kept,

@@ -478,3 +478,18 @@ def test_one_of_several_products_is_normalised(emulated):
         for name in "abcy":
             assert np.asarray(outs[0][name]).tobytes() == np.asarray(outs[1][name]).tobytes()
         assert kernels_of(runners[0], n_rows).count("normalise") == (0 if n_rows <= 2 else 1)
+
+
+@pytest.mark.parametrize("n_rows", [1, 8])
+def test_no_launch_writes_codes_that_its_other_blocks_read(emulated, n_rows):
+    """A block of one matrix may end last while others of the launch are still to begin."""
+    program, weights = layers(3, latent_attention, dense)
+    plan = fused_as(fuse, CudaBackend(emulated), program, weights, n_batch=40).plan
+    launches = [launch for do, step, _ in plan._steps for launch in do(step, n_rows)]
+    products = [launch.arguments for launch in launches if launch.kernel.name == "matmul"]
+    written = [given[35:38] for given in products]
+    read = [given[4:7] for given in products]
+    assert sum(codes[0] is not None for codes in written) >= (6 if n_rows == 1 else 3)
+    for made, found in zip(written, read, strict=True):
+        memory = [array.memory for array in found]
+        assert not any(array and any(array.memory is own for own in memory) for array in made)

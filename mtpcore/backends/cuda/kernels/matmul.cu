@@ -671,15 +671,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
     if (follows != GATES) {
         if (which != kinds || !ends_last(counters, n_ctas(n_rows)))
             return;
-        const Norm norm = {weight_of_norm, bias_of_norm, codes, scales_of_codes, sums_of_codes,
-                           n_rows,         (float)n_rows, eps};
+        const Norm norm = {weight_of_norm, bias_of_norm, codes,         scales_of_codes,
+                           sums_of_codes,  n_rows,       (float)n_rows, eps};
         float *partial = (float *)rings[0] + 256; /* behind what the first warp has */
 #pragma unroll 1
         for (int row = 0; row < n_slots; row++) {
             const size_t begin = (size_t)row * n_rows;
             normalise_row<1>(norm, follows == CENTRED_NORM, of_codes, y + begin,
-                             normed ? normed + begin : normed, row,
-                             partial + row * 2 * ALL_WARPS, (float *)rings[threadIdx.x >> 5], [] {});
+                             normed ? normed + begin : normed, row, partial + row * 2 * ALL_WARPS,
+                             (float *)rings[threadIdx.x >> 5], [] {});
         }
         return;
     }

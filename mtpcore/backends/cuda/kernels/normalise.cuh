@@ -54,10 +54,9 @@ static __device__ __forceinline__ void load(float (&into)[HELD][EACH], const flo
  * null, and to codes in blocks of `block` where that is not 0. Weights are asked for before wait(). The CTA
  * has 16 floats of shared memory that nobody is still to read, and each warp 256, where blocks are of 32. */
 template <int HELD, class Wait>
-static __device__ __forceinline__ void normalise_row(const Norm &norm, bool is_centred, int block,
-                                                     const float *x, float *y, size_t row,
-                                                     float *partial, float *of_warp,
-                                                     const Wait &wait)
+static __device__ __forceinline__ void
+normalise_row(const Norm &norm, bool is_centred, int block, const float *x, float *y, size_t row,
+              float *partial, float *of_warp, const Wait &wait)
 {
     const int width = norm.width, n_stretches = (width + OF_STRETCH - 1) / OF_STRETCH;
     float weights[HELD][EACH], values[HELD][EACH];

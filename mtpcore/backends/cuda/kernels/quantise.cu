@@ -27,17 +27,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     wait_for_launches();
     let_next_begin();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const size_t at = (size_t)blockIdx.x * (THREADS / 32) + warp;
+    const unsigned at = blockIdx.x * (THREADS / 32) + warp;
     if (at >= n_blocks) /* a whole warp */
         return;
-    const size_t own = at * BLOCK + lane * OF_LANE;
-    const size_t of_x = at / n_of_row * x_pitch + at % n_of_row * BLOCK + lane * OF_LANE;
+    const size_t of_x = (size_t)(at / n_of_row) * x_pitch + at % n_of_row * BLOCK + lane * OF_LANE;
 
     float value[OF_LANE];
     load(value, x + x_begin + of_x);
 #if GATED
     float others[OF_LANE];
-    load(others, up + own);
+    load(others, up + (size_t)at * BLOCK + lane * OF_LANE);
 #pragma unroll
     for (int i = 0; i < OF_LANE; i++)
         value[i] = gated(kind, value[i], others[i], limit, offset);

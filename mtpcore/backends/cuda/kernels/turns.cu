@@ -6,8 +6,8 @@
 
 extern "C" __global__ void __launch_bounds__(256)
     turns(const int *positions, const double *__restrict__ frequencies,
-          const int *__restrict__ axes, const float *__restrict__ factors,
-          float *__restrict__ to, int n_pairs, int n_axes, double magnitude)
+          const int *__restrict__ axes, const float *__restrict__ factors, float *__restrict__ to,
+          int n_pairs, int n_axes, double magnitude)
 {
     wait_for_launches();
     let_next_begin();

@@ -40,7 +40,7 @@ class FusedStep(msgspec.Struct, frozen=True):
     total: Step | None
     followers: tuple[FusedStep, ...]
     led: FusedStep | None
-    is_led: bool
+    n_led: int
     heads: Heads | None
     is_stored: bool
     is_kept: bool
@@ -78,14 +78,19 @@ def _norm_of(step: FusedStep) -> Norm | None:
 
 
 def _codes_for(step: FusedStep) -> Codes:
-    """Return room for the rows that products read; some are made while others are read."""
-    first = step.products[0]
-    name = "gated codes" if step.op == "gated" else "led codes" if step.is_led else "codes"
+    """Return room for the rows that products read; some are made while others are read.
+
+    Rooms of groups that lead to each other take turns: of several products one may be normalised
+    before the others have read theirs.
+    """
+    first, name = step.products[0], "gated codes" if step.op == "gated" else "codes"
+    if step.n_led:
+        name = f"led codes {step.n_led % 2}"
     return codes_for(step.maker, step.block, first.inputs[0], first.weights[0].n_cols, name)
 
 
 def _make(step: FusedStep, codes: Codes, n_rows: int) -> list[Launch]:
-    if step.is_led:
+    if step.n_led:
         return []
     x = step.products[0].inputs[0]
     n_rows_of_x = n_rows * (x.shape[1] if len(x.shape) == 3 else 1)
