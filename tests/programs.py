@@ -164,3 +164,24 @@ def head(n_logits=N_LOGITS, factor=3.0, edit=lambda matrix: None, repack=True, s
     logits = g.matmul(g.output_rows(hidden), "head.weight")
     logits = logits if factor is None else g.scale(logits, factor)
     return g.finish(Outputs(logits, hidden=hidden)), Weights(tensors, repack=repack)
+
+
+def post_head(attends=True, seed=31):
+    """A graph behind a block: of a token and the block's row, which are joined in one slot.
+
+    ``attends``: to the rows before it, too.
+    """
+    tensors = random_tensors(
+        seed, embd=(N_VOCAB, WIDTH), join=(WIDTH, N_LOGITS + WIDTH), q=(WIDTH, WIDTH),
+        k=(WIDTH, WIDTH), v=(WIDTH, WIDTH), head=(N_LOGITS, WIDTH),
+    )  # fmt: skip
+    slots = {"row": N_LOGITS + WIDTH, "base": N_LOGITS}
+    g = GraphBuilder("post_head", tensors, slots=slots)
+    x = g.embed(g.inputs.tokens, "embd.weight")
+    x = g.add(g.scale(x, 2.0), g.matmul(g.inputs["row"], "join.weight"))
+    if attends:
+        q, k, v = (g.split_heads(g.matmul(x, f"{name}.weight"), 2) for name in "qkv")
+        x = g.add(x, g.merge_heads(g.attention(q, k, v, layer=0, scale=0.2)))
+    suggested = g.matmul(g.output_rows(x), "head.weight")
+    logits = g.add(g.output_rows(g.inputs["base"]), suggested)
+    return g.finish(Outputs(logits)), Weights(tensors)

@@ -28,6 +28,7 @@ __all__ = [
     "Plan",
     "GrownTree",
     "PENDING",
+    "PostHead",
     "RowBuffer",
     "CheckedBatch",
     "codes_of",
@@ -143,6 +144,30 @@ class Verification(msgspec.Struct, kw_only=True):
     arrays: dict[str, NDArray[Any]] | None = None
 
 
+class PostHead(msgspec.Struct, frozen=True, kw_only=True):
+    """A graph behind a block that chooses its drafts, each row behind the token before its own.
+
+    Row r of ``batch`` belongs to output r of the block, and ``feeds[slot]`` names the block's
+    outputs whose rows, side by side, feed a slot there. The last ``k[i]`` rows of sequence i are
+    outputs and choose its drafts; the row of any but the first draft has the draft before it as its
+    token, which is filled in. A draft needs that what feeds its sequence's rows, up to its own, is
+    finite.
+
+    Without ``passes`` all rows are outputs, and those of a sequence run one after the other, each
+    as soon as its token is chosen. With ``passes`` all rows run together, so often at most: first
+    behind the drafts that the block's own logits choose, then behind those of the pass before,
+    until none changes. ``p_min`` is asked of the last choice alone.
+
+    Places of all rows are reserved beforehand, and may be written in every pass.
+    """
+
+    plan: Plan
+    memory: Memory | None
+    batch: CheckedBatch
+    feeds: Mapping[str, Sequence[str]]
+    passes: int = 0
+
+
 class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     """Draft tokens of m sequences, chosen one after the other without returning in between.
 
@@ -160,7 +185,8 @@ class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
 
     With ``is_block`` there is the first pass alone: ``batch.outputs`` are ``k[i]`` rows of each
     sequence i, one sequence after the other, and each row chooses a draft behind those before it.
-    Drafts end at a row with NaN where its logits are read for more than the fused choice.
+    Drafts end at a row with NaN where its logits are read for more than the fused choice. Where a
+    ``post_head`` chooses instead, outputs are the rows that it reads.
 
     ``samplers`` (m) share one scratch. ``history[i]`` int32[n] are the tokens that sequence i's
     penalties read, ``n_prompt[i]`` of them its prompt; the token chosen after them has index
@@ -189,6 +215,7 @@ class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     verification: Verification | None = None
     in_place: bool = False
     is_block: bool = False
+    post_head: PostHead | None = None
 
     @property
     def indices(self) -> list[int]:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.backends.base import F32, CheckedBatch, DraftRun, FusedSampling, Plan
+from mtpcore.backends.block_draft import check_block, draft_block
 from mtpcore.errors import BatchError
 from mtpcore.graph.parts import part_sizes
 from mtpcore.graph.program import OUTPUTS, Program
@@ -42,8 +43,10 @@ def check_draft(run: DraftRun, program: Program) -> None:
                 "one entry a sequence", where=name, wanted=m, got=len(getattr(run, name))
             )
     if run.is_block:
-        _check_block(run)
-        _check_program(program, run, None)
+        check_block(run, program)
+        programs = [program] if run.post_head is None else [program, run.post_head.plan.program]
+        for one in programs:
+            _check_program(one, run, None)
         return
     most = max(run.k, default=0)
     _check_given(run, program, most)
@@ -57,29 +60,6 @@ def check_draft(run: DraftRun, program: Program) -> None:
         _check_rows(number, batch, going)
         _check_program(program_of_pass, run, before)
         before = program_of_pass
-
-
-def _check_block(run: DraftRun) -> None:
-    """Raise BatchError where the outputs are not so many rows of each sequence."""
-    where = "a block"
-    if run.batch.parent is not None:
-        raise BatchError("drafts are chains", where=where)
-    if run.later or run.recycle or run.given:
-        raise BatchError(
-            "one pass makes all drafts", where=where, fix="leave out later, recycle, given"
-        )
-    seq = run.batch.seq[run.batch.outputs].tolist()
-    ends = np.cumsum([0, *run.k]).tolist()
-    parts = [seq[begin:end] for begin, end in pairwise(ends)]
-    sequences = [part[0] for part in parts if part]
-    is_apart = all(len({*part}) <= 1 for part in parts) and len({*sequences}) == len(sequences)
-    if len(seq) != ends[-1] or not is_apart:
-        raise BatchError(
-            "outputs are as many rows of each sequence as it gets drafts",
-            where=where,
-            wanted=f"{[*run.k]} rows",
-            got=f"rows of sequences {seq}",
-        )
 
 
 def _check_rows(number: int, batch: CheckedBatch, going: list[int]) -> None:
@@ -149,7 +129,7 @@ def draft_steps(plan: Plan, run: DraftRun, memory: Memory | None) -> tuple[list[
     """
     check_draft(run, plan.program)
     if run.is_block:
-        return _draft_block(plan, run, memory), 1
+        return draft_block(plan, run, memory), 1
     plans = [plan, *(later.plan for later in run.later)]
     programs = [one.program for one in plans]
     chooses_after_texts = all(one.chooses_after_texts for one in plans)
@@ -210,40 +190,6 @@ def draft_steps(plan: Plan, run: DraftRun, memory: Memory | None) -> tuple[list[
             batch = _go_on(batch, newest, tokens, rows, 0 if run.in_place else 1)
             active = going
     return drafts, n_passes
-
-
-def _draft_block(plan: Plan, run: DraftRun, memory: Memory | None) -> list[list[int]]:
-    """Draft from the rows of one pass, each with the drafts of those before it known."""
-    places = [(i, number) for i, k in enumerate(run.k) for number in range(k)]
-    samplers = [
-        one if one.is_gumbel_max and run.p_min[i] <= 0 else None
-        for i, _ in places
-        for one in (run.samplers[i],)
-    ]
-    batch = run.batch
-    if any(samplers):
-        indices = [run.indices[i] + number for i, number in places]
-        wanted = FusedSampling(samplers=samplers, indices=indices, token_ids=run.token_ids)
-        batch = msgspec.structs.replace(batch, fused_sampling=wanted)
-    arrays = plan.run(batch, memory)
-    chosen = arrays.get("chosen", np.full(len(places), -1))
-    at_home = np.cumsum(chosen < 0) - 1  # the row of logits of each that has one
-    logits = np.asarray(arrays["logits"])
-    drafts: list[list[int]] = [[] for _ in run.k]
-    for at, (i, number) in enumerate(places):
-        if len(drafts[i]) < number:
-            continue
-        token = int(chosen[at])
-        if token < 0:
-            row = logits[at_home[at]]
-            text = np.concatenate([run.history[i], np.array(drafts[i], np.int32)])
-            token, probability = run.samplers[i].choose_with_probability(
-                row, text, run.n_prompt[i], run.indices[i] + number, run.token_ids
-            )
-            if probability < run.p_min[i] or np.isnan(row).any():
-                continue
-        drafts[i].append(token)
-    return drafts
 
 
 def _fused_sampling(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import FusedSampling
 from mtpcore.backends.draft import n_embeddings
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.spec import DrafterSpec, Feed
@@ -17,10 +15,8 @@ from mtpcore.drafting.drafters import DraftJob, Verify, draft_settings
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.drafting.upstream import UpstreamGraphs
 from mtpcore.errors import LinkError
-from mtpcore.graph.program import OUTPUTS
 from mtpcore.runtime.batch import Batch
-from mtpcore.runtime.output import Output
-from mtpcore.runtime.runner import GraphRunner, run_drafts
+from mtpcore.runtime.runner import GraphRunner, PostHeadRows, run_drafts
 
 __all__ = ["BlockDrafter"]
 
@@ -73,6 +69,12 @@ class BlockDrafter(GraphDrafter):
         self._first_row = 0 if block.passes else self._first_draft
         self.runners = {**self.runners, **post_head}
         self._post_head = next(iter(post_head.values()), None)
+        for runner_behind in post_head.values():
+            for slot, slot_width in runner_behind.program.slots().items():
+                runner_behind.sources[slot] = ToCome(slot_width)
+        self._n_batch = runner.n_batch  # rows of all blocks that run together
+        if self._post_head is not None and self._passes:
+            self._n_batch = min(self._n_batch, self._post_head.n_batch)
         self._masks = {feed.slot: _mask_row(feed, runner) for feed in self._feeds}
         self.reads_rows = False  # a block's pass reads its text's tokens
         self._check()
@@ -96,15 +98,12 @@ class BlockDrafter(GraphDrafter):
                 wanted="a further graph that makes them: Block(entries=...)",
                 fix="or let each row see what is before it alone",
             )
-        n_batch = self.runner.n_batch
-        if self._post_head is not None and self._passes:
-            n_batch = min(n_batch, self._post_head.n_batch)
-        if n_batch < self._size:
+        if self._n_batch < self._size:
             raise LinkError(
                 "a block runs in one piece",
                 where=where,
                 wanted=f"n_batch {self._size}",
-                got=f"n_batch {n_batch}",
+                got=f"n_batch {self._n_batch}",
             )
         if self._post_head is not None:
             self._check_post_head(self._post_head, where)
@@ -146,47 +145,31 @@ class BlockDrafter(GraphDrafter):
 
     def _run(self, active: list[DraftJob], drafts: dict[int, Draft], verify: Verify | None) -> None:
         """Draft for as many sequences at once as blocks fit a batch."""
-        n_together = max(self.runner.n_batch // self._size, 1)
+        n_together = max(self._n_batch // self._size, 1)
         for begin in range(0, len(active), n_together):
-            self._run_together(active[begin : begin + n_together], drafts, verify)
+            jobs = active[begin : begin + n_together]
+            room = self.runner.n_batch // len(jobs)
+            for job in jobs:
+                missing = self._entries(job)
+                if len(missing) - 1 + self._size > room:
+                    self._read(job.seq, job.history, job.rows, missing[:-1])
+            self._run_together(jobs, drafts, verify)
 
     def _run_together(
         self, jobs: list[DraftJob], drafts: dict[int, Draft], verify: Verify | None
     ) -> None:
+        """Run a block and choose its drafts in one draft run, with what verifies them."""
         spans = [self._span(job) for job in jobs]
         lengths = [max(len(rows) - self._first_draft, 0) for rows in spans]
         lengths = [min(job.k, n) for job, n in zip(jobs, lengths, strict=True)]
         batch = self._batch(jobs, spans, lengths)
-        if self._post_head is None and len(batch) <= self.runner.n_batch:
-            self._draft_at_once(jobs, lengths, batch, drafts, verify)
-            return
-        fused = None if self._post_head else self._fused_sampling(jobs, lengths)
-        output = self.runner.process(batch, fused)
-        for job in jobs:
-            self._rewind(job.seq, len(job.history) - self._is_fed)
-        if self._post_head is None:
-            chosen = self._choose(jobs, lengths, output)
-        elif self._passes:
-            chosen = self._choose_in_passes(jobs, lengths, output)
-        else:
-            chosen = self._choose_in_order(jobs, lengths, output)
-        self._note(jobs, lengths, chosen, drafts)
-
-    def _draft_at_once(
-        self,
-        jobs: list[DraftJob],
-        lengths: list[int],
-        batch: Batch,
-        drafts: dict[int, Draft],
-        verify: Verify | None,
-    ) -> None:
-        """Run a block and choose its drafts in one draft run, with what verifies them."""
         settings = draft_settings(jobs, {}, self._ids)
         settings["is_block"] = True
         settings["verification"] = verify and verify(
             self.runner.plan, [job.seq for job in jobs], lengths
         )
-        chosen = run_drafts([(self.runner, batch)], lengths, settings)
+        post_head = self._post_head_rows(jobs, lengths) if any(lengths) else None
+        chosen = run_drafts([(self.runner, batch)], lengths, settings, post_head)
         for job in jobs:
             self._rewind(job.seq, len(job.history) - self._is_fed)
         self._note(jobs, lengths, chosen, drafts)
@@ -226,7 +209,7 @@ class BlockDrafter(GraphDrafter):
             tokens += job.history[text.start :].tolist() + [self._mask] * n_masks
             seqs += [job.seq] * (len(text) + n_masks)
             places += [*text, *span[1:]]
-            read = range(self._first_row, self._first_draft + k)
+            read = self._read_rows(k)
             wanted += [False] * (len(text) - 1) + [row in read for row in range(len(span))]
             at = np.array(text, np.int32)
             for slot, rows in slots.items():
@@ -240,191 +223,56 @@ class BlockDrafter(GraphDrafter):
             slots={slot: np.concatenate(rows) for slot, rows in slots.items()},
         )
 
-    def _fused_sampling(
+    def _post_head_rows(
         self, jobs: Sequence[DraftJob], lengths: Sequence[int]
-    ) -> FusedSampling | None:
-        """Return what chooses drafts while their logits are computed; None if all are needed."""
-        samplers = [
-            job.sampler if job.sampler.is_gumbel_max and job.p_min <= 0 else None
-            for job, k in zip(jobs, lengths, strict=True)
-            for _ in range(k)
-        ]
-        if not any(samplers):
+    ) -> PostHeadRows | None:
+        """Return the rows of the post-head, each behind the token before its draft.
+
+        Where the text has no token before the pending one, that stands for it.
+        """
+        post_head = self._post_head
+        if post_head is None:
             return None
-        indices = [
-            len(job.history) + i for job, k in zip(jobs, lengths, strict=True) for i in range(k)
-        ]
-        return FusedSampling(samplers=samplers, indices=indices, token_ids=self._ids)
-
-    def _choose(
-        self, jobs: Sequence[DraftJob], lengths: Sequence[int], output: Output, n_before: int = 0
-    ) -> list[list[int]]:
-        """Return each sequence's drafts, each chosen from its row with those before it known.
-
-        Of each sequence the first ``n_before`` outputs draft nothing.
-        """
-        chosen: list[list[int]] = []
-        begin = 0
-        for job, k in zip(jobs, lengths, strict=True):
-            ids: list[int] = []
-            begin += n_before
-            for at in range(begin, begin + k):
-                token = output.chosen_at(at)
-                if token is None:
-                    logits = output.logits_at(at)
-                    token, is_good = self._choose_from(job, logits, ids)
-                    if not is_good or np.isnan(logits).any():
-                        break
-                ids.append(token)
-            chosen.append(ids)
-            begin += k
-        return chosen
-
-    def _choose_from(self, job: DraftJob, logits: F32, ids: Sequence[int]) -> tuple[int, bool]:
-        """Return the draft behind these, and whether it is as probable as it is to be."""
-        text = np.concatenate([job.history, np.array(ids, np.int32)])
-        asked = logits, text, job.n_prompt, len(text), self._ids
-        if job.p_min <= 0:  # then the sum over all logits is spared
-            return job.sampler.choose(*asked), True
-        token, probability = job.sampler.choose_with_probability(*asked)
-        return token, probability >= job.p_min
-
-    def _choose_in_order(
-        self, jobs: Sequence[DraftJob], lengths: Sequence[int], output: Output
-    ) -> list[list[int]]:
-        """Return each sequence's drafts, by the post-head: row by row, from the token before."""
-        post_head = self._post_head
-        assert post_head is not None
-        rows = self._post_head_rows(post_head, output)
-        begins = np.cumsum([0, *lengths[:-1]])
-        lengths = _sound(rows, lengths)
-        some = [i for i, k in enumerate(lengths) if k]
-        chosen: list[list[int]] = [[] for _ in jobs]
-        if not some:
-            return chosen
-        rows = _rows_by_pass(rows, begins[some], [lengths[i] for i in some])
-        pending = Batch(
-            [int(jobs[i].history[-1]) for i in some],
-            seq=[jobs[i].seq for i in some],
-            pos=[len(jobs[i].history) - 1 for i in some],
-            outputs="all",
-            slots={slot: part[:, 0] for slot, part in rows.items()},
-        )
-        settings = draft_settings([jobs[i] for i in some], {}, self._ids)
-        settings["given"] = rows
-        drafted = run_drafts([(post_head, pending)], [lengths[i] for i in some], settings)
-        for i, ids in zip(some, drafted, strict=True):
-            chosen[i] = ids
-            post_head.rewind(jobs[i].seq, 0)
-        return chosen
-
-    def _choose_in_passes(
-        self, jobs: Sequence[DraftJob], lengths: Sequence[int], output: Output
-    ) -> list[list[int]]:
-        """Return each sequence's drafts, by the post-head: all at once, in several passes.
-
-        Each pass reads what the one before has chosen, which is Jacobi's iteration (Wang and others
-        2026, arXiv 2608.02438). Rows see none behind them, and noise belongs to a place: so draft i
-        no longer changes after pass i, and a pass that changes nothing is the last one.
-        """
-        post_head = self._post_head
-        assert post_head is not None
-        rows = self._post_head_rows(post_head, output)
-        n_before = self._first_draft - self._first_row
-        begins = np.cumsum([0, *(n_before + k for k in lengths[:-1])])
-        anyhow = [msgspec.structs.replace(job, p_min=0.0) for job in jobs]
-        chosen = self._choose(anyhow, lengths, output, n_before)
-        sound = _sound(rows, [n_before + k for k in lengths])
-        chosen = [ids[: max(n - n_before, 0)] for ids, n in zip(chosen, sound, strict=True)]
-        for _ in range(self._passes):
-            before, lengths = chosen, [len(ids) for ids in chosen]
-            if not any(lengths):
-                break
-            batch = self._pass(jobs, before, begins, rows)
-            output = post_head.process(batch, self._fused_sampling(jobs, lengths))
-            for job in jobs:
-                post_head.rewind(job.seq, 0)
-            chosen = self._choose(anyhow, lengths, output)
-            if chosen == before:
-                break
-        return self._choose(jobs, lengths, output)
-
-    def _pass(
-        self,
-        jobs: Sequence[DraftJob],
-        drafts: Sequence[Sequence[int]],
-        begins: NDArray[np.int64],
-        rows: Mapping[str, F32],
-    ) -> Batch:
-        """Return the rows of a pass of the post-head, each behind the token before its draft.
-
-        ``begins`` says where the rows of each sequence begin in ``rows``. Where the text has no
-        token before the pending one, that stands for it.
-        """
         tokens: list[int] = []
         seqs: list[int] = []
         places: list[int] = []
         wanted: list[bool] = []
-        taken: list[int] = []
-        for job, ids, begin in zip(jobs, drafts, begins.tolist(), strict=True):
-            known = job.history[-2:].tolist()
-            text, pending = [*known, *ids], len(known) - 1
-            at = range(self._first_row, self._first_draft + len(ids)) if ids else range(0)
-            tokens += [text[max(pending + row - self._first_draft, 0)] for row in at]
-            seqs += [job.seq] * len(at)
-            places += [len(job.history) - 1 + row for row in at]
-            wanted += [row >= self._first_draft for row in at]
-            taken += range(begin, begin + len(at))
-        slots = {  # mostly all rows, which are not copied
-            slot: part if len(part) == len(taken) else part[taken] for slot, part in rows.items()
-        }
-        return Batch(tokens, seq=seqs, pos=places, outputs=wanted, slots=slots)
-
-    def _post_head_rows(self, post_head: GraphRunner, output: Output) -> dict[str, F32]:
-        """Return what feeds each slot of the post-head, float32[n_outputs, width]."""
+        for job, k in zip(jobs, lengths, strict=True):
+            known, rows = job.history[-2:].tolist(), self._read_rows(k)
+            text = [known[0], *known[-1:], *[0] * k]  # drafts are filled in
+            tokens += [text[row - self._first_draft + 1] for row in rows]
+            seqs += [job.seq] * len(rows)
+            places += [len(job.history) - 1 + row for row in rows]
+            wanted += [row >= self._first_draft for row in rows]
+        batch = Batch(tokens, seq=seqs, pos=places, outputs=wanted)
         feeds = [feed for feed in self.spec.feeds if feed.graph == post_head.graph_type.name]
-        return {feed.slot: self._rows(feed, output) for feed in feeds}
+        return PostHeadRows(
+            post_head, batch, {feed.slot: feed.taps for feed in feeds}, self._passes
+        )
 
-    def _rows(self, feed: Feed, output: Output) -> F32:
-        """Return what feeds a slot of the post-head, float32[n_outputs, width]."""
-        parts = []
-        for name in feed.taps:
-            part = np.asarray(output.logits if name == "logits" else output.tap(name))
-            is_output = self.runner.program.shape(name)[0] == OUTPUTS
-            parts.append(part if is_output else part[output.outputs])
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    def _read_rows(self, k: int) -> range:
+        """Return the rows of a block that are read for so many drafts."""
+        return range(self._first_row, self._first_draft + k) if k else range(0)
 
 
-def _sound(rows: Mapping[str, F32], lengths: Sequence[int]) -> list[int]:
-    """Return how many rows of each sequence come before the first that is not finite.
+class ToCome:
+    """Stands for the rows of a slot that a block feeds when it runs.
 
-    ``lengths`` are how many there are of each, one sequence after the other.
+    Parameters
+    ----------
+    width : int
     """
-    finite = np.ones(sum(lengths), bool)
-    for part in rows.values():
-        finite &= np.isfinite(part).all(axis=1)
-    ends = np.cumsum(lengths).tolist()
-    broken = np.flatnonzero(~finite)
-    return [
-        int(min(broken[(broken >= end - n) & (broken < end)], default=end)) - (end - n)
-        for n, end in zip(lengths, ends, strict=True)
-    ]
 
+    def __init__(self, width: int) -> None:
+        self._width = width
 
-def _rows_by_pass(
-    rows: Mapping[str, F32], begins: NDArray[np.int64], lengths: Sequence[int]
-) -> dict[str, F32]:
-    """Return what feeds each slot of a post-head that runs row after row.
+    def __call__(self, seq: I32, place: I32) -> F32:
+        """Return zeros for all rows, which take no memory."""
+        return np.broadcast_to(np.float32(0), (len(place), self._width))
 
-    Row [i, p] of float32[m, n, width] is sequence i's in pass p, and ``begins`` say where its rows
-    begin. Those of shorter drafts end with copies of their last row, which nobody reads.
-    """
-    m, n = len(lengths), max(lengths)
-    at = begins[:, None] + np.minimum(np.arange(n), np.array(lengths)[:, None] - 1)
-    are_all = np.array_equal(at.ravel(), np.arange(len(next(iter(rows.values()), at))))
-    return {  # mostly all rows, which are not copied
-        slot: part.reshape(m, n, -1) if are_all else part[at] for slot, part in rows.items()
-    }
+    def finite_until(self, seq: int, places: range) -> int:
+        """Return the end of the places: nothing is known of the rows."""
+        return places.stop
 
 
 def _mask_row(feed: Feed, runner: GraphRunner) -> F32:

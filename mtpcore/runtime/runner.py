@@ -18,6 +18,7 @@ from mtpcore.backends.base import (
     FusedSampling,
     GrownTree,
     Plan,
+    PostHead,
     StateStore,
     Store,
     TreePass,
@@ -28,7 +29,7 @@ from mtpcore.declarations.spec import DrafterSpec, Tap
 from mtpcore.errors import BatchError, GraphError, LinkError
 from mtpcore.graph import GraphType, Program, split_sources
 from mtpcore.memory import make_memory
-from mtpcore.runtime.admission import Admission, Admitted
+from mtpcore.runtime.admission import Admission, Admitted, Ranges
 from mtpcore.runtime.arrival import bring_batch
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.delivery import delivered_batch
@@ -41,7 +42,15 @@ from mtpcore.runtime.sliced_logits import slice_logits
 if TYPE_CHECKING:
     from mtpcore.runtime.model import Model
 
-__all__ = ["Deliver", "GraphRunner", "Tapped", "TreeRows", "run_drafts", "run_trees"]
+__all__ = [
+    "Deliver",
+    "GraphRunner",
+    "PostHeadRows",
+    "Tapped",
+    "TreeRows",
+    "run_drafts",
+    "run_trees",
+]
 
 Deliver = Callable[[Batch, Output], None]
 """Is told of every batch that was processed; what it raises undoes the batch."""
@@ -372,15 +381,42 @@ class GraphRunner:
         self.sequences.restore(saved)
 
 
+class PostHeadRows(NamedTuple):
+    """A graph with the rows that choose a block's drafts behind it; see ``PostHead``."""
+
+    runner: GraphRunner
+    batch: Batch
+    feeds: Mapping[str, Sequence[str]]
+    passes: int
+
+    def reserve(self) -> tuple[PostHead, Ranges]:
+        """Return the post-head of a draft run, and its places; the block feeds its slots."""
+        runner = self.runner
+        checked, ranges, _ = runner.admit(self.batch)
+        if runner.memory:
+            runner.memory.reserve(ranges)
+        checked = msgspec.structs.replace(checked, slots={})
+        return PostHead(
+            plan=runner.plan,
+            memory=runner.memory,
+            batch=checked,
+            feeds=self.feeds,
+            passes=self.passes,
+        ), ranges
+
+
 def run_drafts(
-    passes: Sequence[tuple[GraphRunner, Batch]], k: Sequence[int], settings: Mapping[str, Any]
+    passes: Sequence[tuple[GraphRunner, Batch]],
+    k: Sequence[int],
+    settings: Mapping[str, Any],
+    post_head: PostHeadRows | None = None,
 ) -> list[list[int]]:
     """Draft up to ``k[i]`` tokens after the newest row of each sequence i of the first batch.
 
     One runner goes on by itself; of several each makes the draft of its number, and its batch has
     the sequences that want so many. A block's batch has ``k[i]`` outputs of each sequence.
     ``settings`` are the other fields of ``DraftRun``. What the batches bring is kept, as far as
-    they ran; rows of drafts are not.
+    they ran; rows of drafts are not, and nothing of a post-head's.
 
     Raises
     ------
@@ -404,9 +440,11 @@ def run_drafts(
     later = [
         DraftPass(later_runner.plan, later_runner.memory, its) for later_runner, its, _, _ in others
     ]
-    drafts, n_run = first.plan.draft(
-        DraftRun(batch=checked, k=k, later=later, **settings), first.memory
-    )
+    behind = post_head and post_head.reserve()
+    run = DraftRun(batch=checked, k=k, later=later, post_head=behind and behind[0], **settings)
+    drafts, n_run = first.plan.draft(run, first.memory)
+    if behind and behind[0].memory:
+        behind[0].memory.give_back(behind[1])
     for number, (runner, _, ranges, before) in enumerate(taken):
         has_run = number < n_run
         if runner.memory and not has_run:

@@ -3,7 +3,8 @@
 Of a later pass everything but tokens and recycled rows is known beforehand. So the host plans all
 passes and uploads at once what they need; on the device chosen tokens and recycled rows are placed
 in the rows of later passes, and the host waits once, for all drafts. A block is one pass, whose
-drafts are chosen together, or one after the other where a penalty counts those before it.
+drafts are chosen together, or one after the other where a penalty counts those before it; or a
+post-head chooses them in passes of its own, which read the block's rows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ import msgspec
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mtpcore.backends.base import CheckedBatch, DraftRun, FusedSampling, Plan, Verification
+from mtpcore.backends.base import (
+    CheckedBatch,
+    DraftRun,
+    FusedSampling,
+    Plan,
+    PostHead,
+    Verification,
+)
 from mtpcore.backends.cuda.choice import DraftedParts
 from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.launch.passes import (
@@ -52,10 +60,13 @@ class DraftOrder:
     Sequence i is in pass p if ``k[i] > p``, and each is in the first; ``passes`` has them in order.
     Of a block all drafts come from one pass, and those are its steps, without sequences that get
     none. The drafts of a pass have the numbers from ``first`` of it on, ``n`` are all.
+
+    Each draft is chosen behind a row of those of a block that feed its post-head: ``read`` are the
+    rows of each sequence. Without them what feeds a pass is in the order of its sequences.
     """
 
-    def __init__(self, k: list[int], *, is_block: bool = False) -> None:
-        self.k, each = k, range(max(k))
+    def __init__(self, k: list[int], *, is_block: bool = False, read: Sequence[range] = ()) -> None:
+        self.k, self.read_rows, each = k, read, range(max(k))
         self.passes = [
             [i for i, most in enumerate(k) if most > p or not (p or is_block)] for p in each
         ]
@@ -65,6 +76,11 @@ class DraftOrder:
     def number(self, i: int, p: int) -> int:
         """Return the number of the draft that sequence i gets from pass p."""
         return self.first[p] + self.passes[p].index(i)
+
+    @property
+    def none(self) -> NDArray[np.void]:
+        """``DRAFT`` [n] before any is made."""
+        return np.array([(NO_DRAFT, 0, 0)] * self.n, DRAFT)
 
     def texts(
         self, lengths: Mapping[int, tuple[int, int]]
@@ -85,21 +101,29 @@ class DraftOrder:
         before = [self.number(i, p - 1) if p else -1 for i in self.passes[p]]
         steps = np.zeros(len(before), STEP)
         steps["p_min"] = [p_min[i] for i in self.passes[p]]
+        steps["number"] = self.first[p] + np.arange(len(steps))
         steps["before"] = before
         steps["is_to_go_on"] = [self.k[i] > p + 1 for i in self.passes[p]]
+        steps["read_next"] = np.arange(len(steps))
+        if self.read_rows:
+            rows = [(self.read_rows[i], self.k[i] - p) for i in self.passes[p]]
+            steps["first_read"] = [read.start for read, _ in rows]
+            steps["n_read"] = [0 if p else len(read) - n + 1 for read, n in rows]
+            steps["read_next"] = [read.stop - n + 1 for read, n in rows]
         return steps
 
     def steps_at_once(self, steps: range, p_min: list[float]) -> NDArray[np.void]:
-        """Return ``STEP`` of each draft of some steps of a block, which are judged together."""
+        """Return ``STEP`` of each draft of some steps of a block, which are judged together.
+
+        They come by sequence, as rows do.
+        """
         parts = [self.steps(p, p_min) for p in steps]
         for depth, part in enumerate(parts):
             part["depth"] = depth
-        return np.concatenate(parts)
-
-    def outputs_of_block(self, outputs: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return the rows that choose drafts, by the numbers of these; they come by sequence."""
-        begin = np.cumsum([0, *self.k])
-        return outputs[[begin[i] + p for p, active in enumerate(self.passes) for i in active]]
+        numbers = [self.number(i, p) for i, k in enumerate(self.k) for p in steps if p < k]
+        at = np.array(numbers) - self.first[steps[0]]
+        made: NDArray[np.void] = np.concatenate(parts)[at]
+        return made
 
     def chained(self, p: int) -> NDArray[np.void]:
         """Return ``PAIR`` of drafts and rows, where a pass has one row of each sequence."""
@@ -115,6 +139,12 @@ class DraftOrder:
                 if row >= 0 and batch.seq[row] == batch.seq[newest]:
                     pairs.append((self.number(i, draft), row))
         return np.array(pairs, PAIR)
+
+    def behind(self) -> NDArray[np.void]:
+        """Return ``PAIR`` of drafts and the rows behind them, where a post-head has all rows."""
+        drafts = [(i, p) for i, k in enumerate(self.k) for p in range(k - 1)]
+        rows = [(self.number(i, p), self.read_rows[i].stop - self.k[i] + p + 1) for i, p in drafts]
+        return np.array(rows, PAIR)
 
     def verified(self, first: list[int]) -> NDArray[np.void]:
         """Return ``PAIR`` of all drafts and their rows, which follow ``first`` of each sequence."""
@@ -139,42 +169,59 @@ class DraftOrder:
 class RoundShape(NamedTuple):
     """What the launches of a round depend on besides its passes.
 
-    ``recycled`` are slots and what feeds them; ``n_tokens`` tokens have embeddings in
-    what drafts, ``n_readable`` in what verifies, too; ``n_drafting`` sequences are to get drafts.
+    ``n_tokens`` tokens have embeddings in what drafts, ``n_readable`` in what verifies, too;
+    ``n_drafting`` sequences are to get drafts.
     """
 
-    recycled: tuple[tuple[str, str], ...]
     n_tokens: int
     n_readable: int
     n_drafting: int
     verifies: bool
 
 
+class Kept(NamedTuple):
+    """Rows that a stage keeps for the slots of later ones: where they begin among all, how many.
+
+    ``feeds`` are slots, each with the outputs whose rows, side by side, feed it.
+    """
+
+    first: int
+    n: int
+    feeds: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+NOTHING = Kept(0, 0, ())
+
+
 class Stage(NamedTuple):
     """A pass of a round: its run, and what goes on between it and others.
 
-    It makes ``n`` drafts, from number ``first`` of the round on; the one that verifies makes none.
-    ``brought`` is what it brings from the host by the round's array, besides its run. Drafts of
-    ``n_depths`` steps are judged in it. It may only choose from what the stage before it ran.
+    It makes ``n`` drafts; the one that verifies makes none. ``brought`` is what it brings from the
+    host by the round's array, besides its run. Slots that are ``fed`` get rows that were kept
+    before, and rows of its own are ``kept`` for others. Drafts of ``n_depths`` steps are judged in
+    it, by which of the rows of ``marked`` are finite. It may only choose from what the stage before
+    it ran. Where it ``may_end`` drafts, the next stage runs only if some sequence goes on.
     """
 
     plan: DevicePlan
     run: PlannedRun
     brought: dict[str, NDArray[Any]]
-    first: int = 0
     n: int = 0
     n_depths: int = 1
     only_chooses: bool = False
+    fed: tuple[str, ...] = ()
+    kept: Kept = NOTHING
+    marked: Kept = NOTHING
+    may_end: bool = True
 
     @property
     def key(self) -> Hashable:
         """What its launches depend on, besides the arrays of the round; it keeps the plan's."""
         lengths = tuple((name, len(values)) for name, values in self.brought.items())
-        made = (self.first, self.n, self.n_depths, self.only_chooses)
-        return (self.plan, self.run.shape, lengths, *made)
+        return (self.plan, self.run.shape, lengths, *self[3:])
 
     def n_placed(self, what: str) -> int:
-        """Return how many tokens, or recycled rows, are placed in it."""
+        """Return how many tokens, or rows for slots, are placed in it."""
         return len(self.brought.get(f"pairs of {what}", ()))
 
 
@@ -196,6 +243,10 @@ class RoundStage(Protocol):
     @property
     def n(self) -> int:
         """How many drafts, or nodes, it makes; 0 where it verifies."""
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the next one runs only if some sequence goes on."""
 
     @property
     def key(self) -> Hashable:
@@ -225,6 +276,8 @@ class DraftLoop:
         Rows that are given come from the host.
         """
         plans: list[Plan | DevicePlan] = [self._plan, *(later.plan for later in run.later)]
+        if run.post_head is not None:
+            plans.append(run.post_head.plan)
         return (
             max(run.k, default=0) > 0
             and not run.given
@@ -239,8 +292,12 @@ class DraftLoop:
     def run(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
         """Return the drafts of each sequence, and how many passes ran; see ``Plan.draft``."""
         check_draft(run, self._plan.program)
-        order = DraftOrder([*run.k], is_block=run.is_block)
-        stages = (self._filling if run.is_block else self._drafting)(run, order, memory)
+        read = run.post_head and _rows_of_sequences(run.post_head.batch, run.k)
+        order = DraftOrder([*run.k], is_block=run.is_block, read=read or ())
+        if run.post_head is not None:
+            stages = self._following(run, run.post_head, order, memory)
+        else:
+            stages = (self._filling if run.is_block else self._drafting)(run, order, memory)
         verification = run.verification
         target = verification and verification.plan
         if verification and target and self.is_here(target):
@@ -275,54 +332,139 @@ class DraftLoop:
                 plan.check_memory(batch, its_memory)
             else:
                 plan.check(batch, its_memory)
+        feeds = tuple((slot, (name,)) for slot, name in run.recycle.items())
         stages = []
         for p, (plan, its_memory, batch) in enumerate(passes):
             has_odds = any(run.p_min[i] > 0 for i in order.passes[p])
             drafted, parts = order.texts({row: (i, p) for row, i in enumerate(order.passes[p])})
             planned = plan.take(batch, its_memory, has_odds=has_odds, drafted=parts)
             pairs = order.filled(p, batch) if run.later else order.chained(p)
-            brought = {"steps": order.steps(p, [*run.p_min]), **_placed(pairs, run.recycle)}
+            placed = _placed(pairs, pairs if run.recycle else None)
+            brought = {"steps": order.steps(p, [*run.p_min]), **placed}
             brought["drafted"] = drafted
             if not p:
-                brought["drafts"] = np.array([(NO_DRAFT, 0, 0)] * order.n, DRAFT)
-            stages.append(Stage(plan, planned, brought, order.first[p], len(order.passes[p])))
-        for slot, name in run.recycle.items():
-            width = self._plan.program.values[self._plan.program.outputs[name]].shape[1]
-            self.room(f"rows of {slot}", order.n, np.float32, int(width))
-        self.room("marks", len(run.recycle) * len(run.k), np.int32)
+                brought["drafts"] = order.none
+            first, n = order.first[p], len(order.passes[p])
+            kept = Kept(first, n, feeds) if p + 1 < len(passes) else NOTHING
+            fed = tuple(run.recycle)
+            stages.append(Stage(plan, planned, brought, n, fed=fed, kept=kept, marked=kept))
+        self._keep(feeds, order.n, len(run.k))
         return stages
 
     def _filling(self, run: DraftRun, order: DraftOrder, memory: Memory | None) -> list[Stage]:
-        """Return the pass that runs a block, and the steps that choose drafts from its rows.
+        """Return the pass that runs a block, and the steps that choose drafts from its rows."""
+        self._plan.check(_choosing_in_block(run.batch, run, range(len(order.passes))), memory)
+        self._keep((), 0, 0)  # no row is recycled
+        first, *others = self._choosing(self._plan, run.batch, memory, run, order)
+        return [first._replace(brought=first.brought | {"drafts": order.none}), *others]
 
-        All are chosen in one step where no choice depends on another.
+    def _following(
+        self, run: DraftRun, post_head: PostHead, order: DraftOrder, memory: Memory | None
+    ) -> list[Stage]:
+        """Return the pass that runs a block, and those of the post-head that chooses its drafts."""
+        plan, rows = cast(DevicePlan, post_head.plan), post_head.batch
+        wanted = _choosing_in_block(rows, run, range(len(order.passes))).fused_sampling
+        assert plan.choice is not None
+        assert wanted is not None
+        self._plan.check(run.batch, memory)
+        plan.check_memory(rows, post_head.memory)  # the block feeds its slots
+        plan.choice.check(wanted, order.n)
+        feeds = tuple((slot, tuple(names)) for slot, names in post_head.feeds.items())
+        kept = Kept(0, len(rows.tokens), feeds)
+        self._keep(feeds, kept.n, kept.n)
+        block = self._plan.take(run.batch, memory)
+        first = Stage(self._plan, block, {"drafts": order.none}, kept=kept, may_end=False)
+        if post_head.passes:
+            behind = self._in_passes(run, post_head, order, block)
+        else:
+            behind = self._in_order(run, post_head, order)
+        fed = tuple(post_head.feeds)
+        return [first, *(stage._replace(fed=fed, marked=kept) for stage in behind)]
+
+    def _in_order(self, run: DraftRun, post_head: PostHead, order: DraftOrder) -> Iterator[Stage]:
+        """Yield the passes of a post-head that runs row by row."""
+        plan = cast(DevicePlan, post_head.plan)
+        for p, active in enumerate(order.passes):
+            at = [order.read_rows[i].start + p for i in active]
+            batch = _choosing(_row_of_each(post_head.batch, at), run, active, p)
+            drafted, parts = order.texts({row: (i, p) for row, i in enumerate(active)})
+            has_odds = any(run.p_min[i] > 0 for i in active)
+            planned = plan.take(batch, post_head.memory, has_odds=has_odds, drafted=parts)
+            rows = np.array([*zip(at, range(len(at)), strict=True)], PAIR)
+            brought = {"steps": order.steps(p, [*run.p_min]), "drafted": drafted}
+            brought |= _placed(order.chained(p), rows if post_head.feeds else None)
+            yield Stage(plan, planned, brought, len(active))
+
+    def _in_passes(
+        self, run: DraftRun, post_head: PostHead, order: DraftOrder, block: PlannedRun
+    ) -> Iterator[Stage]:
+        """Yield what chooses from a block's logits, and passes of a post-head with all rows.
+
+        Each pass settles one more draft, so no more are needed than there are drafts.
         """
-        plan, choice = self._plan, self._plan.choice
-        assert choice is not None
-        each, outputs = range(len(order.passes)), order.outputs_of_block(run.batch.outputs)
-        rows = msgspec.structs.replace(run.batch, outputs=outputs)
-        plan.check(_choosing_in_block(rows, run, order, each), memory)
+        plan, rows = cast(DevicePlan, post_head.plan), post_head.batch
+        anyhow = msgspec.structs.replace(run, p_min=[0.0] * len(run.k))
+        n_before = max(len(read) - k for read, k in zip(order.read_rows, run.k, strict=True))
+        for stage in self._choosing(
+            self._plan, run.batch, None, anyhow, order, ran=block, n_before=n_before
+        ):
+            yield stage._replace(may_end=False)
+        same = np.array([(row, row) for row in range(len(rows.tokens))], PAIR)
+        placed = _placed(order.behind(), same if post_head.feeds else None)
+        n_passes = min(post_head.passes, len(order.passes))
+        for number in range(n_passes):
+            wanted = run if number == n_passes - 1 else anyhow
+            stages = self._choosing(plan, rows, post_head.memory, wanted, order)
+            stages[0].brought.update(placed)
+            for stage in stages:
+                yield stage._replace(may_end=False)
+
+    def _choosing(
+        self,
+        plan: DevicePlan,
+        rows: CheckedBatch,
+        memory: Memory | None,
+        run: DraftRun,
+        order: DraftOrder,
+        *,
+        ran: PlannedRun | None = None,
+        n_before: int = 0,
+    ) -> list[Stage]:
+        """Return the pass that runs rows which choose all drafts, and the steps that choose.
+
+        All are chosen in one step where no choice depends on another. ``ran`` is the run, where it
+        is that of a stage before. Of each sequence ``n_before`` outputs choose nothing.
+        """
+        assert plan.choice is not None
+        each = range(len(order.passes))
         has_penalties = any(sampler.sampling.has_penalties for sampler in run.samplers)
         stages = list[Stage]()
         for steps in [range(p, p + 1) for p in each] if has_penalties else [each]:
-            first, n = order.first[steps[0]], sum(len(order.passes[p]) for p in steps)
+            n = sum(len(order.passes[p]) for p in steps)
             has_odds = any(run.p_min[i] > 0 for i in order.passes[steps[0]])
-            numbered = {order.number(i, p): (i, p) for p in steps for i in order.passes[p]}
-            drafted, parts = order.texts(numbered if has_penalties else {})
-            batch = _choosing_in_block(rows, run, order, steps)
-            if stages:
+            batch, only_chooses = _choosing_in_block(rows, run, steps, n_before), ran is not None
+            places = [*enumerate(_places(run.k, n_before))] if has_penalties else []
+            drafted, parts = order.texts({row: (i, p) for row, (i, p) in places if p in steps})
+            if ran is not None:
                 assert batch.fused_sampling is not None
-                choosing, more = choice.take(batch.fused_sampling, has_odds=has_odds, drafted=parts)
-                shape = stages[0].run.shape._replace(n_parts=len(more), choosing=choosing)
+                choosing, more = plan.choice.take(
+                    batch.fused_sampling, has_odds=has_odds, drafted=parts
+                )
+                shape = ran.shape._replace(n_parts=len(more), choosing=choosing)
                 planned = PlannedRun(shape, more)
             else:
-                planned = plan.take(batch, memory, has_odds=has_odds, drafted=parts)
+                planned = ran = plan.take(batch, memory, has_odds=has_odds, drafted=parts)
             brought = {"steps": order.steps_at_once(steps, [*run.p_min]), "drafted": drafted}
-            if not stages:
-                brought["drafts"] = np.array([(NO_DRAFT, 0, 0)] * order.n, DRAFT)
-            stages.append(Stage(plan, planned, brought, first, n, len(steps), bool(stages)))
-        self.room("marks", 0, np.int32)  # no row is recycled
+            stages.append(Stage(plan, planned, brought, n, len(steps), only_chooses))
         return stages
+
+    def _keep(self, feeds: tuple[tuple[str, tuple[str, ...]], ...], n: int, n_marked: int) -> None:
+        """Make room for n rows of each slot, and for marks of so many."""
+        program = self._plan.program
+        for slot, names in feeds:
+            width = sum(int(program.shape(name)[1]) for name in names)
+            self.room(f"rows of {slot}", n, np.float32, width)
+        self.room("marks", len(feeds) * n_marked, np.int32)
 
     def _verifying(self, order: DraftOrder, plan: DevicePlan, verification: Verification) -> Stage:
         """Return the pass of the target."""
@@ -333,7 +475,7 @@ class DraftLoop:
         batch = without_drafts(verification.batch, lengths)
         plan.check(batch, memory)
         drafted, parts = order.texts(lengths)
-        brought = {"drafted": drafted, **_placed(order.verified(first), {})}
+        brought = {"drafted": drafted, **_placed(order.verified(first))}
         return Stage(plan, plan.take(batch, memory, drafted=parts), brought)
 
     def room(self, name: str, n: int, dtype: DTypeLike, *width: int) -> DeviceArray:
@@ -352,12 +494,9 @@ class DraftLoop:
         verifies = not stages[-1].n
         n_drafting = sum(k > 0 for k in run.k)
         drafting = stages[:-1] if verifies else stages
-        shape = RoundShape(
-            tuple(run.recycle.items()),
-            EVERY_TOKEN if run.is_block else n_tokens_of(drafting),  # a block reads no draft
-            n_tokens_of(stages),
-            *(n_drafting, verifies),
-        )
+        is_chain = not run.is_block or (run.post_head is not None and not run.post_head.passes)
+        n_tokens = n_tokens_of(drafting) if is_chain else EVERY_TOKEN
+        shape = RoundShape(n_tokens, n_tokens_of(stages), n_drafting, verifies)
         self.start(shape, stages, partial(self._launches, shape), max(run.p_min) > 0)
         return shape
 
@@ -395,9 +534,10 @@ class DraftLoop:
             condition = None  # of the pass at hand, set by the one before
             for stage, table in zip(stages, tables, strict=True):
                 is_last, following = stage is stages[-1], None
-                if has_conditions and is_recorded and not is_last:
-                    following = self._device.condition()
                 is_last_draft = is_last or (verifies and stage is stages[-2])
+                may_end = stage.may_end or is_last_draft
+                if has_conditions and is_recorded and may_end and not is_last:
+                    following = self._device.condition()
                 started = launches(stage, table, is_last_draft, following)
                 if condition is None:
                     start(self._device, started)
@@ -417,7 +557,7 @@ class DraftLoop:
             pairs, tokens = arrays["pairs of tokens"], plan.arrays[program.inputs["tokens"]]
             yield place(arrays["drafts"], pairs, tokens, n, 1)
         if n := stage.n_placed("rows"):
-            for slot, _ in shape.recycled:
+            for slot in stage.fed:
                 rows, to = arrays[f"rows of {slot}"], plan.arrays[program.inputs[slot]]
                 yield place(rows, arrays["pairs of rows"], to, n, to.shape[1])
         drafted = Drafted(arrays["drafts"], arrays["drafted"])
@@ -428,24 +568,19 @@ class DraftLoop:
             yield from choice.launches(choosing, drafted)
         else:
             yield from plan.launches(stage.run, drafted)
+        yield from self._keeping(plan, stage.kept)
         if not stage.n:
             return
-        kept = () if is_last_draft else shape.recycled
-        for number, (slot, name) in enumerate(kept):
-            made, rows = plan.arrays[program.outputs[name]], arrays[f"rows of {slot}"]
-            which = None if program.shape(name)[0] == OUTPUTS else plan.rows.outputs
-            yield copy_rows(made, rows, stage.n, rows=which, to_row=stage.first)
-            yield mark_not_finite(rows, arrays["marks"], stage.first, stage.n, number * stage.n)
         assert choice is not None
         assert choosing is not None
         is_for_verification = is_last_draft and shape.verifies and following is not None
         yield judge(
             *(choice.ids, arrays["steps"], arrays["marks"], choice.logits),
             *(choice.odds if choosing.has_odds else None, arrays["drafts"]),
-            first=stage.first,
             n=stage.n,
             n_depths=stage.n_depths,
-            n_marks=len(kept),
+            n_marks=len(stage.marked.feeds),
+            n_marked=stage.marked.n,
             n_tokens=shape.n_tokens,
             n_readable=shape.n_readable,
             condition=None if is_for_verification else following,
@@ -453,14 +588,48 @@ class DraftLoop:
         if is_for_verification:
             yield complete(arrays["drafts"], arrays["wanted"], shape.n_drafting, following)
 
+    def _keeping(self, plan: DevicePlan, kept: Kept) -> Iterator[Launch]:
+        """Yield what keeps rows of a pass, and says which are not finite."""
+        arrays, program = self.arrays, plan.program
+        for number, (slot, names) in enumerate(kept.feeds):
+            rows, left = arrays[f"rows of {slot}"], 0
+            for name in names:
+                made = plan.arrays[program.outputs[name]]
+                which = None if program.shape(name)[0] == OUTPUTS else plan.rows.outputs
+                yield copy_rows(made, rows, kept.n, rows=which, to_row=kept.first, to=left)
+                left += made.shape[1]
+            yield mark_not_finite(rows, arrays["marks"], kept.first, kept.n, number * kept.n)
 
-def _placed(pairs: NDArray[np.void], recycle: Mapping[str, str]) -> dict[str, NDArray[Any]]:
-    """Return what places drafts, and recycled rows with them, in the rows of ``PAIR`` [n]."""
-    if not len(pairs):
-        return {}
-    tokens = pairs.copy()
-    tokens["from"] = WORDS * pairs["from"] + NEXT
-    return {"pairs of tokens": tokens, **({"pairs of rows": pairs} if recycle else {})}
+
+def _placed(
+    tokens: NDArray[np.void], rows: NDArray[np.void] | None = None
+) -> dict[str, NDArray[Any]]:
+    """Return what places drafts as tokens, and rows for slots, as ``PAIR`` [n] says."""
+    placed: dict[str, NDArray[Any]] = {}
+    if len(tokens):
+        placed["pairs of tokens"] = tokens.copy()
+        placed["pairs of tokens"]["from"] = WORDS * tokens["from"] + NEXT
+    if rows is not None and len(rows):
+        placed["pairs of rows"] = rows
+    return placed
+
+
+def _rows_of_sequences(batch: CheckedBatch, k: Sequence[int]) -> list[range]:
+    """Return the rows of each sequence of a post-head; none of those that get no drafts."""
+    ends = [0, *(np.flatnonzero(np.diff(batch.seq, append=-1)) + 1).tolist()]
+    rows = map(range, ends, ends[1:])
+    return [next(rows) if n else range(0) for n in k]
+
+
+def _row_of_each(batch: CheckedBatch, rows: list[int]) -> CheckedBatch:
+    """Return some rows of a batch, which all are outputs; no slots."""
+    return CheckedBatch(
+        tokens=batch.tokens[rows],
+        positions=batch.positions[rows],
+        seq=batch.seq[rows],
+        place=batch.place[rows],
+        outputs=np.arange(len(rows), dtype=np.int32),
+    )
 
 
 def n_tokens_of(stages: Sequence[RoundStage]) -> int:
@@ -481,11 +650,16 @@ def _choosing(batch: CheckedBatch, run: DraftRun, active: list[int], p: int) -> 
     return msgspec.structs.replace(batch, fused_sampling=wanted)
 
 
+def _places(k: Sequence[int], n_before: int) -> list[tuple[int, int]]:
+    """Return of each output of a block its sequence and draft; below 0 where it chooses none."""
+    return [(i, p) for i, n in enumerate(k) if n for p in range(-n_before, n)]
+
+
 def _choosing_in_block(
-    batch: CheckedBatch, run: DraftRun, order: DraftOrder, steps: range
+    batch: CheckedBatch, run: DraftRun, steps: range, n_before: int = 0
 ) -> CheckedBatch:
     """Return a block whose rows of some steps choose, after the texts before all drafts."""
-    places = [(i, p) for p, active in enumerate(order.passes) for i in active]
+    places = _places(run.k, n_before)
     wanted = FusedSampling(
         samplers=[run.samplers[i] if p in steps else None for i, p in places],
         indices=[run.indices[i] + p for i, p in places],

@@ -141,6 +141,11 @@ class TreeStage(NamedTuple):
         return (self.plan, self.run.shape, lengths, *self[3:])
 
     @property
+    def may_end(self) -> bool:
+        """Whether the next one runs only if there is a node to run: always."""
+        return True
+
+    @property
     def n_placed(self) -> int:
         """How many nodes are placed in its rows."""
         names = ("pairs of tokens", "aimed", "seats")

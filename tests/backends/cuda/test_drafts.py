@@ -2,10 +2,12 @@
 
 import gc
 import weakref
+from functools import partial
 
 import msgspec
 import numpy as np
 import pytest
+from harness.block_runs import behind_block, block
 from harness.head_runs import (
     GREEDY,
     HIDDEN,
@@ -21,9 +23,10 @@ from harness.hybrids import hybrid
 from harness.search import searching
 from hypothesis import given
 from hypothesis import strategies as st
-from programs import N_LOGITS, N_VOCAB, head
+from programs import N_LOGITS, N_VOCAB, head, post_head
 
 from mtpcore.backends.base import CheckedBatch, DraftRun, FusedSampling, Verification
+from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.cuda import CudaBackend
 from mtpcore.backends.cuda.drafts import DraftLoop
 from mtpcore.backends.draft import draft_steps
@@ -193,34 +196,6 @@ def test_a_chain_with_recurrent_layers(recurrent, lengths, p_min):
     assert n_passes == k
 
 
-def block(one, sequences, ids=None):
-    """Return the run of [(length, k, p_min, sampling)] whose drafts all come from one pass."""
-    scratch = Scratch(N_LOGITS, N_VOCAB + 3)
-    rows = [length + max(k - 1, 0) for length, k, *_ in sequences]
-    for seq, n in enumerate(rows):
-        one.memory.reserve({seq: (0, n)})
-    place = np.concatenate([np.arange(n) for n in rows]).astype(np.int32)
-    ends = np.cumsum(rows)
-    outputs = [np.arange(end - k, end) for end, (_, k, *_) in zip(ends, sequences, strict=True)]
-    return DraftRun(
-        batch=CheckedBatch(
-            tokens=HISTORY[place],
-            positions=place[:, None].copy(),
-            seq=np.repeat(np.arange(len(sequences)), rows).astype(np.int32),
-            place=place,
-            outputs=np.concatenate(outputs).astype(np.int32),
-            slots={"hidden": HIDDEN[place]},
-        ),
-        samplers=[Sampler(sampling, scratch) for *_, sampling in sequences],
-        history=[HISTORY[:length] for length, *_ in sequences],
-        n_prompt=[length // 2 for length, *_ in sequences],
-        k=[k for _, k, _, _ in sequences],
-        p_min=[p_min for *_, p_min, _ in sequences],
-        token_ids=ids,
-        is_block=True,
-    )
-
-
 @searching(10)
 @given(
     st.lists(
@@ -266,6 +241,46 @@ def test_drafts_of_a_block_are_in_the_text_of_those_behind_them(one):
     assert n_passes == 1
 
 
+@pytest.fixture(scope="module")
+def behind(emulated):
+    return Runner(CudaBackend(emulated), *post_head(), n_batch=16)
+
+
+@pytest.mark.parametrize("p_min", [0.0, 0.1])
+@pytest.mark.parametrize(("passes", "n_before"), [(0, 0), (1, 0), (2, 1), (9, 1)])
+@pytest.mark.parametrize("pair", [SAMPLINGS[:2], SAMPLINGS[2:4], SAMPLINGS[4:6]], ids=range(3))
+def test_a_post_head(one, behind, pair, passes, n_before, p_min):
+    """Row after row, and all rows in passes: the drafts are those of pass after pass."""
+    found = []
+    sequences = [(3, 4, p_min, pair[0]), (2, 2, 0.0, pair[1]), (4, 3, p_min, pair[1])]
+    ids = IDS if p_min and not passes else None
+    for loop in (draft_steps, *[type(one.plan).draft] * 3):
+        run = behind_block(one, behind, sequences, passes=passes, n_before=n_before, ids=ids)
+        found.append(loop(one.plan, run, one.memory))
+        clear(one, behind)
+    assert found[1:] == found[:1] * 3
+    assert p_min or [*map(len, found[0][0])] == [4, 2, 3]
+
+
+@pytest.mark.parametrize("bad", range(5))
+@pytest.mark.parametrize(("passes", "n_before"), [(0, 0), (3, 1)])
+def test_a_row_that_is_not_finite_ends_what_a_post_head_drafts(one, behind, bad, passes, n_before):
+    """Of that sequence alone, and the row before the first draft's counts."""
+    found = []
+    for loop in (draft_steps, *[type(one.plan).draft] * 3):
+        sequences = [(3, 3, 0.0, GREEDY), (3, 4, 0.0, GREEDY)]
+        run = behind_block(one, behind, sequences, passes=passes, n_before=n_before)
+        hidden = run.batch.slots["hidden"].copy()
+        hidden[5 + 2 - n_before + bad - (bad == 4) * 7] = np.nan
+        run = msgspec.structs.replace(
+            run, batch=msgspec.structs.replace(run.batch, slots={"hidden": hidden})
+        )
+        found.append(loop(one.plan, run, one.memory))
+        clear(one, behind)
+    assert found[1:] == found[:1] * 3
+    assert sorted(map(len, found[0][0])) != [3, 4]
+
+
 def texts_of(tokens, held, first):
     """Return the text before the choice of each row; sequences hold so many rows."""
     ends = [*first[1:], len(tokens)]
@@ -309,14 +324,24 @@ def verified(target, run, held, sampling=None):
     return msgspec.structs.replace(run, verification=verification)
 
 
-@pytest.mark.parametrize("make", [chain, block])
-@pytest.mark.parametrize("sampling", [None, *SAMPLINGS[:2], *SAMPLINGS[-3:]])
-def test_what_verifies_runs_behind_all_drafts(one, target, sampling, make):
+VERIFIED = [
+    *(
+        (make, sampling)
+        for make in (chain, block)
+        for sampling in (None, *SAMPLINGS[:2], *SAMPLINGS[-3:])
+    ),
+    *((make, SAMPLINGS[-2]) for make in (partial(behind_block, passes=p) for p in (0, 2))),
+]
+
+
+@pytest.mark.parametrize(("make", "sampling"), VERIFIED)
+def test_what_verifies_runs_behind_all_drafts(one, behind, target, sampling, make):
     """Penalties count drafts that are made before it."""
+    plans = [one, behind] if isinstance(make, partial) else [one]
     sequences = [(3, 2, 0.0, SAMPLINGS[1]), (5, 3, 0.0, GREEDY), (1, 0, 0.0, GREEDY)]
     held = [2, 4, 70]
     for _ in range(3):
-        run = verified(target, make(one, sequences), held, sampling)
+        run = verified(target, make(*plans, sequences), held, sampling)
         drafts, _ = one.plan.draft(run, one.memory)
         made = {name: np.array(rows) for name, rows in run.verification.arrays.items()}
         tokens = run.verification.batch.tokens.copy()
@@ -331,7 +356,7 @@ def test_what_verifies_runs_behind_all_drafts(one, target, sampling, make):
         assert {*made} == {*wanted} >= {"hidden", "logits" if sampling is None else "chosen"}
         for name, rows in wanted.items():
             assert made[name].tobytes() == np.asarray(rows).tobytes(), name
-        clear(one, target)
+        clear(*plans, target)
 
 
 def test_nothing_is_run_that_nobody_reaches(one, target, monkeypatch):
@@ -360,6 +385,29 @@ def test_nothing_is_run_that_nobody_reaches(one, target, monkeypatch):
     assert few < most / 3
 
 
+def test_a_post_head_does_not_run_for_nobody(one, behind, target, monkeypatch):
+    """Row by row it ends with the first pass that makes no draft, and nothing is verified."""
+    device, n_launches, counts = one.plan.device, [], []
+    launch = device.launch
+
+    def count(*arguments, **options):
+        n_launches.append(device.recorded is None)
+        launch(*arguments, **options)
+
+    monkeypatch.setattr(device, "launch", count)
+    for p_min in (1e-9, 1.0):
+        for _ in range(3):
+            sequences = [(3, 4, p_min, GREEDY), (2, 4, p_min, SAMPLINGS[1])]
+            run = verified(target, behind_block(one, behind, sequences), [2, 1])
+            n_launches.clear()
+            drafts, _ = one.plan.draft(run, one.memory)
+            counts.append(sum(n_launches))
+            assert (run.verification.arrays is not None) == (p_min < 1)
+            assert [*map(len, drafts)] == ([4, 4] if p_min < 1 else [0, 0])
+            clear(one, behind, target)
+    assert counts[-1] < counts[2] / 2
+
+
 def test_a_row_that_is_not_finite_ends_a_sequence_alone(one):
     for _ in range(3):
         run = chain(one, [(2, 3, 0.0, GREEDY), (3, 3, 0.0, GREEDY)])
@@ -369,14 +417,18 @@ def test_a_row_that_is_not_finite_ends_a_sequence_alone(one):
         clear(one)
 
 
-def test_what_drafts_nothing_is_left_to_the_steps(one):
+def test_what_drafts_nothing_is_left_to_the_steps(one, behind):
     loop = DraftLoop(one.plan)
     assert not loop.can_run(chain(one, [(2, 0, 0.0, GREEDY)]))
     run = chain(one, [(2, 2, 0.0, GREEDY)])
     assert loop.can_run(run)
+    run_behind = behind_block(one, behind, [(2, 2, 0.0, GREEDY)])
+    assert loop.can_run(run_behind)
+    elsewhere = Runner(CpuBackend(), *post_head(), n_batch=16)
+    assert not loop.can_run(behind_block(one, elsewhere, [(2, 2, 0.0, GREEDY)]))
     known = {"recycle": {}, "given": {"hidden": HIDDEN[None, :2]}}
     assert not loop.can_run(msgspec.structs.replace(run, **known))
-    clear(one)
+    clear(one, behind)
 
 
 def test_a_graph_keeps_the_plans_that_it_launches(emulated):

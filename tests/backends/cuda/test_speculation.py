@@ -50,9 +50,10 @@ def subject(backend, tmp_path_factory):
             target = write_family(path, "llama", "Q8_0")
             head = write_drafter(folder / "head.gguf", EAGLE3, "Q8_0")
             return Subject(name, str(target), str(head))
-        if name == "dflash":
+        if name in ("dflash", "dspark", "xpress"):
             target = dflash.write_target(folder)
-            drafter = dflash.write_drafter(folder / "block", dflash.VARIANTS["z-lab"])
+            c = dflash.VARIANTS["z-lab" if name == "dflash" else name]
+            drafter = dflash.write_drafter(folder / name, c)
             return Subject(name, str(target), str(drafter))
         return Subject(name, str(write_family(path, name, "Q8_0")))
 
@@ -90,7 +91,7 @@ def test_texts_do_not_depend_on_trees(subject, name):
         check_texts(family, texts, as_tree(family))
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", [*HEADS, "dspark", "xpress"])
 def test_any_number_of_drafts_is_taken_back(subject, name):
     """Forks of two sequences in one batch, of which one accepts m drafts, the other all but m."""
     family = subject(name)
@@ -140,7 +141,7 @@ def test_any_number_of_drafts_is_taken_back(subject, name):
 @pytest.mark.hypothesis
 @pytest.mark.parametrize(
     ("name", "n_examples"),
-    [*((name, 2) for name in HEADS), ("glm4moe as a tree", 2), ("qwen35moe", 1)],
+    [*((name, 2) for name in HEADS), ("glm4moe as a tree", 2), ("qwen35moe", 1), ("xpress", 1)],
 )
 def test_a_rejected_draft_leaves_no_trace(subject, name, n_examples):
     """After any acts: fork, remove, save and load, roll back, and interruptions."""

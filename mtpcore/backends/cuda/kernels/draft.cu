@@ -1,6 +1,7 @@
-/* What becomes of the tokens that a pass chose: each is a draft if its sequence had all before, and if
- * it is probable enough; and the sequence goes on if it is to, the token has an embedding, and the rows
- * that the next pass reads are finite. A condition, where there is one, says whether any goes on.
+/* What becomes of the tokens that a pass chose: each is a draft if its sequence had all before, if the
+ * rows that were read for it are finite, and if it is probable enough; and the sequence goes on if it
+ * is to, the token has an embedding, and the row that is read for the next one is finite. A condition,
+ * where there is one, says whether any goes on.
  * Where a pass chose several tokens of a sequence, those at a depth are judged before deeper ones.
  * Grid: 1. Block: 256.
  */
@@ -14,9 +15,27 @@
 /* A sequence in this pass; STEP of launch/passes.py. */
 struct Step {
     double p_min;
+    int number; /* of the draft, among all */
     int before; /* its draft before this one, among all drafts; -1: none before */
     int is_to_go_on;
     int depth; /* how many drafts of its sequence are judged before it in this launch */
+    int first_read, n_read; /* rows that were read for it, and not for one before */
+    int read_next;
+};
+
+/* Of each of n slots, which of so many rows are not finite. */
+struct Marks {
+    const int *marks;
+    int n, n_rows;
+
+    __device__ __forceinline__ bool are_finite(int first, int n_read) const
+    {
+        bool are = true;
+        for (int slot = 0; slot < n; slot++)
+            for (int row = first; row < first + n_read; row++)
+                are = are && !marks[slot * n_rows + row];
+        return are;
+    }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -24,19 +43,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
           const int *__restrict__ marks, const float *__restrict__ logits,
           const Chooser *__restrict__ choosers, const int *__restrict__ rows,
           const int *__restrict__ tops, const unsigned long long *__restrict__ totals,
-          Draft *__restrict__ drafts, int first, int n, int n_depths, int n_marks, int n_vocab,
+          Draft *__restrict__ drafts, int n, int n_depths, int n_marks, int n_marked, int n_vocab,
           int n_tokens, int n_readable, unsigned long long condition)
 {
+    const Marks rows_read = {marks, n_marks, n_marked};
     __shared__ int any;
     if (threadIdx.x == 0)
         any = 0;
     __syncthreads();
     for (int depth = 0; depth < n_depths; depth++) {
         for (int i = threadIdx.x; i < n; i += THREADS) {
-            const Step step = steps[i];
+            const Step &step = steps[i];
             if (step.depth != depth)
                 continue;
             bool counts = step.before < 0 || drafts[step.before].goes_on;
+            counts = counts && rows_read.are_finite(step.first_read, step.n_read);
             if (totals && step.p_min > 0.0) {
                 const float *row = logits + (size_t)choosers[i].row * n_vocab;
                 const float max = row[tops[i]];
@@ -45,11 +66,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                     probability = (float)((double)mass_of(row[rows[i]], max) / (double)totals[i]);
                 counts = counts && !((double)probability < step.p_min);
             }
-            bool goes_on = counts && step.is_to_go_on && ids[i] < n_tokens;
-            for (int mark = 0; mark < n_marks; mark++)
-                goes_on = goes_on && !marks[mark * n + i];
+            const bool goes_on = counts && step.is_to_go_on && ids[i] < n_tokens &&
+                                 rows_read.are_finite(step.read_next, 1);
             const int next = counts && ids[i] < n_readable ? ids[i] : 0;
-            drafts[first + i] = Draft{counts ? ids[i] : -1, next, goes_on};
+            drafts[step.number] = Draft{counts ? ids[i] : -1, next, goes_on};
             if (goes_on)
                 any = 1; /* all that write, write the same */
         }

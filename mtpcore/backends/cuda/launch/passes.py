@@ -39,9 +39,13 @@ PAIR = np.dtype([("from", np.int32), ("to", np.int32)])
 STEP = np.dtype(
     [
         ("p_min", np.float64),
+        ("number", np.int32),
         ("before", np.int32),
         ("is_to_go_on", np.int32),
         ("depth", np.int32),
+        ("first_read", np.int32),
+        ("n_read", np.int32),
+        ("read_next", np.int32),
     ],
     align=True,
 )
@@ -101,23 +105,24 @@ def judge(
     odds: Odds | None,
     drafts: DeviceArray,
     *,
-    first: int,
     n: int,
     n_depths: int = 1,
     n_marks: int,
+    n_marked: int,
     n_tokens: int,
     n_readable: int,
     condition: Any = None,
 ) -> Launch:
-    """Write what becomes of n chosen tokens to ``drafts`` of type ``DRAFT``, from one on.
+    """Write what becomes of n chosen tokens to ``drafts`` of type ``DRAFT``.
 
-    ``steps`` are of type ``STEP`` [n]; ``marks`` int32[n_marks, n] say whose next rows are not
-    finite. Steps of ``n_depths`` are judged one depth after the other. Tokens below ``n_tokens`` go
-    on, and those below ``n_readable`` are read by any pass. ``condition`` becomes whether any
-    sequence goes on.
+    ``steps`` are of type ``STEP`` [n]; ``marks`` int32[n_marks, n_marked] say of each slot which
+    rows that feed it are not finite. Steps of ``n_depths`` are judged one depth after the other.
+    Tokens below ``n_tokens`` go on, and those below ``n_readable`` are read by any pass.
+    ``condition`` becomes whether any sequence goes on.
     """
     weighed = (odds.choosers, odds.rows, odds.tops, odds.totals) if odds else (None,) * 4
-    sizes = map(np.int32, (first, n, n_depths, n_marks, logits.shape[-1], n_tokens, n_readable))
+    n_rows = (n, n_depths, n_marks, n_marked)
+    sizes = map(np.int32, (*n_rows, logits.shape[-1], n_tokens, n_readable))
     arguments = (
         ids,
         steps,
