@@ -64,7 +64,7 @@ def test_compiled_kernel_is_kept_on_disk(cache, monkeypatch):
 
 
 def test_variants_are_kept_apart():
-    centred, plain = (Kernel("normalise", (("CENTRED", how),)) for how in "10")
+    centred, plain = (Kernel("normalise", (("CENTRED", how), ("BLOCK", "0"))) for how in "10")
     assert compile_kernel(centred, "sm_90") != compile_kernel(plain, "sm_90")
 
 
@@ -73,12 +73,12 @@ def test_warnings_and_memory_of_a_thread_are_seen(monkeypatch):
     text = compiling._text
 
     def planted(line):
-        source = text("mix.cu").replace("float total = 0.0f;", line)
+        source = text("block.cu").replace("float total = 0.0f;", line)
         monkeypatch.setattr(compiling, "_text", lambda name: source)
-        return measure(Kernel("mix"), "sm_90")
+        return measure(Kernel("block", (("MIX", "0"),)), "sm_90")
 
     assert "unused" in planted("float total = 0.0f; int unused;").warnings
-    places = planted("float kept[99]; kept[n_ranks] = at; float total = kept[width];")
+    places = planted("float kept[99]; kept[size] = at; float total = kept[width];")
     assert places.spilled >= 99 * 4
 
 
