@@ -15,10 +15,10 @@ struct Pair {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    seat(const Seat *__restrict__ seats, const int *__restrict__ branches, const int *__restrict__ makers,
-         Pair *__restrict__ tokens, int *__restrict__ depths, int *__restrict__ parents,
-         int *positions, Chooser *choosers, int *__restrict__ texts, int n, int n_axes, int most,
-         int n_words, int word, int nobody)
+    seat(const Seat *__restrict__ seats, const int *__restrict__ branches,
+         const int *__restrict__ makers, Pair *__restrict__ tokens, int *__restrict__ depths,
+         int *__restrict__ parents, int *positions, Chooser *choosers, int *__restrict__ texts,
+         int n, int n_axes, int most, int n_words, int word, int nobody)
 {
     const int i = blockIdx.x * THREADS + threadIdx.x;
     if (i >= n)
