@@ -304,6 +304,8 @@ ASKED_BY = {
     "embedding_rows": "rows that come beside text",
     "weigh": "a least probability of drafts",
     "complete": "a least probability of drafts",
+    **dict.fromkeys(("rank", "ranked", "grow"), "drafters that propose trees"),
+    **dict.fromkeys(("pick", "aim", "seat", "see"), "trees that grow by what nodes are worth"),
 }
 
 
