@@ -12,7 +12,20 @@ class Guard:
 
     While an act runs no other one can: not from another thread, and not from what the act calls
     back, a signal handler or a ``__del__``.
+
+    Attributes
+    ----------
+    thread : int
+        Ident of the thread that took it last.
+    turn : int
+        How often it was taken.
     """
+
+    thread: int
+    turn: int
+
+    def is_elsewhere(self, turn: int) -> bool:
+        """Whether another thread is at the act that was the ``turn``-th one to take it."""
 
 def perform(function: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
     """Call a function as an act under the guard of its first argument, ``args[0].guard``.

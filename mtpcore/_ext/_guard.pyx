@@ -15,8 +15,12 @@ cdef extern from "Python.h":
 
 cdef class Guard:
     cdef bint taken
-    cdef unsigned long thread  # which took it
+    cdef readonly unsigned long thread  # which took it
+    cdef readonly unsigned long turn  # how often it was taken
     cdef object kind, function  # the act that is running, for messages
+
+    def is_elsewhere(self, unsigned long turn):
+        return self.taken and self.turn == turn and self.thread != PyThread_get_thread_ident()
 
 
 def perform(function, tuple args not None, dict kwargs not None):
@@ -39,6 +43,7 @@ cdef int take(Guard guard, kind, function) except -1:
     if guard.taken:
         raise busy(guard, kind, function, PyThread_get_thread_ident())
     guard.taken, guard.thread = True, PyThread_get_thread_ident()
+    guard.turn += 1
     guard.kind, guard.function = kind, function
     return 0
 

@@ -7,9 +7,10 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from mtpcore.acts.frames import newest_frames
+from mtpcore.acts.guards import Guard
 from mtpcore.boundary.forks import give_lock
 
 __all__ = ["Journal", "Saved", "Transaction"]
@@ -36,11 +37,17 @@ class Journal:
     all of it final. So an exception may come out of any line of an act, a signal's between any two
     instructions too: what was begun is taken back at once, or finished if it was final. Where that
     is cut off in turn it is done again before the next act: settling twice is settling once.
+
+    Parameters
+    ----------
+    guard : Guard
+        Lets one act run at a time.
     """
 
-    __slots__ = ("_open",)
+    __slots__ = ("_guard", "_open")
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
         self._open: Transaction | None = None
 
     def transaction(self, things: Iterable[Saved]) -> Transaction:
@@ -50,7 +57,7 @@ class Journal:
         """
         if self._open is not None:
             self.settle()
-        return Transaction(self, [(thing, thing.save()) for thing in things])
+        return Transaction(self, self._guard.turn, [(thing, thing.save()) for thing in things])
 
     def settle(self) -> None:
         """Settle an act that was cut off; leave one that is running alone.
@@ -62,11 +69,24 @@ class Journal:
             return
         with _settling:
             act = self._open
-            if act is None or _is_running(act.frame):
+            if act is None or self._is_running(act):
                 return
             if self._open is act:  # a thread that was at it may have come to its end meanwhile
                 act.settle()
                 self._open = None
+
+    def _is_running(self, act: Transaction) -> bool:
+        """Say whether a thread is at an act; what an exception left behind is not running.
+
+        Frames of this thread alone are looked at: those of others may go meanwhile, as soon as a
+        collection of garbage lets these run, and CPython 3.11 then follows memory that was freed.
+        """
+        guard, running = self._guard, cast("FrameType | None", sys._getframe(1))
+        while running is not None:
+            if running is act.frame:
+                return True
+            running = running.f_back
+        return guard.is_elsewhere(act.turn) and guard.thread in newest_frames()
 
 
 class Transaction(AbstractContextManager["Transaction"]):
@@ -75,10 +95,10 @@ class Transaction(AbstractContextManager["Transaction"]):
     One of these surrounds every batch, so it is a plain object: a generator costs more.
     """
 
-    __slots__ = ("_finish", "_journal", "_saved", "frame")
+    __slots__ = ("_finish", "_journal", "_saved", "frame", "turn")
 
-    def __init__(self, journal: Journal, saved: list[tuple[Saved, Any]]) -> None:
-        self._journal, self._saved = journal, saved
+    def __init__(self, journal: Journal, turn: int, saved: list[tuple[Saved, Any]]) -> None:
+        self._journal, self.turn, self._saved = journal, turn, saved
         self._finish: Callable[[], None] | None = None
         self.frame: FrameType | None = None
 
@@ -116,14 +136,3 @@ class Transaction(AbstractContextManager["Transaction"]):
             return
         for thing, saved in self._saved:
             thing.restore(saved)
-
-
-def _is_running(frame: FrameType | None) -> bool:
-    """Say whether a thread is executing a frame; what an exception left behind is not."""
-    for newest in (sys._getframe(1), *newest_frames().values()):
-        running: FrameType | None = newest
-        while running is not None:
-            if running is frame:
-                return True
-            running = running.f_back
-    return False

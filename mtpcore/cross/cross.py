@@ -66,7 +66,8 @@ class Cross:
 
     @act_of_all
     def __init__(self, **roles: Context | Proposer | FedRole) -> None:
-        self.guard, self.journal = Guard(), Journal()
+        self.guard = Guard()
+        self.journal = Journal(self.guard)
         if not isinstance(roles.get("llm"), Context):
             raise LinkError("a Cross has a context in the role llm", got=", ".join(roles))
         contexts = {n: r for n, r in roles.items() if isinstance(r, Context)}

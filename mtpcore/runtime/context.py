@@ -162,7 +162,7 @@ class Context:
         self.threads, self.kv_dtype = sizes.threads, sizes.kv_dtype
         self.checkpoint_bytes = sizes.checkpoint_bytes
         self.guard: Guard = host.guard if host else Guard()
-        self.journal: Journal = host.journal if host else Journal()
+        self.journal: Journal = host.journal if host else Journal(self.guard)
         self.owner: Owner | None = None
 
     def __repr__(self) -> str:
