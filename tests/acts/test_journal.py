@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from contextlib import contextmanager
 
 from mtpcore.acts import journal as journals
 from mtpcore.acts.guards import Guard, act
@@ -69,7 +70,7 @@ class Acting:
     @act
     def set(self, value, begun, may_end):
         with self.journal.transaction([self]):
-            self.value = value
+            self.before, self.value = self.value, value
             begun.set()
             assert may_end.wait(20)
 
@@ -79,15 +80,25 @@ class Acting:
         self.value = value
 
 
-def test_an_act_of_another_thread_is_left_alone_until_it_is_cut_off():
-    thing, begun, may_end = Acting(), threading.Event(), threading.Event()
-    writer = threading.Thread(target=thing.set, args=(1, begun, may_end))
+@contextmanager
+def acting(thing, value):
+    """While another thread is at an act."""
+    begun, may_end = threading.Event(), threading.Event()
+    writer = threading.Thread(target=thing.set, args=(value, begun, may_end))
     writer.start()
-    assert begun.wait(20)
-    thing.journal.settle()
-    assert thing.value == 1
-    may_end.set()
-    writer.join()
+    try:
+        assert begun.wait(20)
+        yield
+    finally:
+        may_end.set()
+        writer.join()
+
+
+def test_an_act_of_another_thread_is_left_alone_until_it_is_cut_off():
+    thing = Acting()
+    with acting(thing, 1):
+        thing.journal.settle()
+        assert thing.value == 1
     assert thing.value == 1
 
     cut_off = threading.Thread(target=thing.be_cut_off, args=(2,))
@@ -100,19 +111,18 @@ def test_an_act_of_another_thread_is_left_alone_until_it_is_cut_off():
 
 def test_an_act_that_was_cut_off_is_settled_while_its_thread_lives_on():
     """Also by the next act, which has the guard meanwhile."""
-    thing, may_end = Acting(), threading.Event()
+    thing, is_cut_off, may_end = Acting(), threading.Event(), threading.Event()
 
     def live_on():
         thing.be_cut_off(1)
+        is_cut_off.set()
         assert may_end.wait(20)
 
     living = threading.Thread(target=live_on)
     living.start()
-    while thing.value == 0:
-        pass
-    done = threading.Event()
-    done.set()
-    thing.set(2, threading.Event(), done)
+    assert is_cut_off.wait(20)
+    with acting(thing, 2):
+        assert thing.before == 0
     assert thing.value == 2
     thing.be_cut_off(3)
     thing.journal.settle()
@@ -124,11 +134,7 @@ def test_an_act_that_was_cut_off_is_settled_while_its_thread_lives_on():
 def test_no_frame_of_another_thread_is_followed(monkeypatch):
     """It may go as soon as garbage is collected, and CPython 3.11 follows freed memory then."""
     monkeypatch.setattr(journals, "newest_frames", lambda: dict.fromkeys(sys._current_frames()))
-    thing, begun, may_end = Acting(), threading.Event(), threading.Event()
-    writer = threading.Thread(target=thing.set, args=(1, begun, may_end))
-    writer.start()
-    assert begun.wait(20)
-    thing.journal.settle()
-    assert thing.value == 1
-    may_end.set()
-    writer.join()
+    thing = Acting()
+    with acting(thing, 1):
+        thing.journal.settle()
+        assert thing.value == 1
