@@ -3,6 +3,7 @@
  * their logits follow. A branch without a node keeps the parent that it has.
  * Grid: rows / 256 rounded up. Block: 256.
  */
+#include "pair.cuh"
 #include "tree.cuh"
 
 #define THREADS 256
@@ -12,11 +13,6 @@ struct Aimed {
     int branch, row;
     int text; /* where its nodes go; -1: nowhere */
     int depth;
-};
-
-/* A row, and the row that it becomes; PAIR of launch/passes.py. */
-struct Pair {
-    int from, to;
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)

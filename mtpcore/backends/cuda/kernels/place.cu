@@ -1,11 +1,8 @@
 /* Rows of y become rows of x, as pairs say. Grid: (pairs, width / 256 rounded up). Block: 256.
  */
-#define THREADS 256
+#include "pair.cuh"
 
-/* A row of x, and the row of y that it goes to; PAIR of launch/passes.py. */
-struct Pair {
-    int from, to;
-};
+#define THREADS 256
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     place(const int *__restrict__ x, const Pair *__restrict__ pairs, int *__restrict__ y, int width)

@@ -5,14 +5,10 @@
  */
 #include "noise.cuh"
 #include "seat.cuh"
+#include "pair.cuh"
 #include "tree.cuh"
 
 #define THREADS 256
-
-/* A row, and the row that it becomes; PAIR of launch/passes.py. */
-struct Pair {
-    int from, to;
-};
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     seat(const Seat *__restrict__ seats, const int *__restrict__ branches,

@@ -34,7 +34,7 @@ LINE = np.dtype([("to", np.uint64), ("from", np.int32), ("n_words", np.int32)])
 """Where a part of a block goes; ``spread.cu`` has the same."""
 
 PAIR = np.dtype([("from", np.int32), ("to", np.int32)])
-"""A row, and the row that it becomes; ``place.cu`` has the same."""
+"""A row, and the row that it becomes; ``pair.cuh`` has the same."""
 
 STEP = np.dtype(
     [
