@@ -304,8 +304,11 @@ ASKED_BY = {
     "embedding_rows": "rows that come beside text",
     "weigh": "a least probability of drafts",
     "complete": "a least probability of drafts",
-    **dict.fromkeys(("rank", "ranked", "grow"), "drafters that propose trees"),
-    **dict.fromkeys(("pick", "aim", "seat", "see"), "trees that grow by what nodes are worth"),
+    **dict.fromkeys(("rank", "merge_ranks", "grow"), "drafters that propose trees"),
+    **dict.fromkeys(
+        ("select_best", "follow_branches", "place_verified", "show_verified"),
+        "trees that grow by what nodes are worth",
+    ),
 }
 
 

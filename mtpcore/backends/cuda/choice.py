@@ -36,7 +36,7 @@ from mtpcore.backends.cuda.launch.tokens import (
     n_parts,
     settle,
 )
-from mtpcore.backends.cuda.launch.trees import rank, rank_parts
+from mtpcore.backends.cuda.launch.trees import merge_ranks, rank
 from mtpcore.backends.cuda.staging import Part
 from mtpcore.errors import BatchError, SamplingError
 
@@ -188,7 +188,7 @@ class Choice:
         names, cuts = self._names(shape), self._cuts if shape.has_cuts else None
         yield weigh(logits, self.odds, n)
         yield rank(logits, names, self.odds, cuts, candidates, n, n_ranks)
-        yield rank_parts(logits, names, self.odds, candidates, ranking, n, n_ranks)
+        yield merge_ranks(logits, names, self.odds, candidates, ranking, n, n_ranks)
 
     def _prepare(self, shape: Choosing, drafted: Drafted | None) -> Iterator[Launch]:
         """Yield what changes logits, and finds their largest ones and the cuts."""

@@ -42,20 +42,20 @@ from mtpcore.backends.cuda.launch.rows import copy_rows, mark_not_finite
 from mtpcore.backends.cuda.launch.step import Launch
 from mtpcore.backends.cuda.launch.tokens import WINNER, Drafted, n_parts
 from mtpcore.backends.cuda.launch.trees import (
-    AIMED,
+    BRANCH_ROW,
     CHILD,
     MOST_RANKS,
     NO_NODE,
     NOT_FINITE,
     RANKED,
-    SEAT,
     SELECTION,
+    VERIFIED_ROW,
     Found,
-    aim,
+    follow_branches,
     grow,
-    pick,
-    seat,
-    see,
+    place_verified,
+    select_best,
+    show_verified,
 )
 from mtpcore.backends.cuda.runs import DevicePlan, PlannedRun
 from mtpcore.graph.program import OUTPUTS
@@ -148,7 +148,7 @@ class TreeStage(NamedTuple):
     @property
     def n_placed(self) -> int:
         """How many nodes are placed in its rows."""
-        names = ("pairs of tokens", "aimed", "seats")
+        names = ("pairs of tokens", "branch rows", "verified rows")
         return max(len(self.brought.get(name, ())) for name in names)
 
 
@@ -202,7 +202,7 @@ class TreeLoop:
         stages = self._growing(run, order)
         n_tokens, verification = run.n_tokens or EVERY_TOKEN, run.verification
         if verification and self._round.is_here(verification.plan):
-            follow = self._seating if run.width else self._verifying
+            follow = self._verifying_best if run.width else self._verifying
             stages += follow(run, order, verification.plan, verification)
         n_wanted, n_nodes = sum(map(len, run.order)), len(run.nodes)
         shape = RoundShape(
@@ -218,7 +218,7 @@ class TreeLoop:
         is_whole = is_whole and bool((branches[order.branches[-1]] != NO_NODE).any())
         if verification and not stages[-1].n and is_whole:
             if run.width:
-                verification.batch = _seated(verification, grown)
+                verification.batch = _verified(verification, grown)
             verification.arrays = stages[-1].plan.result(verification.batch)
         return grown
 
@@ -250,7 +250,7 @@ class TreeLoop:
         for p, planned in enumerate(_take(run.passes, batches, [parts for _, parts in texts])):
             brought = {"children": _children(run, order, p), "drafted": texts[p][0]}
             if run.width:
-                brought |= _aimed(run, order, p, texts[p][1])
+                brought |= _branch_rows(run, order, p, texts[p][1])
             else:
                 brought |= _followed(run, order, p)
             nodes, n_outputs = order.nodes[p], len(batches[p].outputs)
@@ -293,7 +293,7 @@ class TreeLoop:
         brought = {"drafted": drafted, "pairs of tokens": np.array(tokens, PAIR)}
         return [TreeStage(plan, plan.take(batch, memory, drafted=parts), brought)]
 
-    def _seating(
+    def _verifying_best(
         self, run: TreeRun, order: TreeOrder, plan: DevicePlan, verification: Verification
     ) -> list[TreeStage]:
         """Return the pass of the target over the best nodes, or none.
@@ -308,7 +308,7 @@ class TreeLoop:
         samplers = batch.fused_sampling.samplers if batch.fused_sampling else ()
         choosers = np.cumsum([0, *(sampler is not None for sampler in samplers)]).tolist()
         depths = batch.positions[:, 0]
-        seats: list[tuple[int, ...]] = []
+        verified: list[tuple[int, ...]] = []
         parts, lengths = dict[int, tuple[int, int]](), dict[int, tuple[int, int]]()
         first = len(run.branches)
         for root, nodes in zip(verification.first, run.order, strict=True):
@@ -318,16 +318,16 @@ class TreeLoop:
                 chooses = output is not None and samplers and samplers[output] is not None
                 places = (choosers[output], choosers[above]) if chooses else (-1, -1)
                 if output is not None:
-                    parts[output] = most * len(seats), most
+                    parts[output] = most * len(verified), most
                     lengths[output] = 0, int(depths[row] - depths[root])
-                seats.append((row, root, first, len(nodes), *places, most * len(seats)))
+                verified.append((row, root, first, len(nodes), *places, most * len(verified)))
             first += len(nodes)
         batch = without_drafts(batch, lengths)
         plan.check(batch, memory)
-        drafted = np.full(most * len(seats), len(run.nodes), np.int32)
-        brought = {"drafted": drafted, "seats": np.array(seats, SEAT)}
-        self._round.room("depths", len(seats), np.int32)
-        self._round.room("pairs of tokens", len(seats), PAIR)
+        drafted = np.full(most * len(verified), len(run.nodes), np.int32)
+        brought = {"drafted": drafted, "verified rows": np.array(verified, VERIFIED_ROW)}
+        self._round.room("depths", len(verified), np.int32)
+        self._round.room("pairs of tokens", len(verified), PAIR)
         return [TreeStage(plan, plan.take(batch, memory, drafted=parts), brought)]
 
     def _make_room(self, run: TreeRun, stages: list[TreeStage]) -> None:
@@ -394,7 +394,7 @@ class TreeLoop:
             condition=None if is_last else following,
         )
         if shape.n_lists and (is_last or following is not None):
-            yield self._pick("of all", shape.n_lists, is_to_run=False)
+            yield self._select_best("of all", shape.n_lists, is_to_run=False)
         if is_last and following is not None:
             n, wanted = shape.n_wanted, arrays["wanted"]
             if shape.n_lists:
@@ -410,14 +410,14 @@ class TreeLoop:
         found = Found(arrays["branches"], arrays["makers"], arrays["outputs"])
         tokens, texts, parents = arrays["pairs of tokens"], arrays["drafted"], plan.rows.parent
         if stage.n:
-            yield self._pick("to run", len(stage.brought["lists to run"]), is_to_run=True)
+            yield self._select_best("to run", len(stage.brought["lists to run"]), is_to_run=True)
             rows = arrays["pairs of rows"], parents, texts
-            yield aim(arrays["aimed"], found, arrays["row of"], tokens, *rows, n)
+            yield follow_branches(arrays["branch rows"], found, arrays["row of"], tokens, *rows, n)
             return
-        program, seats, depths = plan.program, arrays["seats"], arrays["depths"]
+        program, verified, depths = plan.program, arrays["verified rows"], arrays["depths"]
         at = program.inputs.get("positions")
-        yield seat(
-            *(seats, found, tokens, depths, parents),
+        yield place_verified(
+            *(verified, found, tokens, depths, parents),
             None if at is None else plan.arrays[at],
             plan.choice.odds.choosers if plan.choice else None,
             texts,
@@ -427,14 +427,16 @@ class TreeLoop:
             nobody=shape.n_nodes,
         )
         for visible in plan.seen:
-            yield see(seats, depths, visible.array, n, visible.window)
+            yield show_verified(verified, depths, visible.array, n, visible.window)
 
-    def _pick(self, what: str, n: int, *, is_to_run: bool) -> Launch:
+    def _select_best(self, what: str, n: int, *, is_to_run: bool) -> Launch:
         """Return what finds the best nodes of n lists."""
         arrays = self._round.arrays
         lists = arrays[f"lists {what}"], arrays[f"listed {what}"]
         found = arrays["places"], arrays["branches"]
-        return pick(*lists, arrays["nodes"], arrays["worths"], *found, n, is_to_run=is_to_run)
+        return select_best(
+            *lists, arrays["nodes"], arrays["worths"], *found, n, is_to_run=is_to_run
+        )
 
 
 def _sees_ahead(plan: DevicePlan) -> bool:
@@ -466,7 +468,7 @@ def _read(run: TreeRun, nodes: NDArray[np.void], branches: NDArray[np.int32]) ->
     return grown
 
 
-def _seated(verification: Verification, grown: list[GrownTree]) -> CheckedBatch:
+def _verified(verification: Verification, grown: list[GrownTree]) -> CheckedBatch:
     """Return what was verified, with the rows that nodes follow, their positions and indices."""
     batch, fused = verification.batch, verification.batch.fused_sampling
     assert batch.parent is not None
@@ -568,7 +570,9 @@ def _lists(
     return {f"lists {what}": selections, f"listed {what}": listed}
 
 
-def _aimed(run: TreeRun, order: TreeOrder, p: int, parts: DraftedParts) -> dict[str, NDArray[Any]]:
+def _branch_rows(
+    run: TreeRun, order: TreeOrder, p: int, parts: DraftedParts
+) -> dict[str, NDArray[Any]]:
     """Return what finds the branches of a pass, and what is placed in its rows.
 
     ``parts`` are of each output the nodes that its text goes on with.
@@ -583,7 +587,7 @@ def _aimed(run: TreeRun, order: TreeOrder, p: int, parts: DraftedParts) -> dict[
         of.setdefault(run.branches[branch].sequence, []).append(branch)
     row_of = np.full(len(run.branches), -1, np.int32)
     text_of = {int(one.batch.outputs[at]): begin for at, (begin, _) in parts.items()}
-    aimed = []
+    made = []
     for row, branch in enumerate(one.rows):
         if branch < 0:
             continue
@@ -591,10 +595,10 @@ def _aimed(run: TreeRun, order: TreeOrder, p: int, parts: DraftedParts) -> dict[
         row_of[branch] = row
         if depth == 1 and one.batch.parent is not None:  # the pending token's, if it is here
             row_of[order.branches[0][sequence]] = one.batch.parent[row]
-        aimed.append((branch, row, text_of.get(row, -1), depth))
+        made.append((branch, row, text_of.get(row, -1), depth))
     first, n = [branches[0] for branches in of.values()], [*map(len, of.values())]
     return {
-        "aimed": np.array(aimed, AIMED),
+        "branch rows": np.array(made, BRANCH_ROW),
         "row of": row_of,
         **_lists("to run", [lists[i] for i in of], first, n),
     }

@@ -159,9 +159,14 @@ def test_trees_of_many_nodes(n):
     logits, numbers = array(n, N_VOCAB), array(n, dtype=np.int32)
     odds = passes.Odds(array(n, dtype=tokens.CHOOSER), numbers, numbers, numbers)
     check([trees.rank(logits, None, odds, None, numbers, n, 9)])
-    check([trees.rank_parts(logits, None, odds, numbers, numbers, n, 9)])
+    check([trees.merge_ranks(logits, None, odds, numbers, numbers, n, 9)])
     found = trees.Found(numbers, numbers, numbers)
-    check([trees.aim(numbers, found, *[numbers] * 5, n), trees.see(*[numbers] * 3, n, 0)])
+    check(
+        [
+            trees.follow_branches(numbers, found, *[numbers] * 5, n),
+            trees.show_verified(*[numbers] * 3, n, 0),
+        ]
+    )
     sizes = {"n": n, "n_axes": 1, "most": 9, "nobody": n}
-    check([trees.seat(numbers, found, *[numbers] * 6, **sizes)])
-    check([trees.pick(*[numbers] * 6, n, is_to_run=True)])
+    check([trees.place_verified(numbers, found, *[numbers] * 6, **sizes)])
+    check([trees.select_best(*[numbers] * 6, n, is_to_run=True)])

@@ -18,7 +18,7 @@ from mtpcore.backends.cuda.choice import Choice
 from mtpcore.backends.cuda.launch.passes import DRAFT
 from mtpcore.backends.cuda.launch.step import start
 from mtpcore.backends.cuda.launch.tokens import WINNER, n_parts
-from mtpcore.backends.cuda.launch.trees import RANKED, SELECTION, pick
+from mtpcore.backends.cuda.launch.trees import RANKED, SELECTION, select_best
 from mtpcore.backends.cuda.plan import CudaPlan
 from mtpcore.backends.cuda.trees import TreeLoop
 from mtpcore.cross.ahead import _is_same
@@ -107,7 +107,7 @@ def test_the_best_nodes_are_picked(backend, seed, is_to_run):
     given_arrays = (selections, np.concatenate(lists).astype(np.int32), nodes, worths)
     places = device.empty((403,), np.int32)
     arrays = (*map(device.upload, given_arrays), places, chosen)
-    start(device, [pick(*arrays, 3, is_to_run=is_to_run)])
+    start(device, [select_best(*arrays, 3, is_to_run=is_to_run)])
     wanted = [7, 7, 7]
     for able, n in zip(lists, most, strict=True):
         fits = nodes["goes_on"] == 1 if is_to_run else nodes["token"] >= 0

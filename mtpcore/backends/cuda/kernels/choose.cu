@@ -18,16 +18,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 {
     __shared__ Winner partial[2][THREADS / 32];
     __shared__ double to_reach;
-    const Contest contest(choosers[blockIdx.x], logits, token_ids, n_vocab, is_greedy);
+    const Contest contest(blockIdx.x, choosers, logits, token_ids, cuts, tops, n_vocab, row_bits,
+                          is_greedy);
     const int n_parts = (n_vocab + THREADS * PER_THREAD - 1) / (THREADS * PER_THREAD);
     const int first = blockIdx.y * (THREADS * PER_THREAD) + threadIdx.x;
-
-    Cut cut = {};
-    float max = 0.0f;
-    if (cuts) {
-        cut = cuts[blockIdx.x];
-        max = contest.row[tops[blockIdx.x]];
-    }
 
     double bounds[PER_THREAD];
     Winner promising = nobody();
@@ -35,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     for (int i = 0; i < PER_THREAD; i++) {
         const int at = first + i * THREADS;
         Winner bound = nobody();
-        if (takes_part(contest.row, at, n_vocab, cut, cuts, max, row_bits))
+        if (contest.has(at))
             bound = Winner{contest.bound(at), at};
         bounds[i] = bound.score;
         promising = better(promising, bound);

@@ -9,14 +9,21 @@ struct Contest {
     const Chooser chooser;
     const float *row;
     const int *token_ids;
-    const bool is_noisy;
+    const int n_vocab, row_bits;
+    const bool is_noisy, has_cuts;
     const double inverse;
+    const Cut cut;
+    const float max;
 
-    __device__ __forceinline__ Contest(const Chooser &chooser, const float *logits,
-                                       const int *token_ids, int n_vocab, bool is_greedy)
-        : chooser(chooser), row(logits + (size_t)chooser.row * n_vocab), token_ids(token_ids),
-          is_noisy(chooser.temperature > 0.0 && !is_greedy),
-          inverse(is_noisy ? 1.0 / chooser.temperature : 1.0)
+    /* The `number`-th of those who choose; without `cuts` there are no `tops`. */
+    __device__ __forceinline__ Contest(int number, const Chooser *choosers, const float *logits,
+                                       const int *token_ids, const Cut *cuts, const int *tops,
+                                       int n_vocab, int row_bits, bool is_greedy)
+        : chooser(choosers[number]), row(logits + (size_t)chooser.row * n_vocab),
+          token_ids(token_ids), n_vocab(n_vocab), row_bits(row_bits),
+          is_noisy(chooser.temperature > 0.0 && !is_greedy), has_cuts(cuts),
+          inverse(is_noisy ? 1.0 / chooser.temperature : 1.0), cut(cuts ? cuts[number] : Cut{}),
+          max(cuts ? row[tops[number]] : 0.0f)
     {
     }
 
@@ -37,16 +44,14 @@ struct Contest {
         const double scaled = (double)row[at] * inverse;
         return is_noisy ? scaled + noise_bound(bits(at).y) : scaled;
     }
-};
 
-/* Whether a token may be chosen. */
-static __device__ __forceinline__ bool takes_part(const float *row, int at, int n_vocab,
-                                                  const Cut &cut, bool has_cuts, float max,
-                                                  int row_bits)
-{
-    if (at >= n_vocab || !(row[at] > __uint_as_float(0xff800000u)))
-        return false;
-    return !has_cuts ||
-           (key_of(row[at], at, row_bits) >= cut.last &&
-            (cut.min_p == 0.0 || (double)mass_of(row[at], max) >= cut.min_p * MASS_ONE));
-}
+    /* Whether a token may be chosen. */
+    __device__ __forceinline__ bool has(int at) const
+    {
+        if (at >= n_vocab || !(row[at] > __uint_as_float(0xff800000u)))
+            return false;
+        return !has_cuts ||
+               (key_of(row[at], at, row_bits) >= cut.last &&
+                (cut.min_p == 0.0 || (double)mass_of(row[at], max) >= cut.min_p * MASS_ONE));
+    }
+};

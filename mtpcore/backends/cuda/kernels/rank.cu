@@ -1,6 +1,6 @@
 /* The n tokens of a part of a row that score most (contest.cuh), the best one first. As in choose.cu
  * bounds are found first, and logarithms where a bound says that a token may be the next one; what is
- * computed for one place is kept for the places behind it. ranked.cu takes parts together.
+ * computed for one place is kept for the places behind it. merge_ranks.cu takes parts together.
  * Grid: (rows, parts). Block: 256.
  */
 #include "noise.cuh"
@@ -16,23 +16,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 {
     __shared__ Winner partial[2][THREADS / 32];
     __shared__ double to_reach;
-    const Contest contest(choosers[blockIdx.x], logits, token_ids, n_vocab, false);
+    const Contest contest(blockIdx.x, choosers, logits, token_ids, cuts, tops, n_vocab, row_bits,
+                          false);
     const int n_parts = (n_vocab + THREADS * PER_THREAD - 1) / (THREADS * PER_THREAD);
     const int first = blockIdx.y * (THREADS * PER_THREAD) + threadIdx.x;
-
-    Cut cut = {};
-    float max = 0.0f;
-    if (cuts) {
-        cut = cuts[blockIdx.x];
-        max = contest.row[tops[blockIdx.x]];
-    }
 
     double scores[PER_THREAD]; /* or bounds, where they are not known */
     unsigned left = 0, known = 0;
 #pragma unroll
     for (int i = 0; i < PER_THREAD; i++) {
         const int at = first + i * THREADS;
-        const bool is_in = takes_part(contest.row, at, n_vocab, cut, cuts, max, row_bits);
+        const bool is_in = contest.has(at);
         scores[i] = is_in ? contest.bound(at) : 0.0;
         left |= (unsigned)is_in << i;
     }

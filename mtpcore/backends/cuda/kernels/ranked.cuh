@@ -1,6 +1,6 @@
 #define MOST_RANKS 64
 
-/* A token of a ranking; RANKED of launch/ranks.py. */
+/* A token of a ranking; RANKED of launch/trees.py. */
 struct Ranked {
     double share;
     float probability;

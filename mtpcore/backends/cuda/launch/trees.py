@@ -14,23 +14,23 @@ from mtpcore.backends.cuda.launch.step import Launch, blocks_of
 from mtpcore.backends.cuda.launch.tokens import Cuts, n_parts, n_row_bits
 
 __all__ = [
-    "AIMED",
+    "BRANCH_ROW",
     "CHILD",
     "KERNELS",
     "MOST_RANKS",
     "NOT_FINITE",
     "NO_NODE",
     "RANKED",
-    "SEAT",
+    "VERIFIED_ROW",
     "SELECTION",
     "Found",
-    "aim",
+    "follow_branches",
     "grow",
-    "pick",
+    "select_best",
     "rank",
-    "rank_parts",
-    "seat",
-    "see",
+    "merge_ranks",
+    "place_verified",
+    "show_verified",
 ]
 
 RANKED = np.dtype([("share", np.float64), ("probability", np.float32), ("token", np.int32)])
@@ -50,12 +50,14 @@ CHILD = np.dtype(
 SELECTION = np.dtype(
     [("begin", np.int32), ("n_listed", np.int32), ("first", np.int32), ("n", np.int32)]
 )
-"""A list of nodes, and where the best of them go; ``pick.cu`` has the same."""
+"""A list of nodes, and where the best of them go; ``select_best.cu`` has the same."""
 
-AIMED = np.dtype([("branch", np.int32), ("row", np.int32), ("text", np.int32), ("depth", np.int32)])
-"""A row that stands for a branch; ``aim.cu`` has the same."""
+BRANCH_ROW = np.dtype(
+    [("branch", np.int32), ("row", np.int32), ("text", np.int32), ("depth", np.int32)]
+)
+"""A row that stands for a branch; ``follow_branches.cu`` has the same."""
 
-SEAT = np.dtype(
+VERIFIED_ROW = np.dtype(
     [
         ("row", np.int32),
         ("root", np.int32),
@@ -66,7 +68,7 @@ SEAT = np.dtype(
         ("text", np.int32),
     ]
 )
-"""A row that verifies a chosen node; ``seat.cuh`` has the same."""
+"""A row that verifies a chosen node; ``verified_row.cuh`` has the same."""
 
 MOST_RANKS = 64
 """Tokens of a ranking; ``ranked.cuh`` has the same."""
@@ -74,9 +76,22 @@ MOST_RANKS = 64
 NO_NODE, NOT_FINITE = -1, -1
 """In the place of a node, and of what goes on; ``tree.cuh`` has the same."""
 
-_RANK, _RANKED, _GROW = Kernel("rank"), Kernel("ranked"), Kernel("grow")
-_PICK, _AIM, _SEAT, _SEE = Kernel("pick"), Kernel("aim"), Kernel("seat"), Kernel("see")
-KERNELS = (_RANK, _RANKED, _GROW, _PICK, _AIM, _SEAT, _SEE)
+_RANK, _MERGE_RANKS, _GROW = Kernel("rank"), Kernel("merge_ranks"), Kernel("grow")
+_SELECT_BEST, _FOLLOW_BRANCHES, _PLACE_VERIFIED, _SHOW_VERIFIED = (
+    Kernel("select_best"),
+    Kernel("follow_branches"),
+    Kernel("place_verified"),
+    Kernel("show_verified"),
+)
+KERNELS = (
+    _RANK,
+    _MERGE_RANKS,
+    _GROW,
+    _SELECT_BEST,
+    _FOLLOW_BRANCHES,
+    _PLACE_VERIFIED,
+    _SHOW_VERIFIED,
+)
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -112,7 +127,7 @@ def rank(
     return Launch(_RANK, (n, n_parts(n_logits)), arguments)
 
 
-def rank_parts(
+def merge_ranks(
     logits: DeviceArray,
     token_ids: DeviceArray | None,
     odds: Odds,
@@ -128,7 +143,7 @@ def rank_parts(
     n_logits = logits.shape[-1]
     sizes = map(np.int32, (n_logits, n_parts(n_logits), n_ranks))
     weighed = (odds.choosers, odds.tops, odds.totals)
-    return Launch(_RANKED, (n, 1), (logits, *weighed, token_ids, candidates, ranking, *sizes))
+    return Launch(_MERGE_RANKS, (n, 1), (logits, *weighed, token_ids, candidates, ranking, *sizes))
 
 
 def grow(
@@ -163,7 +178,7 @@ def grow(
     return Launch(_GROW, (1, 1), arguments)
 
 
-def pick(
+def select_best(
     selections: DeviceArray,
     listed: DeviceArray,
     nodes: DeviceArray,
@@ -180,11 +195,11 @@ def pick(
     long, are written over. Those that are ``is_to_run`` are able to, and come in their order.
     """
     arguments = (selections, listed, nodes, worths, places, chosen, np.int32(is_to_run))
-    return Launch(_PICK, (n, 1), arguments)
+    return Launch(_SELECT_BEST, (n, 1), arguments)
 
 
-def aim(
-    aimed: DeviceArray,
+def follow_branches(
+    rows_of_branches: DeviceArray,
     found: Found,
     row_of: DeviceArray,
     tokens: DeviceArray,
@@ -193,20 +208,20 @@ def aim(
     texts: DeviceArray,
     n: int,
 ) -> Launch:
-    """Write what places nodes in n rows, and the rows that they follow; see ``aim.cu``.
+    """Write what places nodes in n rows, and the rows that they follow; see ``follow_branches.cu``.
 
-    ``aimed`` are of type ``AIMED`` [n]; ``row_of`` int32[n_branches] is the row of each branch, -1
-    where it has none here. ``tokens`` and ``rows`` of type ``PAIR`` [n], ``parents`` and ``texts``
-    int32 are written.
+    ``rows_of_branches`` are of type ``BRANCH_ROW`` [n]; ``row_of`` int32[n_branches] is the row of
+    each branch, -1 where it has none here. ``tokens`` and ``rows`` of type ``PAIR`` [n],
+    ``parents`` and ``texts`` int32 are written.
     """
     known = (found.branches, found.makers, found.outputs, row_of)
     sizes = map(np.int32, (n, WORDS, NEXT))
-    arguments = (aimed, *known, tokens, rows, parents, texts, *sizes)
-    return Launch(_AIM, (blocks_of(n), 1), arguments)
+    arguments = (rows_of_branches, *known, tokens, rows, parents, texts, *sizes)
+    return Launch(_FOLLOW_BRANCHES, (blocks_of(n), 1), arguments)
 
 
-def seat(
-    seats: DeviceArray,
+def place_verified(
+    verified: DeviceArray,
     found: Found,
     tokens: DeviceArray,
     depths: DeviceArray,
@@ -220,19 +235,19 @@ def seat(
     most: int,
     nobody: int,
 ) -> Launch:
-    """Write what makes n rows verify chosen nodes, ``most`` levels deep; see ``seat.cu``.
+    """Write what makes n rows verify chosen nodes, ``most`` levels deep; see ``place_verified.cu``.
 
-    ``seats`` are of type ``SEAT`` [n]; ``nobody`` is a node that is none.
+    ``verified`` are of type ``VERIFIED_ROW`` [n]; ``nobody`` is a node that is none.
     """
     known = (found.branches, found.makers)
     sizes = map(np.int32, (n, n_axes, most, WORDS, NEXT, nobody))
     written = (tokens, depths, parents, positions, choosers, texts)
-    return Launch(_SEAT, (blocks_of(n), 1), (seats, *known, *written, *sizes))
+    return Launch(_PLACE_VERIFIED, (blocks_of(n), 1), (verified, *known, *written, *sizes))
 
 
-def see(
-    seats: DeviceArray, depths: DeviceArray, visible: DeviceArray, n: int, window: int
+def show_verified(
+    verified: DeviceArray, depths: DeviceArray, visible: DeviceArray, n: int, window: int
 ) -> Launch:
-    """Let n rows see what the pending token sees, and their paths; see ``see.cu``."""
-    arguments = (seats, depths, visible, *map(np.int32, (n, window)))
-    return Launch(_SEE, (blocks_of(n), 1), arguments)
+    """Let n rows see what the pending token sees, and their paths; see ``show_verified.cu``."""
+    arguments = (verified, depths, visible, *map(np.int32, (n, window)))
+    return Launch(_SHOW_VERIFIED, (blocks_of(n), 1), arguments)

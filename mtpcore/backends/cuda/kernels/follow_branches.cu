@@ -8,23 +8,24 @@
 
 #define THREADS 256
 
-/* A row that stands for a branch; AIMED of launch/trees.py. */
-struct Aimed {
+/* A row that stands for a branch; BRANCH_ROW of launch/trees.py. */
+struct BranchRow {
     int branch, row;
     int text; /* where its nodes go; -1: nowhere */
     int depth;
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    aim(const Aimed *__restrict__ aimed, const int *__restrict__ branches,
-        const int *__restrict__ makers, const int *__restrict__ outputs,
-        const int *__restrict__ row_of, Pair *__restrict__ tokens, Pair *__restrict__ rows,
-        int *__restrict__ parents, int *__restrict__ texts, int n, int n_words, int word)
+    follow_branches(const BranchRow *__restrict__ rows_of_branches,
+                    const int *__restrict__ branches, const int *__restrict__ makers,
+                    const int *__restrict__ outputs, const int *__restrict__ row_of,
+                    Pair *__restrict__ tokens, Pair *__restrict__ rows, int *__restrict__ parents,
+                    int *__restrict__ texts, int n, int n_words, int word)
 {
     const int i = blockIdx.x * THREADS + threadIdx.x;
     if (i >= n)
         return;
-    const Aimed own = aimed[i];
+    const BranchRow own = rows_of_branches[i];
     int node = branches[own.branch];
     tokens[i] = Pair{(node < 0 ? 0 : node) * n_words + word, own.row};
     rows[i] = Pair{node < 0 ? 0 : outputs[makers[node]], own.row};

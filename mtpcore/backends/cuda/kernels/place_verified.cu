@@ -4,22 +4,23 @@
  * Grid: rows / 256 rounded up. Block: 256.
  */
 #include "noise.cuh"
-#include "seat.cuh"
+#include "verified_row.cuh"
 #include "pair.cuh"
 #include "tree.cuh"
 
 #define THREADS 256
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    seat(const Seat *__restrict__ seats, const int *__restrict__ branches,
-         const int *__restrict__ makers, Pair *__restrict__ tokens, int *__restrict__ depths,
-         int *__restrict__ parents, int *positions, Chooser *choosers, int *__restrict__ texts,
-         int n, int n_axes, int most, int n_words, int word, int nobody)
+    place_verified(const VerifiedRow *__restrict__ verified, const int *__restrict__ branches,
+                   const int *__restrict__ makers, Pair *__restrict__ tokens,
+                   int *__restrict__ depths, int *__restrict__ parents, int *positions,
+                   Chooser *choosers, int *__restrict__ texts, int n, int n_axes, int most,
+                   int n_words, int word, int nobody)
 {
     const int i = blockIdx.x * THREADS + threadIdx.x;
     if (i >= n)
         return;
-    const Seat own = seats[i];
+    const VerifiedRow own = verified[i];
     const int node = branches[own.first + own.row - own.root - 1];
     tokens[i] = Pair{(node < 0 ? 0 : node) * n_words + word, own.row};
     depths[i] = -1;

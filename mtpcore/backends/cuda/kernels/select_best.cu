@@ -17,9 +17,9 @@ struct Selection {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    pick(const Selection *__restrict__ selections, const int *__restrict__ listed,
-         const Draft *__restrict__ nodes, const double *__restrict__ worths, int *places,
-         int *__restrict__ chosen, int is_to_run)
+    select_best(const Selection *__restrict__ selections, const int *__restrict__ listed,
+                const Draft *__restrict__ nodes, const double *__restrict__ worths, int *places,
+                int *__restrict__ chosen, int is_to_run)
 {
     const Selection own = selections[blockIdx.x];
     const int *list = listed + own.begin;

@@ -37,10 +37,10 @@ static __device__ void share_out(const Chooser &chooser, const float *row, const
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    ranked(const float *__restrict__ logits, const Chooser *__restrict__ choosers,
-           const int *__restrict__ tops, const unsigned long long *__restrict__ totals,
-           const int *__restrict__ token_ids, const Winner *__restrict__ candidates,
-           Ranked *__restrict__ ranking, int n_vocab, int n_parts, int n)
+    merge_ranks(const float *__restrict__ logits, const Chooser *__restrict__ choosers,
+                const int *__restrict__ tops, const unsigned long long *__restrict__ totals,
+                const int *__restrict__ token_ids, const Winner *__restrict__ candidates,
+                Ranked *__restrict__ ranking, int n_vocab, int n_parts, int n)
 {
     __shared__ Winner partial[2][THREADS / 32];
     __shared__ int rows[MOST_RANKS];
