@@ -71,6 +71,7 @@ near = st.tuples(few_bits, few_bits, st.integers(-30, 30), st.sampled_from([1, -
 @example((-0.0, 1.0, -0.0))
 @example((1.0, 1.0, -1.0))
 @example((1e-45, 0.5, 1e-45))
+@example((2.0**-75 * (1 + 2.0**-23), 2.0**-75 * (1 - 2.0**-23), 2.0**-127 + 2.0**-149))
 def test_fma_rounds_once(values):
     with np.errstate(all="ignore"):
         a, b, c = as_floats(values)
