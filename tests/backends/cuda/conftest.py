@@ -32,7 +32,7 @@ UNTOUCHED = bytes([NOISE]) * GUARD
 ALIGNMENT = 256
 """Bytes; as of memory on a GPU."""
 FLAGS = (
-    *("-std=c++17", "-O1", "-ffp-contract=off", "-fPIC"),
+    *("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fPIC"),
     *("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"),
     "-U_FORTIFY_SOURCE",  # jumps from one stack to another
 )

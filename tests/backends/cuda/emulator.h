@@ -36,7 +36,7 @@ extern "C" char __start_shared[] __attribute__((weak)), __stop_shared[] __attrib
 
 namespace emulator {
 
-const unsigned WARP = 32, MOST_THREADS = 1024, MOST_COPIES = 64;
+const unsigned WARP = 32, MOST_THREADS = 1024, MOST_COPIES = 64, MOST_VALUES = 32;
 
 struct Meeting { /* where `size` threads wait for each other */
     int size = 0, arrived = 0;
@@ -48,6 +48,7 @@ struct Meeting { /* where `size` threads wait for each other */
 struct Warp {
     Meeting meeting;
     uint64_t word[2][WARP];
+    float values[2][WARP][MOST_VALUES];
     alignas(16) int8_t left[2][16][32], right[2][8][32]; /* a product's sides, by row and column */
 };
 
@@ -379,6 +380,16 @@ template <class T> static T __shfl_xor_sync(unsigned, T value, int mask)
     emulator::meet(warp.meeting);
     memcpy(&value, &warp.word[turn][lane ^ mask], sizeof value);
     return value;
+}
+
+template <int N> static void exchange(float (&values)[N], int bit)
+{
+    static_assert(N <= emulator::MOST_VALUES);
+    emulator::Warp &warp = emulator::warp();
+    const unsigned lane = emulator::current % 32, turn = warp.meeting.round % 2;
+    memcpy(warp.values[turn][lane], values, sizeof values);
+    emulator::meet(warp.meeting);
+    memcpy(values, warp.values[turn][lane ^ bit], sizeof values);
 }
 
 /* Which lanes have the same value. */

@@ -26,11 +26,21 @@ def cache(monkeypatch, tmp_path):
     return tmp_path / "mtpcore" / "cuda"
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def drawn(kernel, n):
+    """Return a number below n that a kernel's text draws."""
+    return zlib.crc32(f"{kernel}{kernel.source}".encode()) % n
+
+
+@pytest.mark.parametrize(
+    "kernel", [k for k in KERNELS if k.name != "attention" or drawn(k, 4) == 0], ids=str
+)
 def test_kernel_compiles_without_spills_or_warnings(kernel):
-    """For one architecture, which its text draws; `benchmarks/cuda_kernels.py` takes all."""
-    drawn = zlib.crc32(f"{kernel}{kernel.source}".encode()) % len(ARCHITECTURES)
-    taken = measure(kernel, ARCHITECTURES[drawn])
+    """For one architecture, and of attention, which takes seconds, some variants: the text draws.
+
+    All have been compiled for all when `benchmarks/cuda_kernels.py` wrote its table, which is held
+    to have been written of these very texts.
+    """
+    taken = measure(kernel, ARCHITECTURES[drawn(kernel, len(ARCHITECTURES))])
     assert taken.spilled == 0
     assert not taken.warnings
     assert 0 < taken.registers <= MOST_REGISTERS

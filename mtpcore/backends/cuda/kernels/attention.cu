@@ -24,6 +24,7 @@
 #include "early.cuh"
 #include "float16.cuh"
 #include "functions.cuh"
+#include "lanes.cuh"
 #include "last.cuh"
 #include "quantise.cuh"
 #include "visible.cuh"
@@ -40,7 +41,6 @@
 #define PITCH (RANGE + 8) /* floats of a query's weights: other banks for each */
 #define NOWHERE (-1)
 #define UNSEEN (-1.0f) /* no weight is negative */
-#define EVERY_LANE 0xffffffffu
 
 static_assert(RANGE == THREADS, "a thread finds the slot of a number");
 
@@ -440,18 +440,35 @@ static __device__ __forceinline__ void score_all(Tile &tile, const Heads &heads,
 #endif
 }
 
-/* The sum of a page's 64 weights, two in each lane. */
-static __device__ __forceinline__ float sum_of_page(float first, float second)
+/* The sum of each page's 64 weights, two of which are in each lane. */
+static __device__ __forceinline__ void sum_pages(float (&sums)[PAGES],
+                                                 const float (&weights)[PAGES][2])
 {
     const bool is_upper = threadIdx.x & 16;
-    const float first_of_other = __shfl_xor_sync(EVERY_LANE, first, 16);
-    const float second_of_other = __shfl_xor_sync(EVERY_LANE, second, 16);
-    float sum = is_upper ? first_of_other + first : first + first_of_other;
-    sum += is_upper ? second_of_other : second;
-    sum += is_upper ? second : second_of_other;
-    for (int step = 8; step > 0; step >>= 1)
-        sum += __shfl_xor_sync(EVERY_LANE, sum, step);
-    return sum;
+    float others[2 * PAGES];
+#pragma unroll
+    for (int i = 0; i < 2 * PAGES; i++)
+        others[i] = weights[i / 2][i % 2];
+    exchange(others, 16);
+#pragma unroll
+    for (int page = 0; page < PAGES; page++) {
+        const float first = weights[page][0], second = weights[page][1];
+        const float first_of_other = others[2 * page], second_of_other = others[2 * page + 1];
+        float sum = is_upper ? first_of_other + first : first + first_of_other;
+        sum += is_upper ? second_of_other : second;
+        sums[page] = sum + (is_upper ? second : second_of_other);
+    }
+#pragma unroll
+    for (int step = 8; step > 0; step >>= 1) {
+        float halves[PAGES];
+#pragma unroll
+        for (int page = 0; page < PAGES; page++)
+            halves[page] = sums[page];
+        exchange(halves, step);
+#pragma unroll
+        for (int page = 0; page < PAGES; page++)
+            sums[page] += halves[page];
+    }
 }
 
 /* Turns a query's scores of a range into weights; a warp. What a page needs of those before it is its
@@ -483,12 +500,16 @@ static __device__ __forceinline__ void weigh(Tile &tile, const Heads &heads, int
         }
     }
 #pragma unroll
-    for (int step = 16; step > 0; step >>= 1)
+    for (int step = 16; step > 0; step >>= 1) {
+        float others[PAGES];
 #pragma unroll
-        for (int page = 0; page < PAGES; page++) {
-            const float other = __shfl_xor_sync(EVERY_LANE, highest[page], step);
-            highest[page] = other > highest[page] ? other : highest[page];
-        }
+        for (int page = 0; page < PAGES; page++)
+            others[page] = highest[page];
+        exchange(others, step);
+#pragma unroll
+        for (int page = 0; page < PAGES; page++)
+            highest[page] = others[page] > highest[page] ? others[page] : highest[page];
+    }
     float top = least(), total = 0.0f;
 #pragma unroll
     for (int page = 0; page < PAGES; page++) {
@@ -498,8 +519,8 @@ static __device__ __forceinline__ void weigh(Tile &tile, const Heads &heads, int
 #pragma unroll
         for (int i = 0; i < 2; i++)
             scores[page][i] = exponential(scores[page][i] - top);
-        sums[page] = sum_of_page(scores[page][0], scores[page][1]);
     }
+    sum_pages(sums, scores);
 #pragma unroll
     for (int page = 0; page < PAGES; page++) {
         total *= factors[page];

@@ -9,6 +9,7 @@
  */
 #include "early.cuh"
 #include "float16.cuh"
+#include "lanes.cuh"
 #include "slots.cuh"
 
 #define THREADS 256
@@ -102,6 +103,23 @@ add_up(float (&sum)[ROWS * TOKENS], const Four *weights, const unsigned (&row_at
     }
 }
 
+/* Adds up sums of all lanes: each step leaves a lane half of them, those whose number has the lane's
+ * own bit; in the end lane i has sum i of the whole warp in place 0. */
+template <int STEP> static __device__ __forceinline__ void add_lanes(float (&sum)[ROWS * TOKENS])
+{
+    const bool is_upper = threadIdx.x & STEP;
+    float others[STEP];
+#pragma unroll
+    for (int i = 0; i < STEP; i++)
+        others[i] = is_upper ? sum[i] : sum[i + STEP];
+    exchange(others, STEP);
+#pragma unroll
+    for (int i = 0; i < STEP; i++)
+        sum[i] = (is_upper ? sum[i + STEP] : sum[i]) + others[i];
+    if constexpr (STEP > 1)
+        add_lanes<STEP / 2>(sum);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     matmul_float(const Four *__restrict__ weights, const float *x, const float *__restrict__ bias,
                  const int *matrices, const int *members, float *__restrict__ y, int n_rows,
@@ -143,19 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         add_up<true>(sum, own, row_at, x, token_at, n_tokens, n_cols);
     else
         add_up<false>(sum, own, row_at, x, token_at, n_tokens, n_cols);
-    /* Each step leaves a lane half of its sums, those whose number has the lane's own bit; in the end
-     * lane i has sum i of the whole warp. */
-#pragma unroll
-    for (int step = ROWS * TOKENS / 2; step > 0; step >>= 1)
-#pragma unroll
-        for (int i = 0; i < ROWS * TOKENS / 2; i++) {
-            if (i >= step) /* known to the compiler, as the number of turns must be */
-                break;
-            const bool upper = lane & step;
-            const float kept = upper ? sum[i + step] : sum[i];
-            const float sent = upper ? sum[i] : sum[i + step];
-            sum[i] = kept + __shfl_xor_sync(0xffffffffu, sent, step);
-        }
+    add_lanes<ROWS * TOKENS / 2>(sum);
     partial[warp][lane] = sum[0];
     __syncthreads();
     if (warp > 0)
