@@ -95,47 +95,45 @@ def test_texts_do_not_depend_on_trees(subject, name):
 def test_any_number_of_drafts_is_taken_back(subject, name):
     """Forks of two sequences in one batch, of which one accepts m drafts, the other all but m."""
     family = subject(name)
+    cross = family.link(96, n_seq_max=6, n_batch=128)
     prompts = [family.text(n, seed=n).tolist() for n in (62, 5)]  # pages have 64 places
+    for seq, prompt in enumerate(prompts):
+        cross.llm.process(Batch.of(prompt, seq=seq))
+    texts, digests = ([], []), ([], [])
 
-    def begun():
-        cross = family.link(96, n_seq_max=4, n_batch=128)
-        for seq, prompt in enumerate(prompts):
-            cross.llm.process(Batch.of(prompt, seq=seq))
-        return cross
-
-    plain, texts = begun(), ([], [])
+    forks = {0: 2, 1: 3}
+    for seq, fork in forks.items():
+        cross.fork(seq, fork)
     for _ in range(N_DRAFTS + 2):
-        for seq, text in enumerate(texts):
-            text.append(plain.pending(seq, SAMPLED))
-        plain.verify({0: [], 1: []}, SAMPLED)
-        for seq in range(2):
-            plain.accept(seq, 0)
+        for seq, fork in forks.items():
+            texts[seq].append(cross.pending(fork, SAMPLED))
+        cross.verify(dict.fromkeys(forks.values(), ()), SAMPLED)
+        for fork in forks.values():
+            cross.accept(fork, 0)
 
-    fresh, digests = begun(), ([], [])
-    for n in range(N_DRAFTS + 1):
-        for seq, text in enumerate(texts):
-            place = len(prompts[seq]) + n
-            fresh.llm.process(Batch.of([text[n]], seq=seq, pos=place))
-            digests[seq].append(fresh.digest(seq))
+    for seq, text in enumerate(texts):
+        fresh = 4 + seq
+        cross.fork(seq, fresh)
+        for n in range(N_DRAFTS + 1):
+            cross.llm.process(Batch.of([text[n]], seq=fresh, pos=len(prompts[seq]) + n))
+            digests[seq].append(cross.digest(fresh))
 
-    cross = begun()
     for m in range(N_DRAFTS + 1):
         n_right, drafts = (m, N_DRAFTS - m), {}
-        for seq, n in enumerate(n_right):
-            fork = 2 + seq
+        for seq, fork in forks.items():
+            cross.remove(fork)
             cross.fork(seq, fork)
             assert cross.pending(fork, SAMPLED) == texts[seq][0]
             cross.draft(fork, 2, sampling=SAMPLED)
-            right = texts[seq][1 : 1 + N_DRAFTS]
+            right, n = texts[seq][1 : 1 + N_DRAFTS], n_right[seq]
             drafts[fork] = [*right[:n], *((one + 1) % 40 for one in right[n:])]
         verdicts = cross.verify(drafts, SAMPLED)
-        for seq, n in enumerate(n_right):
-            fork = 2 + seq
+        for seq, fork in forks.items():
+            n = n_right[seq]
             assert verdicts[fork].accepted == n
             assert verdicts[fork].next_token == texts[seq][n + 1]
             cross.accept(fork, n)
             assert cross.digest(fork) == digests[seq][n], (m, seq)
-            cross.remove(fork)
 
 
 @pytest.mark.hypothesis
