@@ -91,3 +91,12 @@ ways = st.one_of(
     st.tuples(st.sampled_from(FACTORS), st.lists(
         described([SAMPLINGS[0], GREEDY], [0.0]), min_size=1, max_size=4)),
 )  # fmt: skip
+
+
+def hold(target, seq, length):
+    """Let the target have so many rows of a sequence."""
+    there = min(target.memory.length(seq), length)
+    target.memory.rewind(seq, there)
+    if there < length:
+        new = slice(there, length)
+        target.feed(HISTORY[new], seq=seq, place=there, hidden=HIDDEN[new], outputs=[])

@@ -15,6 +15,7 @@ from harness.head_runs import (
     IDS,
     N_HEADS,
     described,
+    hold,
     make_run,
     runners,
 )
@@ -295,7 +296,7 @@ def verified(target, run, held, sampling=None):
     """Return the run with its verification; sequences hold so many rows in the target."""
     tokens, place, seq, first = [], [], [], []
     for i, (length, k) in enumerate(zip(held, run.k, strict=True)):
-        target.feed(HISTORY[:length], seq=i, place=0, hidden=HIDDEN[:length], outputs=[])
+        hold(target, i, length)
         target.memory.reserve({i: (length, length + 1 + k)})
         first.append(len(tokens))
         tokens += [int(HISTORY[length]), *[0] * k]
@@ -356,7 +357,8 @@ def test_what_verifies_runs_behind_all_drafts(one, behind, target, sampling, mak
         assert {*made} == {*wanted} >= {"hidden", "logits" if sampling is None else "chosen"}
         for name, rows in wanted.items():
             assert made[name].tobytes() == np.asarray(rows).tobytes(), name
-        clear(*plans, target)
+        clear(*plans)
+    clear(target)
 
 
 def test_nothing_is_run_that_nobody_reaches(one, target, monkeypatch):

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 from harness.families import FAMILIES
-from harness.head_runs import HIDDEN, HISTORY, IDS
+from harness.head_runs import HIDDEN, HISTORY, IDS, hold
 from harness.search import searching
 from harness.step_heads import SPECS, written
 from hypothesis import given
@@ -320,15 +320,14 @@ def test_what_verifies_runs_behind_a_tree(one, target, shape, sampling):
     """Its rows, choices and memory are those of the tree that was made."""
     sequences = [(3, 3, 0.0, SAMPLINGS[1]), (5, 2, 0.0, SAMPLINGS[0])]
     held, sampler = [2, 61], sampling and Sampler(sampling, Scratch(N_LOGITS, N_VOCAB))
+    clear(target)
     for _ in range(3):
-        clear(target)
         run = tree_run(one, sequences, shape)
         places = [outline(shape, k).placeholder for _, k, *_ in sequences]
         planned = [(tree.tokens.tolist(), tree.parent.tolist()) for tree in places]
         batch, first = rows_to_verify(held, planned, sampler)
         for seq, (length, tree) in enumerate(zip(held, places, strict=True)):
-            rows = {"hidden": HIDDEN[:length]}
-            target.feed(HISTORY[:length], seq=seq, place=0, outputs=[], **rows)
+            hold(target, seq, length)
             target.memory.reserve({seq: (length, length + 1 + len(tree))})
         verification = Verification(
             plan=target.plan, memory=target.memory, batch=batch, first=first
