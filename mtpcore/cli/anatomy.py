@@ -77,7 +77,7 @@ def describe_model(
         "metadata": plain_metadata(model.metadata),
         "tokenizer": repr(model.tokenizer) if model.tokenizer else None,
         "chat_template": "tokenizer.chat_template" in model.metadata,
-        **_tensors(model.tensors.values(), lambda name: role_of(name, _n_layers(model))),
+        **_tensors(model.tensors.values(), lambda name: _role_in(model, name)),
         "drafters": [
             _drafter(part, spec) | {"path": str(part.path) if part is draft_model else None}
             for part, spec in drafters
@@ -162,8 +162,9 @@ def _plain_hparams(hparams: Any) -> dict[str, Any]:
     return plain
 
 
-def _n_layers(model: Model) -> int | None:
-    return model.hparams.n_layers if model.spec is not None else None
+def _role_in(model: Model, name: str) -> str:
+    n_layers = model.hparams.n_layers if model.spec is not None else None
+    return "head" if name in model.head_only else role_of(name, n_layers)
 
 
 def _tensors(

@@ -175,7 +175,7 @@ def _complete(file: ModelFile, beside: ModelFile, known: Registry) -> Model:
         raise ModelFileError(
             "the head's file would change the model's own graph",
             where=str(beside.path),
-            wanted="no metadata or tensors of the trunk besides those that the model has",
+            wanted="no metadata of the trunk besides what the model has",
             fix="convert the head from the same checkpoint again",
         )
     return model

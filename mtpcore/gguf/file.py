@@ -35,6 +35,8 @@ class ModelFile:
     files : tuple of MappedFile
     parts : tuple of ModelFile
         The file and its companion, each as it is, of a model that comes in two; empty for others.
+    head_only : frozenset of str
+        Tensors that a head's file brought: no graph of the trunk sees them.
     """
 
     def __init__(
@@ -44,9 +46,11 @@ class ModelFile:
         files: tuple[MappedFile, ...],
         *,
         parts: tuple[ModelFile, ...] = (),
+        head_only: frozenset[str] = frozenset(),
         to_look_at: bool = False,
     ) -> None:
         self.path, self.files, self.parts = files[0].path, files, parts
+        self.head_only = head_only
         self.metadata = metadata
         self.tensors: Mapping[str, Tensor] = MappingProxyType(dict(tensors))
         architecture = metadata.get("general.architecture")

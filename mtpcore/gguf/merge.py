@@ -18,11 +18,12 @@ log = logging.getLogger("mtpcore")
 def merge(trunk: ModelFile, head: ModelFile) -> ModelFile:
     """Unite two files of one model.
 
-    Tensors that ``trunk`` lacks come from ``head``, and so do the architecture's metadata keys that
-    it lacks; where both have one, the trunk's holds. Tokenizer, chat template and name are the
-    trunk's alone. Keys that count or describe layers (``block_count``,
-    ``nextn_predict_layers`` and lists of one entry a layer) come from the file with more layers,
-    as the layers of the head are numbered after those of the trunk.
+    Tensors that ``trunk`` lacks come from ``head``, and only the head sees them (``head_only``): an
+    output matrix beside a trunk that is tied to its embedding table is the head's. The
+    architecture's metadata keys that ``trunk`` lacks come from ``head``, too; of what both have,
+    the trunk's holds. Tokenizer, chat template and name are the trunk's alone. Keys that count or
+    describe layers (``block_count``, ``nextn_predict_layers`` and lists of one entry a layer) come
+    from the file with more layers, as the layers of the head are numbered after those of the trunk.
 
     The result uses the maps of both files; closing it closes them.
 
@@ -56,9 +57,9 @@ def merge(trunk: ModelFile, head: ModelFile) -> ModelFile:
     if deeper is head:
         metadata.update({key: head.metadata[key] for key in _layered(head)})
     _warn(trunk, head, metadata)
-    tensors = {**head.tensors, **trunk.tensors}
-    in_order = [*trunk.tensors, *(name for name in head.tensors if name not in trunk.tensors)]
-    return ModelFile(metadata, {name: tensors[name] for name in in_order}, trunk.files + head.files)
+    brought = {name: t for name, t in head.tensors.items() if name not in trunk.tensors}
+    tensors, files = {**trunk.tensors, **brought}, trunk.files + head.files
+    return ModelFile(metadata, tensors, files, head_only=frozenset(brought))
 
 
 def _count(file: ModelFile, name: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, Literal
 
 import msgspec
@@ -67,9 +67,15 @@ class TieUse(msgspec.Struct, frozen=True):
 
 
 def report_ties(
-    g: GraphBuilder, ties: Iterable[Tie], tensors: Mapping[str, Tensor]
+    g: GraphBuilder,
+    ties: Iterable[Tie],
+    tensors: Mapping[str, Tensor],
+    head_only: Collection[str] = (),
 ) -> list[TieUse]:
-    """Return where the weights of these ties come from, as a builder resolves them."""
+    """Return where the weights of these ties come from, as a builder resolves them.
+
+    A drafter's own are also those that only heads see, whatever they are called.
+    """
     report = []
     source: Literal["own", "borrowed", "missing"]
     for tie in ties:
@@ -80,7 +86,7 @@ def report_ties(
             source = "borrowed" if elsewhere else "missing"
             report.append(TieUse(wanted, source, elsewhere[0] if elsewhere else None))
             continue
-        source = "own" if weight.tensor == wanted else "borrowed"
+        source = "own" if weight.tensor in (wanted, *head_only) else "borrowed"
         stored = tensors[weight.tensor].type_name
         report.append(TieUse(wanted, source, weight.tensor, weight.shape, stored))
     return report

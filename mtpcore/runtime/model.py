@@ -127,6 +127,8 @@ class Model:
         self._file, self.spec, self.hparams = file, spec, hparams
         self._is_closed = False
         self.tensors = MappingProxyType(dict(file.tensors if tensors is None else tensors))
+        trunk = {name: t for name, t in self.tensors.items() if name not in file.head_only}
+        self._trunk_tensors = MappingProxyType(trunk)
         self._fitted = {drafter.spec.name: drafter for drafter in fitted}
         self._as_draft_model: FittedDrafter | None = None
         if spec is not None and layout != "mtp-only" and not spec.feeds:
@@ -157,6 +159,11 @@ class Model:
     def parts(self) -> tuple[ModelFile, ...]:
         """Its file and the companion, as they are, where the model comes in two; else empty."""
         return self._file.parts
+
+    @property
+    def head_only(self) -> frozenset[str]:
+        """Tensors that a head's file brought: the trunk's graphs do not see them."""
+        return self._file.head_only
 
     @property
     def architecture(self) -> str:
@@ -321,7 +328,9 @@ class Model:
             )
         for drafter in self._fitted.values():
             check_target(drafter, target.architecture, target.hparams, where)
-        borrowed = borrow([drafter.spec for drafter in self._fitted.values()], target.tensors)
+        borrowed = borrow(
+            [drafter.spec for drafter in self._fitted.values()], target._trunk_tensors
+        )
         self.tensors = MappingProxyType({**self.tensors, **borrowed})
         self._programs.clear()
         self.packed.lender = target.packed
@@ -497,9 +506,10 @@ class Model:
     ) -> GraphBuilder:
         hparams = fitted.hparams if fitted else self.hparams
         trunk_ties = self.spec.ties if self.spec and fitted else ()
+        of_trunk = fitted is None or fitted is self._as_draft_model
         return GraphBuilder(
             spec.name if not graph else f"{spec.name}.{graph}",
-            self.tensors,
+            self._trunk_tensors if of_trunk else self.tensors,
             ties=(*trunk_ties, *spec.ties),
             slots={f.slot: self._width(f, fitted, head) for f in spec.feeds if f.graph == graph},
             taps=taps,
@@ -581,7 +591,7 @@ class Model:
         report = []
         for head in range(fitted.n_heads):
             g = self._builder(fitted.spec, fitted, head)
-            report += report_ties(g, fitted.spec.ties, self.tensors)
+            report += report_ties(g, fitted.spec.ties, self.tensors, self.head_only)
         return tuple(dict.fromkeys(report))
 
     @contextmanager

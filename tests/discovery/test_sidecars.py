@@ -26,16 +26,16 @@ from mtpcore.discovery.sidecars import find_candidates
 from mtpcore.errors import GraphError, ModelFileError, PluginError
 from mtpcore.gguf import open_model_file, write_model_file
 from mtpcore.graph import GraphType
-from mtpcore.plugin import hookimpl
+from mtpcore.plugin import Feed, Fit, Outputs, first_of, hookimpl
 
 NAMED = toy.replaced(fit=msgspec.structs.replace(toy.HEAD.fit, sidecars=("mtp-*.gguf",)))
 TRUNK, HEAD = toy.trunk_tensors(), toy.head_tensors()
 SHARED = {n: TRUNK[n] for n in ("token_embd.weight", "output_norm.weight", "output.weight")}
 
 
-def plugins_of(*drafters):
+def plugins_of(*drafters, trunk=toy.TRUNK):
     module = types.ModuleType("named")
-    module.mtpcore_models = hookimpl(lambda: [toy.TRUNK], specname="mtpcore_models")
+    module.mtpcore_models = hookimpl(lambda: [trunk], specname="mtpcore_models")
     module.mtpcore_drafters = hookimpl(lambda: list(drafters), specname="mtpcore_drafters")
     return Registry.of(module)
 
@@ -338,23 +338,112 @@ def test_the_head_of_a_hybrid_beside_it_drafts_as_in_its_file(name, tmp_path, ca
 
 
 def test_a_head_brings_nothing_that_changes_the_trunk(tmp_path):
-    """Neither tables that a tied trunk has in one, nor a chat template: texts stay the same."""
-    tied = toy.write(tmp_path / "big.gguf", toy.trunk_tensors(output=False))
-    head = write_head(
-        tmp_path / "mtp-big.gguf",
-        {n: v for n, v in SHARED.items() if n != "output.weight"} | HEAD,
-        **{"tokenizer.chat_template": "{{ messages }}", "general.name": "head"},
-    )
-    with load(tied) as model:
+    """Neither a chat template nor metadata that the trunk lacks: texts stay the same."""
+
+    class Scaled(toy.Hparams):
+        def __init__(self, fields, tensors):
+            super().__init__(fields, tensors)
+            self.scale = fields.get("{arch}.logit_scale", float, 1.0)
+
+    def build(g, inputs, h):
+        return Outputs(logits=g.scale(toy.trunk(g, inputs, h).logits, h.scale))
+
+    scaled = msgspec.structs.replace(toy.TRUNK, hparams=Scaled, build=build)
+    known = plugins_of(NAMED, trunk=scaled)
+    trunk = toy.write(tmp_path / "big.gguf", TRUNK)
+    told = {"tokenizer.chat_template": "{{ messages }}", "general.name": "head"}
+    head = write_head(tmp_path / "mtp-big.gguf", **told)
+    with load(trunk, known) as model:
         assert [one.used for one in model.sidecars] == [True]
-        assert not {"tokenizer.chat_template", "general.name"} & model.metadata.keys()
-    write_head(head)
-    with load(tied) as model:
+        assert not {"tokenizer.chat_template"} & model.metadata.keys()
+    write_head(head, **{"toy.logit_scale": np.float32(0.5)})
+    with load(trunk, known) as model:
         (beside,) = model.sidecars
         assert not beside.used
         assert "would change the model's own graph" in beside.reason
     with pytest.raises(ModelFileError, match="would change the model's own graph"):
-        load(tied, mtp_path=head)
+        load(trunk, known, mtp_path=head)
+
+
+# An output matrix that only the head's file has
+
+
+@pytest.fixture
+def tied(tmp_path):
+    """A trunk that is tied to its table, beside the file of a head with a matrix of its own."""
+    write_head(tmp_path / "mtp-big.gguf")
+    return toy.write(tmp_path / "big.gguf", toy.trunk_tensors(output=False))
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["found", "named"])
+def test_a_tied_trunk_stays_tied_beside_a_head_with_a_matrix(tied, named):
+    head = tied.with_name("mtp-big.gguf")
+    with (
+        load(tied, sidecars=False) as alone,
+        load(tied, **({"mtp_path": head} if named else {})) as model,
+    ):
+        assert model.paths == (tied, head)
+        assert model.head_only == {*HEAD, "output.weight"}
+        assert str(model.program()) == str(alone.program())
+        logits = [
+            mtpcore.Context(one, 8, threads=1).process(mtpcore.Batch.of([7])).logits.copy()
+            for one in (alone, model)
+        ]
+        assert np.array_equal(*logits)
+        assert "output.weight" in model.program(GraphType.DRAFT).weights()
+        sources = {use.wanted: (use.source, use.tensor) for use in model.tie_report()}
+        assert sources == {
+            "blk.2.embed.weight": ("borrowed", "token_embd.weight"),
+            "blk.2.head.weight": ("own", "output.weight"),
+        }
+
+
+def test_who_borrows_the_trunks_output_gets_none_of_its_heads(tied):
+    """A drafter in a file of its own, and the trunk where it drafts for another model."""
+    lone = toy.replaced(
+        name="lone",
+        fit=Fit(architectures=frozenset({"lone"})),
+        standalone=True,
+        hparams=toy.Hparams,
+        feeds=(Feed(slot="hidden", taps=("hidden",), recycle="hidden"),),
+        ties=(first_of("output.weight", "target:output.weight", "target:token_embd.weight"),),
+    )
+    known = plugins_of(NAMED, lone)
+    file = tied.with_name("lone.gguf")
+    toy.write(file, {"token_embd.weight": TRUNK["token_embd.weight"]}, architecture="lone")
+    with load(tied, known) as model, load(file, known) as drafter:
+        drafter.borrow_from(model)
+        assert {n for n in drafter.tensors if ":" in n} == {"target:token_embd.weight"}
+        assert (
+            "output.weight" not in model.program(GraphType.DRAFT, drafter="draft_model").weights()
+        )
+
+
+@pytest.mark.parametrize("name", ["irregular layers, tied", "experts one by one"])
+def test_a_tied_hybrid_drafts_with_the_matrix_of_its_heads_file(name, tmp_path):
+    source = published(tmp_path / "hf", name)
+    for file, mtp in (("big", "drop"), ("mtp-big", "only")):
+        convert(source, tmp_path / f"{file}.gguf", outtype="f32", mtp=mtp, mtp_type="f32")
+    matrix = np.random.default_rng(4).normal(size=(qwen.N_VOCAB, qwen.WIDTH)).astype(np.float32)
+    head = tmp_path / "mtp-big.gguf"
+    with open_model_file(head) as file:
+        tensors = {t.name: np.array(t.array()) for t in file.tensors.values()}
+        architecture, metadata = file.architecture, dict(file.metadata)
+    assert "output.weight" not in tensors
+    write_model_file(head, architecture, metadata, tensors | {"output.weight": matrix})
+    tokens = qwen.tokens(8)
+    with load_model(tmp_path / "big.gguf") as model:
+        assert [one.used for one in model.sidecars] == [True]
+        settings = {"kv_dtype": "f32", "threads": 1}
+        trunk = mtpcore.Context(model, 32, taps=["hidden"], **settings)
+        drafter = mtpcore.Context(model, 32, graph_type="draft", **settings)
+        out = trunk.process(mtpcore.Batch.of(tokens, outputs="all"))
+        table = model.tensors["token_embd.weight"].array()
+        assert np.abs(out.logits - out.tap("hidden") @ table.T).max() < 1e-4
+        slots = {"hidden": out.tap("hidden")[:-1]}
+        drafts = drafter.process(mtpcore.Batch(tokens[1:], pos=1, slots=slots, outputs="all"))
+        assert np.abs(drafts.logits - drafts.tap("hidden") @ matrix.T).max() < 1e-4
+        assert np.abs(drafts.logits - drafts.tap("hidden") @ table.T).max() > 0.1
 
 
 # Drafters with an architecture of their own
