@@ -138,12 +138,11 @@ def trunk(
 N_LOGITS = 24
 
 
-def head(n_logits=N_LOGITS, factor=3.0, edit=lambda matrix: None, repack=True, seed=9, knows=False):
+def head(n_logits=N_LOGITS, factor=3.0, edit=lambda matrix: None, repack=True, seed=9):
     """One layer that reads a token and a hidden row, and hands its own hidden row on.
 
     Without a factor the logits are what one product makes: tokens may run while it makes them.
-    ``edit`` changes its float32 matrix. With ``knows`` there is a slot for rows that are known
-    beforehand.
+    ``edit`` changes its float32 matrix.
     """
     tensors = random_tensors(
         seed, embd=(N_VOCAB, WIDTH), join=(WIDTH, 2 * WIDTH), q=(N_HEADS * HEAD, WIDTH),
@@ -151,11 +150,9 @@ def head(n_logits=N_LOGITS, factor=3.0, edit=lambda matrix: None, repack=True, s
         norm=(WIDTH,), head=(n_logits, WIDTH),
     )  # fmt: skip
     edit(tensors["head.weight"].array())
-    slots = dict.fromkeys(["hidden", "known"] if knows else ["hidden"], WIDTH)
-    g = GraphBuilder("head", tensors, slots=slots)
+    g = GraphBuilder("head", tensors, slots={"hidden": WIDTH})
     x = g.embed(g.inputs.tokens, "embd.weight")
     x = g.matmul(g.concat(x, g.inputs["hidden"]), "join.weight")
-    x = g.add(x, g.inputs["known"]) if knows else x
     q, k, v = (g.split_heads(g.matmul(x, f"{name}.weight"), N_HEADS) for name in "qkv")
     q, k = (g.rope(y, g.inputs.positions, [1.0, 0.1, 0.01]) for y in (q, k))
     y = g.attention(q, k, v, layer=0, scale=0.2)
@@ -166,22 +163,24 @@ def head(n_logits=N_LOGITS, factor=3.0, edit=lambda matrix: None, repack=True, s
     return g.finish(Outputs(logits, hidden=hidden)), Weights(tensors, repack=repack)
 
 
-def post_head(attends=True, seed=31):
+def post_head(attends=True, seed=31, n_logits=N_LOGITS, adds=True, edit=lambda table: None):
     """A graph behind a block: of a token and the block's row, which are joined in one slot.
 
-    ``attends``: to the rows before it, too.
+    ``attends``: to the rows before it, too. ``adds``: its logits to the block's; without that they
+    are what one product makes. ``edit`` changes the table of tokens.
     """
     tensors = random_tensors(
-        seed, embd=(N_VOCAB, WIDTH), join=(WIDTH, N_LOGITS + WIDTH), q=(WIDTH, WIDTH),
-        k=(WIDTH, WIDTH), v=(WIDTH, WIDTH), head=(N_LOGITS, WIDTH),
+        seed, embd=(N_VOCAB, WIDTH), join=(WIDTH, n_logits + WIDTH), q=(WIDTH, WIDTH),
+        k=(WIDTH, WIDTH), v=(WIDTH, WIDTH), head=(n_logits, WIDTH),
     )  # fmt: skip
-    slots = {"row": N_LOGITS + WIDTH, "base": N_LOGITS}
+    edit(tensors["embd.weight"].array())
+    slots = {"row": n_logits + WIDTH} | ({"base": n_logits} if adds else {})
     g = GraphBuilder("post_head", tensors, slots=slots)
     x = g.embed(g.inputs.tokens, "embd.weight")
     x = g.add(g.scale(x, 2.0), g.matmul(g.inputs["row"], "join.weight"))
     if attends:
         q, k, v = (g.split_heads(g.matmul(x, f"{name}.weight"), 2) for name in "qkv")
         x = g.add(x, g.merge_heads(g.attention(q, k, v, layer=0, scale=0.2)))
-    suggested = g.matmul(g.output_rows(x), "head.weight")
-    logits = g.add(g.output_rows(g.inputs["base"]), suggested)
+    logits = g.matmul(g.output_rows(x), "head.weight")
+    logits = g.add(g.output_rows(g.inputs["base"]), logits) if adds else logits
     return g.finish(Outputs(logits)), Weights(tensors)

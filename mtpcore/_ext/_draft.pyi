@@ -22,12 +22,14 @@ Pass = tuple[
 ]
 
 def draft(
-    wanted: Any, passes: list[Pass], given: Sequence[tuple[int, NDArray[np.float32]]] = ()
+    wanted: Any,
+    passes: list[Pass],
+    fed: Sequence[tuple[int, Sequence[tuple[int, int, int]]]] = (),
 ) -> tuple[list[list[int]], int]:
     """Run a draft loop without the GIL; return each sequence's drafts, and how many passes ran.
 
     What the loop writes lies in memory of the first executor that grows with the longest history
-    and is kept.
+    and is kept, and in the arrays of slots that are fed.
 
     Parameters
     ----------
@@ -35,13 +37,13 @@ def draft(
         Of ``rows`` only the number of outputs is read.
     passes : list of (executor, rows, pages, states, external, logits, n_logits,
         recycled)
-        One, which is repeated, or one for each draft; rows, pages, states and external as in
-        ``Executor.run``, where outputs have room for this pass; ``logits`` is the buffer of logits
-        and ``n_logits`` their number in a row; ``recycled`` holds (slot, output, axis, width):
-        which output buffer feeds which slot's buffer.
-    given : sequence of (slot, rows)
-        What feeds further slots' buffers of a plan that is repeated, known beforehand: row [i, p]
-        of float32[m, n, width] is sequence i's in pass p.
+        One, which is repeated, or one for each draft; or a block, alone or before its post-head.
+        Rows, pages, states and external are as in ``Executor.run``, where outputs have room for
+        this pass; ``logits`` is the buffer of logits and ``n_logits`` their number in a row;
+        ``recycled`` holds (slot, output, axis, width): which output buffer feeds which slot's
+        buffer.
+    fed : sequence of (slot, [(output, axis, width)])
+        Which output buffers of a block, side by side, feed which slot's buffer of its post-head.
 
     Raises
     ------

@@ -4,12 +4,12 @@ from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
-from mtpcore._ext._buffers cimport floats, floats_of, int32s, int32s_of
+from mtpcore._ext._buffers cimport int32s, int32s_of
 from mtpcore._ext._interrupt cimport mtp_interrupt_begin
 from mtpcore._ext._plan cimport (
     MTP_MOST_RECYCLED, MTP_OUTPUTS, MTP_STATE_COLUMNS, MTP_TOKENS, Executor, check_state, mtp_draft,
     mtp_draft_lay_out, mtp_draft_pass, mtp_draft_run, mtp_draft_sequence, mtp_plan_n_logits,
-    mtp_now_ns, mtp_recycle, zeros,
+    mtp_now_ns, mtp_recycle, mtp_run, zeros,
 )
 from mtpcore._ext._sampling cimport Sampler
 
@@ -18,17 +18,18 @@ from mtpcore.errors import BackendError, BatchError, CapacityError
 cdef int64_t MOST_TOKENS = 1 << 40  # of a history: sizes in bytes stay far from overflowing
 
 
-def draft(wanted, list passes not None, given=()):
+def draft(wanted, list passes not None, fed=()):
     cdef mtp_draft loop
-    cdef int64_t begin, i, m = len(wanted.batch.outputs)
+    cdef int64_t begin, i, m = len(wanted.k if wanted.is_block else wanted.batch.outputs)
     cdef Executor one, executor
-    if m == 0:
-        return [], 0
+    if m == 0 or len(wanted.batch.tokens) == 0:
+        return [[] for _ in range(m)], 0
     if not passes:
         raise BackendError("a draft without passes")
     passes = [(<Executor?> each[0], *each[1:]) for each in passes]
     memset(&loop, 0, sizeof(mtp_draft))
     loop.n_sequences, loop.n_passes, loop.in_place = m, len(passes), bool(wanted.in_place)
+    loop.is_block = bool(wanted.is_block)
     samplers = tuple(wanted.samplers)  # what the loop points into
     running, taken = [], ()
     try:
@@ -41,12 +42,14 @@ def draft(wanted, list passes not None, given=()):
         loop.passes = <mtp_draft_pass *> zeros(loop.n_passes, sizeof(mtp_draft_pass))
         for i in range(loop.n_passes):
             take_pass(&loop, i, passes)
-        take_given(&loop, passes[0][0], given)
+        if loop.is_block and loop.n_passes > 1:
+            take_post_head(&loop, wanted.post_head.passes, passes, fed)
         take_sequences(&loop, wanted, samplers, passes[0][0])
-        check_given(&loop)
-        if loop.n_passes == 1:
+        if loop.is_block:
+            take_block(&loop)
+        elif loop.n_passes == 1:
             check_places(&loop, passes[0][0], passes[0][2])
-        for i in range(1, loop.n_passes):
+        for i in range(1, 1 if loop.is_block else loop.n_passes):
             take_later_rows(&loop, i)
         for sampler in samplers:
             (<Sampler> sampler)._check_scratch()
@@ -95,7 +98,7 @@ cdef int check_recycled(Executor executor, int64_t output, int64_t axis, int64_t
 cdef int check_fed(Executor executor, int64_t slot, int64_t width) except -1:
     """Check that rows of so many values are all that a slot reads."""
     cdef int64_t n_tokens = executor.run_state.n_rows[MTP_TOKENS]
-    if (own_values(executor, slot) < width * n_tokens or executor.reaches[slot].is_written
+    if (own_values(executor, slot) < max(width * n_tokens, 1) or executor.reaches[slot].is_written
             or executor.reaches[slot].row_stride[MTP_TOKENS] > width
             or executor.reaches[slot].end[MTP_TOKENS] > width
             or executor.reaches[slot].end[MTP_OUTPUTS]):
@@ -119,7 +122,8 @@ cdef int take_pass(mtp_draft *loop, int64_t number, list passes) except -1:
     executor.settle()
     executor.take_rows(rows, pages, states)
     executor.take_arrays(external, rows.embeddings is not None, -1)
-    if number == 0 and executor.run_state.n_rows[MTP_OUTPUTS] != loop.n_sequences:
+    if (number == 0 and not loop.is_block
+            and executor.run_state.n_rows[MTP_OUTPUTS] != loop.n_sequences):
         raise BatchError("one output a sequence", where="pass 0", wanted=loop.n_sequences,
                          got=executor.run_state.n_rows[MTP_OUTPUTS])
     if (n_logits < 1 or own_values(executor, logits) < n_logits * executor.run_state.n_rows[1]
@@ -128,20 +132,22 @@ cdef int take_pass(mtp_draft *loop, int64_t number, list passes) except -1:
     own.plan, own.run = &executor.plan, &executor.run_state
     own.sampling, own.sampling.logits = executor.sampling, logits
     own.n_rows = executor.run_state.n_rows[MTP_TOKENS] if number else loop.n_sequences
+    own.n_recycled = len(recycled)
     for i, (slot, output, axis, width) in enumerate(recycled):
         check_recycled(executor, output, axis, width)
         if number or loop.n_passes == 1:
             check_fed(executor, slot, width)
-        own.recycled[i] = mtp_recycle(slot, output, axis, width, NULL, 0, NULL)
+        own.recycled[i] = mtp_recycle(slot, output, axis, width, 0, width, NULL)
     if number == 0:
-        loop.n_logits, loop.n_recycled = n_logits, len(recycled)
-    if executor.n_vocab and (not loop.n_tokens or executor.n_vocab < loop.n_tokens):
+        loop.n_logits = n_logits
+    reads_drafts = number or not loop.is_block
+    if reads_drafts and executor.n_vocab and not 0 < loop.n_tokens <= executor.n_vocab:
         loop.n_tokens = executor.n_vocab
     if not (executor.plan.n_threads == first.plan.n_threads and n_logits == loop.n_logits
-            and len(recycled) == loop.n_recycled):
+            and own.n_recycled == loop.passes[0].n_recycled):
         raise BackendError("passes of one draft that differ", where=f"pass {number}",
                            wanted="threads, logits and slots of the first one")
-    for i in range(loop.n_recycled):
+    for i in range(own.n_recycled):
         taken = &own.recycled[i]
         if taken.width != loop.passes[0].recycled[i].width:
             raise BackendError("a slot of another width", where=f"pass {number}, slot {i}",
@@ -157,36 +163,70 @@ cdef int check_room(int64_t n_slots) except -1:
     return 0
 
 
-cdef int take_given(mtp_draft *loop, Executor only, given) except -1:
-    """Check rows that are known beforehand, of a plan that is repeated; note where they are."""
-    cdef floats rows
-    cdef int64_t m, n, width
-    if given and loop.n_passes > 1:
-        raise BackendError("rows are given to one plan that is repeated", got=loop.n_passes)
-    check_room(loop.n_recycled + len(given))
-    for slot, array in given:
-        m, n, width = array.shape
-        if m != loop.n_sequences or width < 1:
-            raise BackendError("not rows of each sequence", wanted=loop.n_sequences,
-                               got=array.shape)
-        check_fed(only, slot, width)
-        rows = floats_of(array, False)
-        loop.passes[0].recycled[loop.n_recycled] = mtp_recycle(
-            slot, -1, MTP_OUTPUTS, width, rows.data, n, NULL)
-        loop.n_recycled += 1
+cdef int take_post_head(mtp_draft *loop, int64_t most_passes, list passes, fed) except -1:
+    """Check what feeds the slots of a post-head, and note all rows that it may run."""
+    cdef Executor block = passes[0][0], behind = passes[1][0]
+    cdef mtp_draft_pass *own = &loop.passes[0]
+    cdef mtp_draft_pass *later = &loop.passes[1]
+    cdef int64_t slot, output, axis, width, column, stride
+    if loop.n_passes > 2:
+        raise BackendError("a block has one post-head", got=loop.n_passes - 1)
+    if own.run.n_rows[MTP_OUTPUTS] != later.run.n_rows[MTP_TOKENS]:
+        raise BatchError("a row for each output", where="a post-head",
+                         wanted=own.run.n_rows[MTP_OUTPUTS], got=later.run.n_rows[MTP_TOKENS])
+    loop.most_passes, loop.rows = max(most_passes, 0), later.run[0]
+    own.n_rows = 0
+    for slot, parts in fed:
+        column, stride = 0, sum([width for _, _, width in parts])
+        check_fed(behind, slot, stride)
+        for output, axis, width in parts:
+            check_room(own.n_recycled + 1)
+            check_recycled(block, output, axis, width)
+            own.recycled[own.n_recycled] = mtp_recycle(-1, output, axis, width, 0, width, NULL)
+            later.recycled[own.n_recycled] = mtp_recycle(
+                slot, -1, axis, width, column, stride, <float *> later.run.buffers[slot])
+            own.n_recycled += 1
+            column += width
     return 0
 
 
-cdef int check_given(mtp_draft *loop) except -1:
-    """Check that rows are given for all passes."""
-    cdef int64_t i, s
-    for s in range(loop.n_recycled):
-        for i in range(loop.n_sequences if loop.passes[0].recycled[s].given != NULL else 0):
-            if loop.sequences[i].k > loop.passes[0].recycled[s].n_given:
-                raise BatchError("rows are given for all passes", where=f"sequence {i}",
-                                 wanted=loop.sequences[i].k,
-                                 got=loop.passes[0].recycled[s].n_given)
+cdef int take_block(mtp_draft *loop) except -1:
+    """Check whose rows the outputs of a block are, and note who chooses from them."""
+    cdef mtp_draft_pass *own = &loop.passes[0]
+    cdef mtp_draft_sequence *sequence
+    cdef int64_t i, j, row = 0, at = 0, n = own.run.n_rows[MTP_OUTPUTS], n_rows
+    cdef bint chooses = loop.n_passes == 1 or loop.most_passes > 0
+    for i in range(loop.n_sequences):
+        sequence = &loop.sequences[i]
+        if sequence.k == 0:
+            continue
+        n_rows = sequence.k
+        if loop.n_passes > 1:
+            n_rows = check_rows_behind(&loop.rows, row, at, sequence.k, i)
+        sequence.begin, sequence.first = row, row + n_rows - sequence.k
+        if row + n_rows > n:
+            raise BatchError("fewer outputs than drafts", where=f"sequence {i}",
+                             wanted=row + n_rows, got=n)
+        for j in range(row, row + n_rows):
+            own.active[j] = i if chooses and j >= sequence.first else -1
+        row, at = row + n_rows, at + sequence.k
+    if row != n:
+        raise BatchError("an output that no sequence reads", where="a block", wanted=row, got=n)
     return 0
+
+
+cdef int64_t check_rows_behind(const mtp_run *rows, int64_t row, int64_t at, int64_t k,
+                               int64_t i) except -1:
+    """Check that the last k rows of a sequence of a post-head are outputs; return its rows."""
+    cdef int64_t end = row, j
+    while end < rows.n_rows[MTP_TOKENS] and rows.seq[end] == rows.seq[row]:
+        end += 1
+    for j in range(k):
+        if (end - k < row or at + j >= rows.n_rows[MTP_OUTPUTS]
+                or rows.outputs[at + j] != end - k + j):
+            raise BatchError("outputs are the last rows of each sequence", where="a post-head",
+                             wanted=f"{k} rows of sequence {i}")
+    return end - row
 
 
 cdef int take_sequences(mtp_draft *loop, wanted, tuple samplers, Executor first) except -1:
@@ -194,7 +234,7 @@ cdef int take_sequences(mtp_draft *loop, wanted, tuple samplers, Executor first)
     cdef const int32_t[::1] ids = wanted.token_ids, text
     cdef int64_t m = loop.n_sequences, i, most = 0
     cdef size_t size
-    cdef int64_t n_axes = first.run_state.n_axes
+    cdef int64_t n_axes = 0
     cdef Sampler sampler
     cdef mtp_draft_sequence *own
     n_prompt, p_min, index = wanted.n_prompt, wanted.p_min, wanted.indices
@@ -204,19 +244,22 @@ cdef int take_sequences(mtp_draft *loop, wanted, tuple samplers, Executor first)
         if longest > MOST_TOKENS:
             raise CapacityError("no memory for a draft", wanted=f"{longest} tokens")
         most = max(most, <int64_t> longest)
+    for i in range(loop.n_passes):
+        n_axes = max(n_axes, loop.passes[i].run.n_axes)
     size = mtp_draft_lay_out(loop, most, n_axes, NULL)
     mtp_draft_lay_out(loop, most, n_axes, first.reserve(size))
     for i in range(m):
         own, sampler = &loop.sequences[i], <Sampler?> samplers[i]
         text = history[i]
         own.n_history, own.n_prompt = text.shape[0], n_prompt[i]
-        own.k, own.p_min, own.index = k[i], p_min[i], index[i]
-        if own.n_history + max(own.k, 0) > most:
+        own.k, own.p_min, own.index = max(k[i], 0), p_min[i], index[i]
+        if own.n_history + own.k > most:
             raise BatchError("a history that changed", where=f"sequence {i}", got=own.n_history)
         if own.n_history:
             memcpy(own.history, &text[0], own.n_history * sizeof(int32_t))
+        memset(own.history + own.n_history, 0xff, own.k * sizeof(int32_t))  # no token yet
         own.settings, own.scratch = &sampler.settings, sampler.scratch.pointer
-        last = own.index if own.index < 0 else own.index + max(own.k, 0)
+        last = own.index if own.index < 0 else own.index + own.k
         sampler._check(loop.n_logits, own.n_history, own.n_prompt, last, ids, None)
         loop.passes[0].active[i] = i
     for i in range(loop.n_passes):
@@ -280,7 +323,7 @@ cdef int take_later_rows(mtp_draft *loop, int64_t number) except -1:
                          got=n)
     memcpy(own.tokens, own.run.tokens, own.n_rows * sizeof(int32_t))
     own.run.tokens = own.tokens
-    for i in range(loop.n_recycled):
+    for i in range(own.n_recycled):
         taken = &own.recycled[i]
         memcpy(taken.rows, own.run.buffers[taken.slot], own.n_rows * taken.width * sizeof(float))
         own.run.buffers[taken.slot] = taken.rows

@@ -211,8 +211,8 @@ cdef extern from "plan/draft.h" nogil:
         int32_t output
         int32_t axis
         int64_t width
-        const float *given
-        int64_t n_given
+        int64_t column
+        int64_t stride
         float *rows
 
     ctypedef struct mtp_draft_sequence:
@@ -225,12 +225,15 @@ cdef extern from "plan/draft.h" nogil:
         int64_t n_drafts
         int64_t index
         double p_min
+        int64_t begin
+        int64_t first
 
     ctypedef struct mtp_draft_pass:
         const mtp_plan *plan
         mtp_run *run
         mtp_fused_sampling sampling
         mtp_recycle *recycled  # of an array
+        int64_t n_recycled
         int64_t n_rows
         int32_t *tokens
         int32_t *active
@@ -243,8 +246,10 @@ cdef extern from "plan/draft.h" nogil:
         int64_t n_run
         int64_t n_logits
         int64_t n_tokens
-        int64_t n_recycled
         int in_place
+        int is_block
+        int64_t most_passes
+        mtp_run rows
 
     int64_t MTP_MOST_RECYCLED
     size_t mtp_draft_lay_out(mtp_draft *draft, int64_t most, int64_t n_axes, char *memory)

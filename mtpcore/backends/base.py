@@ -156,7 +156,8 @@ class PostHead(msgspec.Struct, frozen=True, kw_only=True):
     Without ``passes`` all rows are outputs, and those of a sequence run one after the other, each
     as soon as its token is chosen. With ``passes`` all rows run together, so often at most: first
     behind the drafts that the block's own logits choose, then behind those of the pass before,
-    until none changes. ``p_min`` is asked of the last choice alone.
+    until none changes. ``p_min`` is asked of the last choice alone. A token without an embedding in
+    ``plan`` is the last draft of its sequence; in passes before the last, token 0 stands for it.
 
     Places of all rows are reserved beforehand, and may be written in every pass.
     """
@@ -174,8 +175,7 @@ class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     The first pass runs ``batch``; ``batch.outputs`` are the newest rows of the m sequences, and
     each chooses its sequence's first draft. Every further pass has one row for each sequence that
     goes on: the token just chosen, at the next place and positions (``in_place``: at the same),
-    with ``recycle[slot]``, an output of the pass before, as its slots; or with what is known
-    beforehand: row [i, p] of ``given[slot]`` float32[m, n, width] is sequence i's in pass p.
+    with ``recycle[slot]``, an output of the pass before, as its slots.
 
     With ``later`` the further passes are these instead. Pass p has the sequences that want more
     than p drafts, in the same order, each with all of its rows together. The newest p of them, or
@@ -209,7 +209,6 @@ class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     p_min: Sequence[float]
     index: Sequence[int] = ()
     recycle: Mapping[str, str] = {}
-    given: Mapping[str, F32] = {}
     token_ids: I32 | None = None
     later: Sequence[DraftPass] = ()
     verification: Verification | None = None

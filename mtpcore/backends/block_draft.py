@@ -15,7 +15,7 @@ from mtpcore.errors import BatchError
 from mtpcore.graph.program import OUTPUTS, Program
 from mtpcore.memory.base import Memory
 
-__all__ = ["check_block", "draft_block"]
+__all__ = ["check_block", "draft_block", "until_unreadable"]
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -25,10 +25,8 @@ def check_block(run: DraftRun, program: Program) -> None:
     where = "a block"
     if run.batch.parent is not None:
         raise BatchError("drafts are chains", where=where)
-    if run.later or run.recycle or run.given:
-        raise BatchError(
-            "one pass makes all drafts", where=where, fix="leave out later, recycle, given"
-        )
+    if run.later or run.recycle:
+        raise BatchError("one pass makes all drafts", where=where, fix="leave out later, recycle")
     post_head = run.post_head
     if post_head is None:
         _check_rows(run, run.batch.seq[run.batch.outputs].tolist(), where)
@@ -81,59 +79,53 @@ def _check_rows(run: DraftRun, seq: list[int], where: str) -> None:
         )
 
 
-def draft_block(plan: Plan, run: DraftRun, memory: Memory | None) -> list[list[int]]:
-    """Return the drafts of each sequence, by ``plan.run``."""
+def draft_block(plan: Plan, run: DraftRun, memory: Memory | None, n_tokens: int) -> list[list[int]]:
+    """Return the drafts of each sequence, by ``plan.run``.
+
+    So many tokens have embeddings in a post-head's plan; 0: it reads none.
+    """
+    none: list[list[int]] = [[] for _ in run.k]
     if run.post_head is None:
-        arrays = plan.run(_with_choices(run.batch, run, run.k), memory)
-        return _choose(run, _spans(run.k), arrays, run.p_min)
+        arrays = plan.run(_with_choices(run.batch, run, run.k, none), memory)
+        return _choose(run, _spans(run.k), arrays, run.p_min, none)
     arrays = plan.run(run.batch, memory)
     if not len(run.batch.outputs):
-        return [[] for _ in run.k]
+        return none
     fed = {
         slot: _rows_of(plan.program, run.batch, arrays, names)
         for slot, names in run.post_head.feeds.items()
     }
     draft = _draft_in_passes if run.post_head.passes else _draft_in_order
-    return draft(run, run.post_head, arrays, fed)
+    return draft(run, run.post_head, arrays, fed, n_tokens)
 
 
 def _draft_in_order(
-    run: DraftRun, post_head: PostHead, arrays: Arrays, fed: dict[str, F32]
+    run: DraftRun, post_head: PostHead, arrays: Arrays, fed: dict[str, F32], n_tokens: int
 ) -> list[list[int]]:
     """Return each sequence's drafts, row by row, from the token before."""
-    spans = _spans(run.k)
-    k = [_n_sound(fed, span) for span in spans]
-    some = [i for i, n in enumerate(k) if n]
+    spans, tokens = _spans(run.k), post_head.batch.tokens.copy()
+    most = [_n_sound(fed, span) for span in spans]
     drafts: list[list[int]] = [[] for _ in run.k]
-    if not some:
-        return drafts
-    first = [spans[i].start for i in some]
-    pending = _taken(post_head.batch, first, range(len(some)), {})
-    # Those of shorter drafts end with copies of their last row, which nobody reads.
-    at = np.array(first)[:, None] + np.minimum(
-        np.arange(max(k)), np.array([k[i] for i in some])[:, None] - 1
-    )
-    given = {slot: rows[at] for slot, rows in fed.items()}
-    slots = {slot: np.ascontiguousarray(rows[:, 0]) for slot, rows in given.items()}
-    chain = DraftRun(
-        batch=msgspec.structs.replace(pending, slots=slots),
-        samplers=[run.samplers[i] for i in some],
-        history=[run.history[i] for i in some],
-        n_prompt=[run.n_prompt[i] for i in some],
-        k=[k[i] for i in some],
-        p_min=[run.p_min[i] for i in some],
-        index=[run.indices[i] for i in some],
-        given=given,
-        token_ids=run.token_ids,
-    )
-    drafted, _ = post_head.plan.draft(chain, post_head.memory)
-    for i, ids in zip(some, drafted, strict=True):
-        drafts[i] = ids
+    going = [i for i, n in enumerate(most) if n]
+    while going:
+        rows = [spans[i].start + len(drafts[i]) for i in going]
+        k = [int(i in going) for i in range(len(run.k))]
+        batch = msgspec.structs.replace(post_head.batch, tokens=tokens)
+        batch = _with_choices(_taken(batch, rows, range(len(rows)), fed), run, k, drafts)
+        arrays = post_head.plan.run(batch, post_head.memory)
+        before, drafts = drafts, _choose(run, _spans(k), arrays, run.p_min, drafts)
+        going = [
+            i
+            for i in going
+            if len(before[i]) < len(drafts[i]) < most[i] and not 0 < n_tokens <= drafts[i][-1]
+        ]
+        for i in going:
+            tokens[spans[i].start + len(drafts[i])] = drafts[i][-1]
     return drafts
 
 
 def _draft_in_passes(
-    run: DraftRun, post_head: PostHead, arrays: Arrays, fed: dict[str, F32]
+    run: DraftRun, post_head: PostHead, arrays: Arrays, fed: dict[str, F32], n_tokens: int
 ) -> list[list[int]]:
     """Return each sequence's drafts, all at once, in several passes.
 
@@ -144,31 +136,41 @@ def _draft_in_passes(
     rows, outputs = post_head.batch, post_head.batch.outputs
     spans = [range(*_ends(outputs, span)) for span in _spans(run.k)]  # rows that choose
     begins = [rows.seq.tolist().index(rows.seq[span.start]) if span else 0 for span in spans]
+    none: list[list[int]] = [[] for _ in run.k]
     anyhow = [0.0] * len(run.k)
     sound = [
         max(_n_sound(fed, range(begin, span.stop)) - (span.start - begin), 0) if span else 0
         for begin, span in zip(begins, spans, strict=True)
     ]
-    chosen = _choose(run, [span[:n] for span, n in zip(spans, sound, strict=True)], arrays, anyhow)
+    choosing: list[range] = [span[:n] for span, n in zip(spans, sound, strict=True)]
+    chosen = _choose(run, choosing, arrays, anyhow, none)
     for _ in range(post_head.passes):
         before, k = chosen, [*map(len, chosen)]
         if not any(k):
             break
+        choosing = _spans(k)
         tokens, taken = rows.tokens.copy(), list[int]()
         for begin, span, ids in zip(begins, spans, before, strict=True):
             if ids:
-                tokens[span.start + 1 : span.start + len(ids)] = ids[:-1]
+                known = [0 if 0 < n_tokens <= token else token for token in ids[:-1]]
+                tokens[span.start + 1 : span.start + len(ids)] = known
                 taken += range(begin, span.start + len(ids))
         going = {row for span, n in zip(spans, k, strict=True) for row in span[:n]}
-        choosing = [at for at, row in enumerate(taken) if row in going]
-        batch = _taken(msgspec.structs.replace(rows, tokens=tokens), taken, choosing, fed)
-        arrays = post_head.plan.run(_with_choices(batch, run, k), post_head.memory)
-        chosen = _choose(run, _spans(k), arrays, anyhow)
+        newest = [at for at, row in enumerate(taken) if row in going]
+        batch = _taken(msgspec.structs.replace(rows, tokens=tokens), taken, newest, fed)
+        arrays = post_head.plan.run(_with_choices(batch, run, k, none), post_head.memory)
+        chosen = _choose(run, choosing, arrays, anyhow, none)
         if chosen == before:
             break
-    if not any(map(len, chosen)) or max(run.p_min) <= 0:
-        return chosen
-    return _choose(run, _spans(k), arrays, run.p_min)
+    if any(map(len, chosen)) and max(run.p_min) > 0:
+        chosen = _choose(run, choosing, arrays, run.p_min, none)
+    return [until_unreadable(ids, n_tokens) for ids in chosen]
+
+
+def until_unreadable(ids: list[int], n_tokens: int) -> list[int]:
+    """Return drafts up to the first one without an embedding, if so many tokens have one."""
+    ends = (at for at, token in enumerate(ids, start=1) if 0 < n_tokens <= token)
+    return ids[: next(ends, len(ids))]
 
 
 def _spans(k: Sequence[int]) -> list[range]:
@@ -215,9 +217,11 @@ def _n_sound(fed: Mapping[str, F32], rows: range) -> int:
     return len(rows) if finite.all() else int(finite.argmin())
 
 
-def _with_choices(batch: CheckedBatch, run: DraftRun, k: Sequence[int]) -> CheckedBatch:
+def _with_choices(
+    batch: CheckedBatch, run: DraftRun, k: Sequence[int], before: Sequence[Sequence[int]]
+) -> CheckedBatch:
     """Return a batch whose outputs choose so many drafts, where that needs no text before them."""
-    places = [(i, number) for i, n in enumerate(k) for number in range(n)]
+    places = [(i, len(before[i]) + number) for i, n in enumerate(k) for number in range(n)]
     samplers = [
         run.samplers[i] if run.samplers[i].is_gumbel_max and run.p_min[i] <= 0 else None
         for i, _ in places
@@ -230,21 +234,25 @@ def _with_choices(batch: CheckedBatch, run: DraftRun, k: Sequence[int]) -> Check
 
 
 def _choose(
-    run: DraftRun, spans: Sequence[Sequence[int]], arrays: Arrays, p_min: Sequence[float]
+    run: DraftRun,
+    spans: Sequence[Sequence[int]],
+    arrays: Arrays,
+    p_min: Sequence[float],
+    before: Sequence[Sequence[int]],
 ) -> list[list[int]]:
-    """Return each sequence's drafts, each from its output, with those before it known."""
+    """Return each sequence's drafts: those before, and one of each output behind them."""
     logits = np.asarray(arrays["logits"])
     chosen = np.asarray(arrays.get("chosen", np.full(len(logits), -1)))
     at_home = np.cumsum(chosen < 0) - 1  # the row of logits of each that has one
     drafts: list[list[int]] = []
     for i, span in enumerate(spans):
-        ids: list[int] = []
-        for number, at in enumerate(span):
+        ids = [*before[i]]
+        for at in span:
             token = int(chosen[at])
             if token < 0:
                 row = logits[at_home[at]]
                 text = np.concatenate([run.history[i], np.array(ids, np.int32)])
-                asked = row, text, run.n_prompt[i], run.indices[i] + number, run.token_ids
+                asked = row, text, run.n_prompt[i], run.indices[i] + len(ids), run.token_ids
                 if p_min[i] <= 0:  # then the sum over all logits is spared
                     token, is_good = run.samplers[i].choose(*asked), True
                 else:

@@ -49,7 +49,6 @@ def check_draft(run: DraftRun, program: Program) -> None:
             _check_program(one, run, None)
         return
     most = max(run.k, default=0)
-    _check_given(run, program, most)
     passes = [(program, run.batch), *((later.plan.program, later.batch) for later in run.later)]
     if run.later and most > len(passes):
         raise BatchError("a pass for each draft", wanted=most, got=len(passes))
@@ -81,21 +80,6 @@ def _check_rows(number: int, batch: CheckedBatch, going: list[int]) -> None:
         raise BatchError("rows of a sequence stand together", where=where, got=f"sequences {seq}")
 
 
-def _check_given(run: DraftRun, program: Program, most: int) -> None:
-    """Raise BatchError where rows that are known beforehand are not of all passes."""
-    slots, m = program.slots(), len(run.batch.outputs)
-    for slot, rows in run.given.items():
-        width = slots.get(slot)
-        fits = rows.dtype == np.float32 and rows.ndim == 3 and rows.shape[::2] == (m, width)
-        if run.later or slot in run.recycle or not fits or rows.shape[1] < most:
-            raise BatchError(
-                "rows of a slot are given for all passes of one plan",
-                where=f"given[{slot!r}]",
-                wanted=f"float32[{m}, {most} or more, {width}], and no others",
-                got=f"{rows.dtype}{list(rows.shape)}",
-            )
-
-
 def _check_program(program: Program, run: DraftRun, before: Program | None) -> None:
     """Raise BatchError where a program has no logits, or lacks what it is to read or to recycle.
 
@@ -103,7 +87,7 @@ def _check_program(program: Program, run: DraftRun, before: Program | None) -> N
     """
     for slot, width in program.slots().items():
         source = run.recycle.get(slot)
-        if slot in run.given or (source is None and (before is None or run.later)):
+        if source is None and (before is None or run.later):
             continue
         for one, wanted in ((program, None), (before, (width,))):
             if one is None:
@@ -129,7 +113,8 @@ def draft_steps(plan: Plan, run: DraftRun, memory: Memory | None) -> tuple[list[
     """
     check_draft(run, plan.program)
     if run.is_block:
-        return draft_block(plan, run, memory), 1
+        behind = run.post_head and run.post_head.plan.program
+        return draft_block(plan, run, memory, n_embeddings(behind) if behind else 0), 1
     plans = [plan, *(later.plan for later in run.later)]
     programs = [one.program for one in plans]
     chooses_after_texts = all(one.chooses_after_texts for one in plans)
@@ -183,10 +168,7 @@ def draft_steps(plan: Plan, run: DraftRun, memory: Memory | None) -> tuple[list[
         elif going:
             newest = [int(batch.outputs[active.index(i)]) for i in going]
             tokens = [drafts[i][-1] for i in going]
-            rows = [
-                {**slot_rows[i][-1], **{slot: r[i, n_passes] for slot, r in run.given.items()}}
-                for i in going
-            ]
+            rows = [slot_rows[i][-1] for i in going]
             batch = _go_on(batch, newest, tokens, rows, 0 if run.in_place else 1)
             active = going
     return drafts, n_passes

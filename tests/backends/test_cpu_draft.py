@@ -17,7 +17,7 @@ from mtpcore.backends.base import CheckedBatch, DraftRun
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.draft import draft_steps
 from mtpcore.backends.reference import ReferenceBackend
-from mtpcore.errors import BackendError, BatchError, CapacityError, SamplingError
+from mtpcore.errors import BatchError, CapacityError, SamplingError
 from mtpcore.sampling import Sampler, Sampling, Scratch
 from mtpcore.testing import Runner
 
@@ -27,14 +27,12 @@ RNG = np.random.default_rng(3)
 ODD = [np.nan, np.inf, -np.inf, 0.0, 3e38, -3e38]
 HISTORY = RNG.integers(0, N_VOCAB, 200).astype(np.int32)
 HIDDEN = RNG.normal(size=(200, WIDTH)).astype(np.float32)
-KNOWN = RNG.normal(size=(4, 9, WIDTH)).astype(np.float32)  # by sequence and pass
 IDS = RNG.permutation(N_VOCAB + 3)[:N_LOGITS].astype(np.int32)  # some have no embedding
 
 
 HEADS = {
     "scaled": head(),
     "direct": head(factor=None),
-    "knowing": head(factor=None, knows=True),
 }
 SAMPLINGS = [
     Sampling(temperature=0),
@@ -49,19 +47,12 @@ RACES = [
 ]
 
 
-def compiled(plan, run, memory):
-    return plan.draft(run, memory)
-
-
 def runner(kind, threads=1, which="scaled"):
     return Runner(kind, *HEADS[which], threads=threads, kv_dtype="f32", n_batch=128)
 
 
-def make_run(memory, sequences, ids=None, n_logits=N_LOGITS, *, knows=False):
-    """Return the run of [(seq, length, catch up, k, p_min, sampling)]; its places are reserved.
-
-    With ``knows`` some rows are known beforehand.
-    """
+def make_run(memory, sequences, ids=None, n_logits=N_LOGITS):
+    """Return the run of [(seq, length, catch up, k, p_min, sampling)]; its places are reserved."""
     scratch = Scratch(n_logits, N_VOCAB + 3)
     seq, place = [], []
     for one, length, n, k, _, _ in sequences:
@@ -77,7 +68,7 @@ def make_run(memory, sequences, ids=None, n_logits=N_LOGITS, *, knows=False):
             seq=np.array(seq, np.int32),
             place=place,
             outputs=ends.astype(np.int32),
-            slots={"hidden": HIDDEN[place], **({"known": HIDDEN[place[::-1]]} if knows else {})},
+            slots={"hidden": HIDDEN[place]},
         ),
         samplers=[Sampler(sampling, scratch) for *_, sampling in sequences],
         history=[HISTORY[: length + n] for _, length, n, *_ in sequences],
@@ -85,7 +76,6 @@ def make_run(memory, sequences, ids=None, n_logits=N_LOGITS, *, knows=False):
         k=[k for *_, k, _, _ in sequences],
         p_min=[p_min for *_, p_min, _ in sequences],
         recycle={"hidden": "hidden"},
-        given={"known": KNOWN[: len(sequences)]} if knows else {},
         token_ids=ids,
     )
 
@@ -114,7 +104,7 @@ racing = st.lists(
 )
 ways = st.one_of(
     st.tuples(st.sampled_from([*HEADS]), sequences),
-    st.tuples(st.sampled_from(["direct", "knowing"]), racing),
+    st.tuples(st.just("direct"), racing),
 )
 
 
@@ -129,9 +119,8 @@ def test_the_loop_is_the_python_loop(way, slots, with_ids, threads):
         for seq, length, *_ in described:
             one.memory.reserve({seq: (0, length)})
             if length:
-                rows = dict.fromkeys(one.plan.program.slots(), HIDDEN[:length])
-                one.feed(HISTORY[:length], seq=seq, place=0, outputs=[], **rows)
-        run = make_run(one.memory, described, IDS if with_ids else None, knows=which == "knowing")
+                one.feed(HISTORY[:length], seq=seq, place=0, outputs=[], hidden=HIDDEN[:length])
+        run = make_run(one.memory, described, IDS if with_ids else None)
         found.append(one.plan.draft(run, one.memory) if compiled else
                      draft_steps(one.plan, run, one.memory))  # fmt: skip
         for i, (seq, length, n, _, _, _) in enumerate(described):
@@ -301,35 +290,6 @@ def test_rows_that_are_not_finite_end_a_sequence_alone():
     assert n_passes == 4
 
 
-@pytest.mark.parametrize("loop", [compiled, draft_steps])
-def test_each_pass_reads_what_is_known_of_it(loop):
-    """As batch after batch does."""
-    one, again = runner(CpuBackend(), which="knowing"), runner(CpuBackend(), which="knowing")
-    described = [(2, 0, 3, 5, 0.0, SAMPLINGS[0]), (0, 0, 2, 3, 0.0, SAMPLINGS[0])]
-    run = make_run(one.memory, described, knows=True)
-    drafts, _ = loop(one.plan, run, one.memory)
-    assert [len(ids) for ids in drafts] == [5, 3]
-    for i, (seq, _, n, *_) in enumerate(described):
-        mine = run.batch.seq == seq
-        rows = {slot: every[mine] for slot, every in run.batch.slots.items()}
-        made = again.feed(HISTORY[:n], seq=seq, place=0, **rows)
-        for p, token in enumerate(drafts[i], start=1):
-            assert token == int(made["logits"][-1].argmax())
-            known = KNOWN[i, p : p + 1]
-            made = again.feed([token], seq=seq, hidden=made["hidden"][-1:], known=known)
-
-
-@pytest.mark.parametrize("loop", [compiled, draft_steps])
-def test_rows_that_are_known_end_no_draft(loop):
-    """They may be logits, of which some are forbidden."""
-    known = KNOWN[:1].copy()
-    known[0, 2] = -np.inf
-    one = runner(CpuBackend())
-    run = make_run(one.memory, [(0, 0, 2, 5, 0.0, SAMPLINGS[0])])
-    run = msgspec.structs.replace(run, recycle={}, given={"hidden": known})
-    assert len(loop(one.plan, run, one.memory)[0][0]) == 5
-
-
 def test_a_token_without_an_embedding_ends_the_drafts():
     one = runner(CpuBackend())
     ids = np.full(N_LOGITS, N_VOCAB, np.int32)
@@ -350,12 +310,6 @@ def test_what_does_not_fit_is_an_error():
         but(k=[1, 2]),
         but(recycle={}),
         but(recycle={"hidden": "logits"}),
-        but(given={"hidden": KNOWN[:1]}),  # which is recycled
-        but(recycle={}, given={"hidden": KNOWN[:2]}),
-        but(recycle={}, given={"hidden": KNOWN[:1, :3]}),
-        but(recycle={}, given={"hidden": KNOWN[:1, :, 1:]}),
-        but(recycle={}, given={"hidden": KNOWN[:1].astype(np.float64)}),
-        but(given={"other": KNOWN[:1]}),
     ):
         with pytest.raises(BatchError):
             one.plan.draft(wrong, one.memory)
@@ -404,20 +358,3 @@ def test_more_slots_than_the_loop_feeds_are_an_error():
     with pytest.raises(CapacityError, match="8 at most"):
         draft(run, [(one.plan._executor, run.batch, pages, None, [], 0, 1, fed)])
     assert len(one.plan.draft(run, one.memory)[0][0]) == 2
-
-
-def test_rows_that_are_known_are_checked_in_compiled_code_too():
-    one = runner(CpuBackend())
-    run = make_run(one.memory, [(0, 0, 2, 4, 0.0, SAMPLINGS[0])])
-    own, (slot, _) = one.plan._pass(run.batch, one.memory, {}), one.plan._slots["hidden"]
-    for error, known in (
-        (BackendError, [(slot, KNOWN[:2])]),
-        (BackendError, [(slot, KNOWN[:1, :, 1:].copy())]),
-        (BackendError, [(slot, KNOWN[:1].astype(np.float64))]),
-        (BackendError, [(slot + 1000, KNOWN[:1])]),
-        (BatchError, [(slot, KNOWN[:1, :3].copy())]),
-        (CapacityError, [(slot, KNOWN[:1])] * 9),
-    ):
-        with pytest.raises(error):
-            draft(run, [own], known)
-    assert len(draft(run, [own], [(slot, KNOWN[:1])])[0][0]) == 4

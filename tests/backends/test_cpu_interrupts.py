@@ -117,7 +117,8 @@ def test_all_threads_leave_together_whichever_goes_first(demo, order):
     assert len(context.process(SHORT).logits) == 1
 
 
-def test_a_draft_is_interrupted_while_the_drafter_reads_the_prompt(demo):
+@pytest.mark.parametrize("is_block", [False, True])
+def test_a_draft_is_interrupted_while_the_drafter_reads_the_prompt(demo, is_block):
     """A head is small, so the prompt is long."""
     n = 2 * N_LONG
     contexts = [
@@ -125,12 +126,13 @@ def test_a_draft_is_interrupted_while_the_drafter_reads_the_prompt(demo):
         for threads in (2, 1)
     ]
     rows = np.random.default_rng(0).standard_normal((n, demo.hparams.width), np.float32)
-    batch = Batch(np.arange(n, dtype=np.int32) % 1000, slots={"hidden": rows})
+    outputs = np.arange(n) >= n - (4 if is_block else 1)
+    batch = Batch(np.arange(n, dtype=np.int32) % 1000, outputs=outputs, slots={"hidden": rows})
     sampler = Sampler(Sampling.greedy(), Scratch(demo.hparams.n_vocab))
 
     settings = {
         "samplers": [sampler], "history": [batch.tokens], "n_prompt": [n], "p_min": [0.0],
-        "recycle": {"hidden": "hidden"},
+        "recycle": {} if is_block else {"hidden": "hidden"}, "is_block": is_block,
     }  # fmt: skip
 
     def draft(context):

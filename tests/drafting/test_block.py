@@ -5,10 +5,13 @@ import numpy as np
 import pytest
 import toy
 from harness import dflash
+from harness.block_runs import by_the_host
 from harness.dflash import VARIANTS
 
 import mtpcore
 from mtpcore import Batch, Context, Cross, Sampling, link, load_model
+from mtpcore._ext._draft import draft
+from mtpcore.backends.cpu import backend
 from mtpcore.discovery.registry import Registry
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
 from mtpcore.errors import GraphError, LinkError
@@ -244,21 +247,23 @@ def test_a_post_head_drafts_all_tokens_or_none(pair):
         link(Context(target, 64), draft_model=drafter, draft_vocabulary=few)
 
 
-def test_a_post_head_chooses_all_drafts_in_one_call(pair, monkeypatch):
-    target, _, drafter = pair
-    cross = link(Context(target, 64), draft_model=drafter)
+@pytest.mark.parametrize("which", ["z-lab", "dspark", "xpress"])
+def test_a_round_drafts_in_one_call_of_compiled_code(pair, which, tmp_path, monkeypatch):
+    """Behind the one that makes entries; whatever chooses, and however often."""
+    calls = []
+    drafter = load_model(dflash.write_drafter(tmp_path, VARIANTS[which], seed=2))
+    cross = link(Context(pair[0], 64), draft_model=drafter)
     cross.llm.process(Batch.of([3, 5, 8, 1, 9]))
-    plan, asked = cross.contexts["draft_markov"].runner.plan, []
-    draft = plan.draft
-
-    def note(run, memory):
-        asked.append(run.k)
-        return draft(run, memory)
-
-    monkeypatch.setattr(plan, "draft", note)
-    monkeypatch.setattr(plan, "run", None)
-    assert len(cross.draft(0, 4)) == 4
-    assert asked == [[4]]
+    run = backend.CpuPlan.run
+    monkeypatch.setattr(backend, "draft", lambda *given: calls.append("draft") or draft(*given))
+    monkeypatch.setattr(
+        backend.CpuPlan, "run", lambda *given: calls.append(given[0].program.name) or run(*given)
+    )
+    for sampling in (Sampling.greedy(), Sampling(top_k=5, repetition_penalty=1.2, seed=3)):
+        calls.clear()
+        assert len(cross.draft(0, 3, sampling)) == 3
+        assert calls[-1] == "draft"
+        assert calls[:-1] in ([], [cross.contexts["draft_entries"].runner.program.name])
 
 
 def test_a_post_head_without_context_is_missed(pair):
@@ -277,7 +282,7 @@ def test_a_block_is_no_tree(pair):
 
 def test_logits_that_are_no_numbers_end_a_draft(pair, caplog):
     """Where all logits are written; a fused choice takes the lowest id there."""
-    cross = link(Context(pair[0], 64), draft_model=pair[1])
+    cross = by_the_host(link(Context(pair[0], 64), draft_model=pair[1]))
     cross.llm.process(Batch.of([3, 5, 8, 1, 9]))
     runner = cross.contexts["draft"].runner
     plan, run = runner.plan, runner.plan.run
@@ -297,7 +302,7 @@ def test_logits_that_are_no_numbers_end_a_draft(pair, caplog):
 def test_rows_that_are_not_finite_end_what_a_post_head_drafts(pair, place, caplog):
     """Of that sequence alone: another one's rows lie where they did."""
     target, _, drafter = pair
-    cross = link(Context(target, 64, n_seq_max=3), draft_model=drafter)
+    cross = by_the_host(link(Context(target, 64, n_seq_max=3), draft_model=drafter))
     for seq in range(3):
         cross.llm.process(Batch.of([3, 5, 8, 1, seq], seq=seq))
     lengths = {0: 2, 1: 4, 2: 3}

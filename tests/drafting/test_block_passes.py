@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import toy
 from harness import dflash
+from harness.block_runs import by_the_host
 from harness.dflash import VARIANTS
+from harness.interrupted import Raiser, recovering
 
 import mtpcore.models
 from mtpcore import Batch, Context, Cross, Sampling, link, load_model
@@ -98,7 +100,7 @@ def test_as_many_passes_as_drafts_come_to_what_row_after_row_does(name, settings
 
 
 def test_no_pass_follows_one_that_changed_nothing(target, files):
-    cross = linked(target, files("dspark"), declared("dspark", 64))
+    cross = by_the_host(linked(target, files("dspark"), declared("dspark", 64)))
     plan, n_run = cross.contexts["draft_markov"].runner.plan, 0
     run = plan.run
 
@@ -110,6 +112,50 @@ def test_no_pass_follows_one_that_changed_nothing(target, files):
     plan.run = counted
     drafts_along_the_text(cross, Sampling.greedy())
     assert 2 * len(TEXT) < n_run <= 5 * len(TEXT)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("name", ["dspark", "xpress"])
+def test_drafts_are_those_of_the_host(name, settings, target, files):
+    """With other threads, and in batches of another size."""
+
+    def drafts(change, threads, n_batch):
+        llm = Context(target, 64, n_seq_max=3, n_batch=n_batch, kv_dtype="f32", threads=threads)
+        cross = change(link(llm, draft_model=load_model(files(name))))
+        for seq in range(3):
+            llm.process(Batch.of(TEXT[seq:], seq=seq))
+        lengths, p_min = {0: 3, 1: 1, 2: 2}, LEAST[settings]
+        found = [cross.draft(lengths, sampling=SETTINGS[settings], p_min=p) for p in (0.0, p_min)]
+        return found, [cross.digest(seq) for seq in range(3)]
+
+    wanted = drafts(by_the_host, 1, 64)
+    assert [*map(len, wanted[0][0].values())] == [3, 1, 2]
+    for threads, n_batch in ((1, 64), (2, 64), (3, 11)):
+        assert drafts(lambda cross: cross, threads, n_batch) == wanted
+
+
+def test_an_interrupt_leaves_what_there_was(target, files):
+    """At every few lines of a draft, and of what is undone then."""
+    cross, fresh = (linked(target, files("xpress")) for _ in range(2))
+    for one in (cross, fresh):
+        one.llm.process(Batch.of(TEXT))
+    wanted, digests, place = fresh.draft(0, 3), fresh.digest(0), 0
+    while True:
+        raiser = Raiser(place, place % 31)
+        with recovering(raiser):
+            try:
+                with raiser:
+                    cross.draft(0, 3)
+            except KeyboardInterrupt:
+                pass
+        cross.journal.settle()
+        assert cross.contexts["draft_refiner"].length(0) == 0
+        assert cross.digest(0) == digests
+        if not raiser.raised:
+            break
+        place += 257
+    assert place > 257 * 4
+    assert cross.draft(0, 3) == wanted
 
 
 def test_post_heads_keep_nothing(target, files):
@@ -140,7 +186,7 @@ def test_sequences_in_several_batches_draft_as_alone(settings, target, files):
 @pytest.mark.parametrize("at_pass", [1, 2])
 def test_logits_that_are_no_numbers_end_a_draft(settings, at_pass, target, files, caplog):
     """All logits of this post-head are written: they are sums of two."""
-    cross = linked(target, files("dspark"), declared("dspark", 3))
+    cross = by_the_host(linked(target, files("dspark"), declared("dspark", 3)))
     cross.llm.process(Batch.of(TEXT))
     plan, n_run = cross.contexts["draft_markov"].runner.plan, 0
     run = plan.run
@@ -164,7 +210,7 @@ def test_logits_that_are_no_numbers_end_a_draft(settings, at_pass, target, files
 def test_rows_that_are_not_finite_end_what_passes_draft(name, place, target, files, caplog):
     """The pending token's row among them, where it only stands before the first draft."""
     plugins = None if name == "xpress" else declared("dspark", 3)
-    cross = linked(target, files(name), plugins)
+    cross = by_the_host(linked(target, files(name), plugins))
     cross.llm.process(Batch.of(TEXT))
     k = VARIANTS[name].size - VARIANTS[name].first
     wanted = cross.draft(0, k)

@@ -1,17 +1,20 @@
 """Draft runs of blocks, by their own logits or by a post-head behind them."""
 
+from functools import partial
+
 import msgspec
 import numpy as np
 from programs import N_LOGITS, N_VOCAB
 
 from harness.head_runs import HIDDEN, HISTORY
 from mtpcore.backends.base import CheckedBatch, DraftRun, PostHead
+from mtpcore.backends.draft import draft_steps
 from mtpcore.sampling import Sampler, Scratch
 
 
-def block(one, sequences, ids=None):
+def block(one, sequences, ids=None, n_logits=N_LOGITS):
     """Return the run of [(length, k, p_min, sampling)] whose drafts all come from one pass."""
-    scratch = Scratch(N_LOGITS, N_VOCAB + 3)
+    scratch = Scratch(n_logits, N_VOCAB + 3)
     rows = [length + max(k - 1, 0) for length, k, *_ in sequences]
     for seq, n in enumerate(rows):
         one.memory.reserve({seq: (0, n)})
@@ -37,12 +40,12 @@ def block(one, sequences, ids=None):
     )
 
 
-def behind_block(one, behind, sequences, *, passes=0, n_before=0, ids=None):
+def behind_block(one, behind, sequences, *, passes=0, n_before=0, ids=None, n_logits=N_LOGITS):
     """Return the run of [(length, k, p_min, sampling)] whose drafts a post-head chooses.
 
     With ``n_before`` its rows begin with one that chooses nothing.
     """
-    run = block(one, sequences, ids)
+    run = block(one, sequences, ids, n_logits)
     own = [k + n_before if k else 0 for k in run.k]
     rows = [(seq, place) for seq, n in enumerate(own) for place in range(n)]
     seq, place = np.array(rows, np.int32).reshape(-1, 2).T.copy()
@@ -58,6 +61,7 @@ def behind_block(one, behind, sequences, *, passes=0, n_before=0, ids=None):
         outputs=np.flatnonzero(place >= n_before).astype(np.int32),
     )
     feeds = {"row": ("logits", "hidden"), "base": ("logits",)}
+    feeds = {slot: feeds[slot] for slot in behind.plan.program.slots()}
     return msgspec.structs.replace(
         run,
         batch=msgspec.structs.replace(run.batch, outputs=np.concatenate(read).astype(np.int32)),
@@ -65,3 +69,10 @@ def behind_block(one, behind, sequences, *, passes=0, n_before=0, ids=None):
             plan=behind.plan, memory=behind.memory, batch=batch, feeds=feeds, passes=passes
         ),
     )
+
+
+def by_the_host(cross):
+    """Let a Cross draft pass by pass, so that what a pass makes can be changed; return it."""
+    plan = cross.contexts["draft"].runner.plan
+    plan.draft = partial(draft_steps, plan)
+    return cross

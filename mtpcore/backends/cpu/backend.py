@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,6 +16,7 @@ from mtpcore._ext._plan import BY_COLUMNS, BY_ROWS, IN_COPIES, Executor
 from mtpcore.backends.base import (
     F32,
     CheckedBatch,
+    DraftPass,
     DraftRun,
     GrownTree,
     Plan,
@@ -171,7 +173,7 @@ class CpuPlan:
                 memory=step.memory,
             )
         self._executor.finish(*_work(self.steps), WORTH_SHARING, WORTH_PREFETCHING, MOST_PACKING)
-        self._kept: dict[str, F32] = {}  # outputs of draft passes
+        self._kept: dict[str, F32] = {}  # outputs and slots of draft passes
         shapes = {name: self.program.shape(name) for name in lowered.outputs}
         self._outputs = [
             (name, buffer, shapes[name][0] == OUTPUTS, tuple(int(n) for n in shapes[name][1:]))
@@ -258,8 +260,8 @@ class CpuPlan:
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
         """Return the drafts of each sequence, and how many passes ran, all without the GIL.
 
-        Later passes that are another backend's, or for other threads, run one by one, and so do
-        passes of one plan, which has the rows of one batch.
+        A run with passes of another backend's plans, or for other threads, goes pass by pass, and
+        so does one with passes of one plan, which has the rows of one batch.
 
         Raises
         ------
@@ -267,33 +269,56 @@ class CpuPlan:
             The run does not fit itself or the plan; nothing was run.
         """
         check_draft(run, self.program)
-        plans = [self, *(later.plan for later in run.later)]
-        if run.is_block or len({*map(id, plans)}) < len(plans):
+        behind = run.post_head if len(run.batch.outputs) else None  # which has a row for each
+        passes = [DraftPass(self, memory, run.batch), *run.later]
+        if behind is not None:
+            passes.append(DraftPass(behind.plan, behind.memory, behind.batch))
+        plans = [one.plan for one in passes if self._runs_with(one.plan)]
+        if len({*map(id, plans)}) < len(passes):
             return draft_steps(self, run, memory)
-        passes = [self._pass(run.batch, memory, run.recycle)]
-        for later in run.later:
-            if not isinstance(later.plan, CpuPlan) or later.plan.threads != self.threads:
-                return draft_steps(self, run, memory)
-            passes.append(later.plan._pass(later.batch, later.memory, run.recycle))
-        given = [
-            (self._slots[slot][0], np.ascontiguousarray(rows)) for slot, rows in run.given.items()
+        feeds = behind.feeds if behind else {}
+        taken = [
+            plan._pass(one.batch, one.memory, run.recycle, () if plan is self else feeds)
+            for plan, one in zip(plans, passes, strict=True)
         ]
-        return draft(run, passes, given)
+        fed = [
+            (plans[-1]._slots[slot][0], [self._made[name] for name in names])
+            for slot, names in feeds.items()
+        ]
+        drafts, n_passes = draft(run, taken, fed)
+        return drafts, 1 if run.is_block else n_passes
 
-    def _pass(self, batch: CheckedBatch, memory: Memory | None, recycle: Mapping[str, str]) -> Pass:
-        """Return what runs these rows in a draft loop."""
+    def _runs_with(self, plan: Plan) -> TypeGuard[CpuPlan]:
+        """Whether the passes of a plan can follow this one's without returning in between."""
+        return isinstance(plan, CpuPlan) and plan.threads == self.threads
+
+    def _pass(
+        self,
+        batch: CheckedBatch,
+        memory: Memory | None,
+        recycle: Mapping[str, str],
+        fed: Iterable[str] = (),
+    ) -> Pass:
+        """Return what runs these rows in a draft loop; rows of slots that are fed come later."""
+        n = len(batch.tokens)
+        rows = {slot: self._keep(f"slot {slot}", n, self._slots[slot][1]) for slot in fed}
+        batch = msgspec.structs.replace(batch, slots={**batch.slots, **rows})
         external = self._inputs(batch)
         for name, buffer, is_output, shape in self._outputs:
-            n = len(batch.outputs if is_output else batch.tokens)
-            if name not in self._kept or len(self._kept[name]) < n:
-                self._kept[name] = np.empty((n, *shape), np.float32)
-            external.append((buffer, self._kept[name]))
+            made = self._keep(name, len(batch.outputs) if is_output else n, *shape)
+            external.append((buffer, made))
         logits, _, n_logits = self._made["logits"]
         recycled = [(self._slots[slot][0], *self._made[name]) for slot, name in recycle.items()]
         return (
             self._executor, batch, self._pages(memory), _states_of(memory), external, logits,
             n_logits, recycled,
         )  # fmt: skip
+
+    def _keep(self, name: str, n: int, *shape: int) -> F32:
+        """Return room for n rows that is kept from draft to draft, their contents undefined."""
+        if name not in self._kept or len(self._kept[name]) < n:
+            self._kept[name] = np.empty((n, *shape), np.float32)
+        return self._kept[name][:n]
 
     def _pages(self, memory: Memory | None) -> list[PageTables]:
         if memory is None:

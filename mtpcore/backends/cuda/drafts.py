@@ -26,6 +26,7 @@ from mtpcore.backends.base import (
     PostHead,
     Verification,
 )
+from mtpcore.backends.block_draft import until_unreadable
 from mtpcore.backends.cuda.choice import DraftedParts
 from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.launch.passes import (
@@ -271,16 +272,12 @@ class DraftLoop:
         self._n_made = 0  # arrays, of which some have gone
 
     def can_run(self, run: DraftRun) -> bool:
-        """Say whether only tokens, recycled rows and penalties depend on what is drafted.
-
-        Rows that are given come from the host.
-        """
+        """Say whether only tokens, recycled rows and penalties depend on what is drafted."""
         plans: list[Plan | DevicePlan] = [self._plan, *(later.plan for later in run.later)]
         if run.post_head is not None:
             plans.append(run.post_head.plan)
         return (
             max(run.k, default=0) > 0
-            and not run.given
             and all(self.is_here(plan) for plan in plans)
             and len({id(plan) for plan in plans}) == len(plans)
         )
@@ -307,6 +304,9 @@ class DraftLoop:
         shape = self._launch(run, stages)
         raw = self._device.read(self.arrays["drafts"], 0, order.n * DRAFT.itemsize)
         drafts, n_passes = order.read(np.frombuffer(raw, DRAFT))
+        if run.post_head is not None:
+            n_tokens = n_embeddings(run.post_head.plan.program)
+            drafts = [until_unreadable(ids, n_tokens) for ids in drafts]
         is_whole = [*map(len, drafts)] == order.k and max(chain(*drafts)) < shape.n_readable
         if verification and shape.verifies and is_whole:
             verification.arrays = stages[-1].plan.result(verification.batch)

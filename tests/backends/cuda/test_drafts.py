@@ -254,7 +254,7 @@ def test_a_post_head(one, behind, pair, passes, n_before, p_min):
     """Row after row, and all rows in passes: the drafts are those of pass after pass."""
     found = []
     sequences = [(3, 4, p_min, pair[0]), (2, 2, 0.0, pair[1]), (4, 3, p_min, pair[1])]
-    ids = IDS if p_min and not passes else None
+    ids = IDS if p_min else None
     for loop in (draft_steps, *[type(one.plan).draft] * 3):
         run = behind_block(one, behind, sequences, passes=passes, n_before=n_before, ids=ids)
         found.append(loop(one.plan, run, one.memory))
