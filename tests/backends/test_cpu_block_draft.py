@@ -140,17 +140,27 @@ def test_logits_that_are_no_numbers_end_drafts(way, sampling):
 
 
 @pytest.mark.parametrize("bad", range(5))
-@pytest.mark.parametrize("way", [(None, 0), (0, 0), (3, 1)], ids=str)
-def test_a_row_that_is_not_finite_ends_a_sequence_alone(way, bad):
-    """A row before the first draft's counts, where a post-head reads it."""
-    one, behind = runners(2)
+@pytest.mark.parametrize(
+    ("way", "sampling"),
+    [
+        ((None, 0), SAMPLINGS[1]),
+        *((way, one) for way in [(0, 0), (3, 1)] for one in (SAMPLINGS[1], GREEDY)),
+    ],
+    ids=range(5),
+)
+def test_a_row_that_is_not_finite_ends_a_sequence_alone(way, sampling, bad):
+    """A row before the first draft's counts, where a post-head reads it.
+
+    Logits that are greedily chosen from are not written, so that nothing but the row says it.
+    """
+    one, behind = runners(2, None, adds=False)
 
     def spoil(run):
         hidden = run.batch.slots["hidden"].copy()
         hidden[9 + 3 + bad] = np.nan  # of the second sequence, from the row of its pending token on
         return changed(run, slots={"hidden": hidden})
 
-    sequences = [(4, 6, 0.0, SAMPLINGS[1]), (5, 4, 0.0, SAMPLINGS[1])]
+    sequences = [(4, 6, 0.0, sampling), (5, 4, 0.0, sampling)]
     found = [
         drafts_of(loop, one, behind, sequences, *way, edit=spoil)
         for loop in (compiled, draft_steps)
