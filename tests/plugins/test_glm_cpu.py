@@ -55,7 +55,7 @@ def test_f16_file_against_other_engines(models, refs, prompt):
 @pytest.mark.parametrize(
     ("name", "kind", "kv_dtype", "prompt"),
     [
-        *(("glm-11", "q8_0", "f32", prompt) for prompt in range(N_PROMPTS)),
+        *(("glm-11", "q8_0", "f32", prompt) for prompt in (0, 5)),
         ("glm-11", "q8_0", "f16", 0),
         ("glm-11", "f16", "f32", 1),
         ("glm-11", "f16", "f16", 2),
