@@ -309,6 +309,7 @@ ASKED_BY = {
         ("select_best", "follow_branches", "place_verified", "show_verified"),
         "trees that grow by what nodes are worth",
     ),
+    "walk_trees": "hybrids, and trees that grow by what nodes are worth",
 }
 
 

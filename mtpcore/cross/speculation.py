@@ -246,8 +246,7 @@ class Speculation:
         """Return the pass that verifies a round behind a draft run for these sequences, or None.
 
         There is none where the run is only one of several for the ``n_drafted`` sequences, where
-        there is no room: ``verify`` will say so, and of trees where the target has recurrent
-        layers.
+        there is no room: ``verify`` will say so.
         """
         n_rows = len(verified) + sum(n if isinstance(n, int) else len(n) for n in drafts)
         if len(seqs) < n_drafted:
@@ -261,9 +260,7 @@ class Speculation:
                 self.states.decided(seq).n,
             )
             wanted = draft_of.get(seq, 0)
-            if isinstance(wanted, DraftTree) and (
-                self.target.program.states or len(wanted) > self.trust.room(n + 1)
-            ):
+            if isinstance(wanted, DraftTree) and len(wanted) > self.trust.room(n + 1):
                 return None
             draft: Draft = [pending] * wanted if isinstance(wanted, int) else wanted
             rows.add_draft(seq, n, pending, draft)  # with any tokens that there are

@@ -15,6 +15,7 @@ from mtpcore.drafting.drafters import DraftJob, Verify, draft_settings
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.drafting.upstream import UpstreamGraphs
 from mtpcore.errors import LinkError
+from mtpcore.runtime.arrival import hand_over, join
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.runner import GraphRunner, PostHeadRows, run_drafts
 
@@ -75,7 +76,7 @@ class BlockDrafter(GraphDrafter):
         self._n_batch = runner.n_batch  # rows of all blocks that run together
         if self._post_head is not None and self._passes:
             self._n_batch = min(self._n_batch, self._post_head.n_batch)
-        self._masks = {feed.slot: _mask_row(feed, runner) for feed in self._feeds}
+        self._masks = {feed.slot: self._mask_rows(feed) for feed in self._feeds}
         self.reads_rows = False  # a block's pass reads its text's tokens
         self._check()
 
@@ -214,14 +215,16 @@ class BlockDrafter(GraphDrafter):
             at = np.array(text, np.int32)
             for slot, rows in slots.items():
                 rows.append(self.runner.sources[slot](np.full(len(at), job.seq, np.int32), at))
-                rows.append(np.repeat(self._masks[slot], n_masks, axis=0))
-        return Batch(
-            tokens,
-            seq=seqs,
-            pos=places,
-            outputs=wanted,
-            slots={slot: np.concatenate(rows) for slot, rows in slots.items()},
-        )
+                rows.append(self._masks[slot][:n_masks])
+        batch = Batch(tokens, seq=seqs, pos=places, outputs=wanted)
+        widths, make = self.runner.program.slots(), self.runner.backend.row_buffer
+        batch.slots = {slot: join(rows, widths[slot], make) for slot, rows in slots.items()}
+        return batch
+
+    def _mask_rows(self, feed: Feed) -> F32:
+        """Return what feeds a slot for all mask tokens of a block, where the graph reads it."""
+        rows = np.repeat(_mask_row(feed, self.runner), self._size - 1, axis=0)
+        return hand_over(rows, self.runner.backend.row_buffer)
 
     def _post_head_rows(
         self, jobs: Sequence[DraftJob], lengths: Sequence[int]

@@ -14,6 +14,7 @@ from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.drafting.upstream import UpstreamGraphs, finite_places
 from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.errors import LinkError
+from mtpcore.runtime.arrival import hand_over, join
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.runner import GraphRunner, run_drafts
 
@@ -62,6 +63,13 @@ class HeadDrafter:
         self._later = any(feed.pairing == "next-token" for feed in self._feeds)
         self._n_batch = min(runner.n_batch for runner in self._heads)
         self._widths = [runner.program.slots() for runner in self._heads]
+        self._zeros = [  # in the place of rows that heads before make
+            {
+                slot: hand_over(np.zeros((n, width), np.float32), runner.backend.row_buffer)
+                for slot, width in widths.items()
+            }
+            for n, (runner, widths) in enumerate(zip(self._heads, self._widths, strict=True))
+        ]
         self._recycle: dict[str, str] = {}
         if not self._reads_target:
             self._recycle = {feed.slot: feed.recycle for feed in self._feeds if feed.recycle}
@@ -202,15 +210,11 @@ class HeadDrafter:
                     seq = np.full(len(known), job.seq, np.int32)
                     slot_rows.append(runner.sources[slot](seq, where))
                 if len(known) < len(at):
-                    drafts = len(at) - len(known), self._widths[head][slot]
-                    slot_rows.append(np.zeros(drafts, np.float32))
-        return Batch(
-            tokens,
-            seq=seqs,
-            pos=places,
-            outputs="last",
-            slots={slot: np.concatenate(rows) for slot, rows in slots.items()},
-        )
+                    slot_rows.append(self._zeros[head][slot][: len(at) - len(known)])
+        batch = Batch(tokens, seq=seqs, pos=places, outputs="last")
+        widths, make = self._widths[head], runner.backend.row_buffer
+        batch.slots = {slot: join(rows, widths[slot], make) for slot, rows in slots.items()}
+        return batch
 
     def rewind(self, seq: int, n: int) -> None:
         """Forget the entries from place ``n`` on, and the rows that they were made of."""

@@ -102,6 +102,6 @@ class PassRows:
             pos=self._places,
             parent=self._parent,
             outputs=self._wanted,
-            slots={**slots, **zeros},
         )
+        batch.slots = {**slots, **zeros}  # which stay where they are
         return TreeRows(runner, batch, self.branches, self.outputs)

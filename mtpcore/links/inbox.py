@@ -48,7 +48,7 @@ class Inbox:
     n_seq : int
         Sequences.
     make : callable
-        The reader's ``Backend.row_buffer``.
+        The reader's ``Backend.row_buffer``, kept as ``make``.
     has_gaps : bool
         Whether rows that were not delivered are zeros, and not missing.
     """
@@ -62,7 +62,7 @@ class Inbox:
         *,
         has_gaps: bool = False,
     ) -> None:
-        self.name, self.width, self._make, self._has_gaps = name, width, make, has_gaps
+        self.name, self.width, self.make, self._has_gaps = name, width, make, has_gaps
         self._empty = Held(make(0, width))
         self._held = [self._empty] * n_seq
 
@@ -116,7 +116,7 @@ class Inbox:
         end = pos + n
         if pos < length or end - base > len(rows):
             kept = rows.read(first - base, pos - base)
-            rows = self._make(max(end - first, 2 * len(kept), _ROOM), self.width)
+            rows = self.make(max(end - first, 2 * len(kept), _ROOM), self.width)
             rows.write(0, (kept,))
             base = first
         rows.write(pos - base, parts)
@@ -181,7 +181,7 @@ class Inbox:
 
     def _copy(self, rows: RowBuffer, begin: int, end: int) -> RowBuffer:
         """Return a buffer with some rows of another one."""
-        copy = self._make(end - begin, self.width)
+        copy = self.make(end - begin, self.width)
         copy.write(0, (rows.read(begin, end),))
         return copy
 

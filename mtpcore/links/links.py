@@ -17,7 +17,7 @@ from mtpcore.graph import Program
 from mtpcore.links.inbox import Inbox
 from mtpcore.links.whole import WholeSequences
 from mtpcore.runtime.admission import SlotSource
-from mtpcore.runtime.arrival import bring
+from mtpcore.runtime.arrival import bring, join
 from mtpcore.runtime.output import Output
 from mtpcore.runtime.runner import GraphRunner, Tapped
 
@@ -236,12 +236,15 @@ class Links:
 
     def post(self, role: str, output: Output, rows: Mapping[int, NDArray[np.intp]]) -> None:
         """Deliver rows that ``role`` has made: of each sequence some that continue it."""
-        posts = []
+        posts, not_finite = [], dict[tuple[str, ...], list[int]]()
         for key, joined in self._joined.items():
             if joined[0].src != role or not rows:
                 continue
-            taps = [output.as_computed(_spelling(link.tap)) for link in joined]
-            found = find_not_finite(taps)  # of all sequences at once
+            names = tuple(_spelling(link.tap) for link in joined)
+            taps = [output.as_computed(name) for name in names]
+            if names not in not_finite:  # of all sequences, and for all heads, at once
+                not_finite[names] = find_not_finite(taps)
+            found = not_finite[names]
             for seq, indices in rows.items():
                 begin, end = int(indices[0]), int(indices[-1]) + 1
                 which = slice(begin, end) if end - begin == len(indices) else indices
@@ -364,16 +367,12 @@ class InboxSource:
         LinkError
             A row is missing.
         """
-        seqs = seq.tolist()
-        if len(set(seqs)) == 1:
-            return self._rows(seqs[0], int(place[0]), int(place[-1]) + 1)
-        gathered = np.empty((len(seqs), self._box.width), np.float32)
-        for sequence in dict.fromkeys(seqs):
-            indices = np.flatnonzero(seq == sequence)
-            gathered[indices] = self._rows(
-                sequence, int(place[indices[0]]), int(place[indices[-1]]) + 1
-            )
-        return gathered
+        begins = np.flatnonzero(np.diff(seq, prepend=-1)).tolist()
+        runs = [
+            self._rows(int(seq[begin]), int(place[begin]), int(place[end - 1]) + 1)
+            for begin, end in zip(begins, [*begins[1:], len(seq)], strict=False)
+        ]
+        return join(runs, self._box.width, self._box.make)
 
     def _rows(self, seq: int, begin: int, end: int) -> NDArray[np.float32]:
         return self._box.get(seq, begin - self._shift, end - self._shift)

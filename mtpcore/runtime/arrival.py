@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any
 
 import numpy as np
 
-from mtpcore.backends.base import Backend
+from mtpcore.backends.base import F32, Backend, RowBuffer
 from mtpcore.backends.finite import find_not_finite
 from mtpcore.boundary.dlpack import ForeignRows
 from mtpcore.errors import BatchError
 from mtpcore.runtime.batch import Batch
 
-__all__ = ["bring", "bring_batch"]
+__all__ = ["bring", "bring_batch", "hand_over", "join"]
 
 
 def bring(rows: Any, backend: Backend) -> tuple[Any, list[int]]:
@@ -36,10 +37,7 @@ def bring(rows: Any, backend: Backend) -> tuple[Any, list[int]]:
     if isinstance(rows, np.ndarray):
         brought = np.ascontiguousarray(rows, np.float32)
     else:
-        n, width = rows.shape
-        buffer = backend.row_buffer(n, width)
-        buffer.write(0, (rows,))
-        brought = buffer.read(0, n)
+        brought = hand_over(rows, backend.row_buffer)
     return brought, find_not_finite([brought])
 
 
@@ -67,3 +65,26 @@ def bring_batch(batch: Batch, backend: Backend) -> Batch:
         if bad:
             raise BatchError("slot row is not finite", where=f"slot {name!r}, row {bad[0]}")
     return brought
+
+
+def hand_over(rows: F32, make: Callable[[int, int], RowBuffer]) -> F32:
+    """Return a copy of rows float32[n, width] where their reader has them; see ``join``."""
+    n, width = rows.shape
+    buffer = make(n, width)
+    buffer.write(0, (rows,))
+    return buffer.read(0, n)
+
+
+def join(parts: Sequence[F32], width: int, make: Callable[[int, int], RowBuffer]) -> F32:
+    """Return rows float32[n, width], one part behind the other, where their reader has them.
+
+    ``make`` is its ``Backend.row_buffer``: rows that wait on its device stay there.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    n = sum(map(len, parts))
+    buffer, at = make(n, width), 0
+    for part in parts:
+        buffer.write(at, (part,))
+        at += len(part)
+    return buffer.read(0, n)

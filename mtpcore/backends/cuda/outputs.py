@@ -194,10 +194,13 @@ class DeviceRowBuffer:
 
     def write(self, at: int, parts: Sequence[F32 | DeviceRows]) -> None:
         """Store rows from row ``at`` on; of several parts each fills its columns."""
-        left = 0
-        for part in parts:
-            if len(part):
-                rows = rows_on(self._device, part)
+        left, n_bytes = 0, 4 * self._width
+        for part in filter(len, parts):
+            rows = rows_on(self._device, part)
+            if part.shape[1] == self._width:
+                begin, size = rows.begin * n_bytes, len(part) * n_bytes
+                self._device.copy(rows.array, begin, self._array, at * n_bytes, size)
+            else:
                 launch = copy_rows(
                     rows.array, self._array, len(part), from_row=rows.begin, to_row=at, to=left
                 )

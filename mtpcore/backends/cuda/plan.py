@@ -87,7 +87,7 @@ class CudaPlan:
     ) -> None:
         self.program, self.device, self._stores = program, device, stores
         self._n_batch, self._n_ctx, self._states = n_batch, n_ctx, states
-        self._walks = states.walks(n_batch) if states else None
+        self.walks = states.walks(n_batch) if states else None
         self._scratch: dict[tuple[Any, ...], DeviceArray] = {}
         self._turns: dict[tuple[Any, ...], tuple[Node, DeviceArray]] = {}
         self._constants: dict[tuple[str, bytes], DeviceArray] = {}
@@ -110,11 +110,6 @@ class CudaPlan:
                     device.load(launch.kernel)
         for kernel in (*BETWEEN, *(CHOOSING if self.choice else ())):
             device.load(kernel)
-
-    @property
-    def has_states(self) -> bool:
-        """Whether there are recurrent layers."""
-        return self._states is not None
 
     @property
     def seen(self) -> Collection[Visible]:
@@ -213,8 +208,8 @@ class CudaPlan:
             parts.append(visible.part(batch, groups[number].pages))
         if self._sequences:
             parts += self._sequences.parts(batch.seq)
-        if self._walks and passes:
-            parts.append(self._walks.part(passes))
+        if self.walks and passes:
+            parts.append(self.walks.part(passes))
         choosing = None
         if self.choice and batch.fused_sampling is not None:
             choosing, more = self.choice.take(
@@ -256,8 +251,8 @@ class CudaPlan:
 
     @property
     def grows_trees(self) -> bool:
-        """Yes, where there are logits, and no states that only memory knows how to go on from."""
-        return self.choice is not None and not self.has_states
+        """Yes, where there are logits."""
+        return self.choice is not None
 
     def grow(self, run: TreeRun) -> list[GrownTree] | None:
         """Return the tree of each sequence, in one launch; None where that takes the host."""
@@ -360,9 +355,9 @@ class CudaPlan:
             return self._sequences
         if node.op not in RECURRENT:
             return None
-        if self._states is None or self._walks is None:
+        if self._states is None or self.walks is None:
             raise BackendError("recurrent layers need memory", where=node.name)
-        return self._states.states_of(node, self._walks)
+        return self._states.states_of(node, self.walks)
 
     def _makes_outputs(self, node: Node) -> bool:
         """Whether a node's rows are those whose outputs are wanted."""

@@ -14,6 +14,7 @@ from mtpcore.backends.cuda.graphs import Graphs
 from mtpcore.backends.cuda.launch.step import Launch
 from mtpcore.backends.cuda.launch.tokens import Drafted
 from mtpcore.backends.cuda.staging import Part, Staging
+from mtpcore.backends.cuda.states import StateWalks
 from mtpcore.backends.cuda.visible import Rows, Visible
 from mtpcore.graph.program import Program
 from mtpcore.memory.base import Memory
@@ -45,7 +46,8 @@ class PlannedRun(NamedTuple):
 class DevicePlan(Protocol):
     """A plan on a device, as rounds use it: what it is made of, and its runs before they start.
 
-    ``arrays`` are those of the program's values.
+    ``arrays`` are those of the program's values; ``walks`` say how states of recurrent layers go
+    on, where there are any.
     """
 
     program: Program
@@ -55,10 +57,7 @@ class DevicePlan(Protocol):
     choice: Choice | None
     staging: Staging
     graphs: Graphs
-
-    @property
-    def has_states(self) -> bool:
-        """Whether there are recurrent layers."""
+    walks: StateWalks | None
 
     @property
     def seen(self) -> Collection[Visible]:

@@ -10,7 +10,8 @@ import numpy as np
 
 from mtpcore.backends.cuda.device import Device, DeviceArray
 from mtpcore.backends.cuda.launch.recurrent import StepStates, settle
-from mtpcore.backends.cuda.launch.step import start
+from mtpcore.backends.cuda.launch.step import Launch, start
+from mtpcore.backends.cuda.launch.trees import walk_trees
 from mtpcore.backends.cuda.staging import Part
 from mtpcore.errors import BackendError
 from mtpcore.graph.program import ConvLayer, DeltaLayer, Node, StateLayer
@@ -21,6 +22,10 @@ __all__ = ["CudaStateStore", "StateWalks"]
 
 _KINDS = {"causal_conv": ConvLayer, "delta_rule": DeltaLayer}
 _NOWHERE = -1
+
+_ROOM = 2 * LOG
+"""Advances of a row: before one of a tree there may be a whole log, and then a path of rows of
+another."""
 
 
 class Advance(NamedTuple):
@@ -52,8 +57,8 @@ class StateWalks:
 
     def __init__(self, device: Device, n_rows: int, n_seq: int) -> None:
         self.n_rows, self.n_seq = n_rows, n_seq
-        # Before a row of a tree there may be a whole log, and then a path of rows of another.
-        n = 2 * n_seq + n_rows + n_rows * 2 * LOG * len(Advance._fields)
+        n_advances = 2 * n_rows * _ROOM  # as the host plans them, and as the device finds them
+        n = 2 * n_seq + n_rows + n_advances * len(Advance._fields)
         self.array = device.empty((n,), np.int32)
 
     def part(self, passes: Sequence[Pass]) -> Part:
@@ -63,8 +68,8 @@ class StateWalks:
     def part_of(self, walks: Sequence[Sequence[Advance]]) -> Part:
         """Return the advances of each sequence, to be held.
 
-        There is room for whole logs before the rows, so that where others begin behind it does not
-        depend on what is replayed: else every token changes the graphs of rounds.
+        There is room for a whole log wherever a walk begins, so that where others begin behind it
+        does not depend on what is replayed: else every token changes the graphs of rounds.
         """
         sequences = np.zeros((self.n_seq, 2), np.int32)
         rows = np.full(self.n_rows, _NOWHERE, np.int32)
@@ -72,12 +77,18 @@ class StateWalks:
         sequences[: len(walks), 0] = np.cumsum([0, *lengths[:-1]])
         sequences[: len(walks), 1] = lengths
         table = np.array(advances, np.int32)
-        (wanted,) = np.nonzero(table[:, Advance._fields.index("wanted")])
-        rows[table[wanted, 0]] = wanted
-        n_unused = max(LOG * len(walks) + len(wanted) - len(table), 0)
+        row, _, depth, *_, wanted = table.T
+        (at,) = np.nonzero(wanted)
+        rows[row[at]] = at
+        n_unused = LOG * np.count_nonzero(depth == 0) - np.count_nonzero(row < 0)
         unused = np.zeros(n_unused * table.shape[1], np.int32)
         flat = (sequences.reshape(-1), rows, table.reshape(-1), unused)
         return Part(np.concatenate(flat), self.array)
+
+    def of_trees(self, trees: DeviceArray, parents: DeviceArray, n: int) -> Launch:
+        """Return what lets n trees of a batch go on as their rows follow each other by now."""
+        sizes = {"n_seq": self.n_seq, "n_rows": self.n_rows, "room": _ROOM}
+        return walk_trees(trees, parents, self.array, n, **sizes)
 
 
 def _walk(one: Pass) -> list[Advance]:

@@ -49,6 +49,7 @@ from mtpcore.backends.cuda.launch.trees import (
     NOT_FINITE,
     RANKED,
     SELECTION,
+    TREE,
     VERIFIED_ROW,
     Found,
     follow_branches,
@@ -190,7 +191,7 @@ class TreeLoop:
         is_shared = any(len({*one.outputs}) < len(one.outputs) for one in run.passes)
         has_penalties = any(sampler.sampling.has_penalties for sampler in run.samplers)
         return (
-            all(here(one.plan) and not one.plan.has_states for one in run.passes)
+            all(here(one.plan) for one in run.passes)
             and not any(_sees_ahead(cast(DevicePlan, one.plan)) for one in run.passes)
             and not (is_shared and has_penalties)
             and max(node.rank for node in run.nodes) < MOST_RANKS
@@ -251,6 +252,8 @@ class TreeLoop:
             brought = {"children": _children(run, order, p), "drafted": texts[p][0]}
             if run.width:
                 brought |= _branch_rows(run, order, p, texts[p][1])
+                if p and plans[p].walks:
+                    brought["trees"] = _trees(run.passes[p].batch.seq)
             else:
                 brought |= _followed(run, order, p)
             nodes, n_outputs = order.nodes[p], len(batches[p].outputs)
@@ -298,11 +301,10 @@ class TreeLoop:
     ) -> list[TreeStage]:
         """Return the pass of the target over the best nodes, or none.
 
-        There is none where rows see more than what is before them, and where parents matter to more
-        than attention.
+        There is none where rows see more than what is before them.
         """
         batch, memory, most = verification.batch, verification.memory, len(run.passes)
-        if batch.parent is None or plan.has_states or _sees_ahead(plan):
+        if batch.parent is None or _sees_ahead(plan):
             return []
         output_of = {row: output for output, row in enumerate(batch.outputs.tolist())}
         samplers = batch.fused_sampling.samplers if batch.fused_sampling else ()
@@ -326,6 +328,8 @@ class TreeLoop:
         plan.check(batch, memory)
         drafted = np.full(most * len(verified), len(run.nodes), np.int32)
         brought = {"drafted": drafted, "verified rows": np.array(verified, VERIFIED_ROW)}
+        if plan.walks:
+            brought["trees"] = _trees(batch.seq, verification.first)
         self._round.room("depths", len(verified), np.int32)
         self._round.room("pairs of tokens", len(verified), PAIR)
         return [TreeStage(plan, plan.take(batch, memory, drafted=parts), brought)]
@@ -413,6 +417,7 @@ class TreeLoop:
             yield self._select_best("to run", len(stage.brought["lists to run"]), is_to_run=True)
             rows = arrays["pairs of rows"], parents, texts
             yield follow_branches(arrays["branch rows"], found, arrays["row of"], tokens, *rows, n)
+            yield from self._walk_trees(stage)
             return
         program, verified, depths = plan.program, arrays["verified rows"], arrays["depths"]
         at = program.inputs.get("positions")
@@ -428,6 +433,13 @@ class TreeLoop:
         )
         for visible in plan.seen:
             yield show_verified(verified, depths, visible.array, n, visible.window)
+        yield from self._walk_trees(stage)
+
+    def _walk_trees(self, stage: TreeStage) -> Iterator[Launch]:
+        """Yield what lets states of recurrent layers go on as rows were found to follow."""
+        if stage.plan.walks:
+            trees, parents = self._round.arrays["trees"], stage.plan.rows.parent
+            yield stage.plan.walks.of_trees(trees, parents, len(stage.brought["trees"]))
 
     def _select_best(self, what: str, n: int, *, is_to_run: bool) -> Launch:
         """Return what finds the best nodes of n lists."""
@@ -442,6 +454,15 @@ class TreeLoop:
 def _sees_ahead(plan: DevicePlan) -> bool:
     """Whether rows see all that is reserved, and not what is before them alone."""
     return any(visible.mask == "block" for visible in plan.seen)
+
+
+def _trees(seq: NDArray[np.int32], first: Sequence[int] | None = None) -> NDArray[np.void]:
+    """Return ``TREE`` of the sequences of a batch, or of those that begin with these rows."""
+    of = seq.tolist()
+    sequences = [*dict.fromkeys(of)]
+    begins = [of.index(sequence) for sequence in sequences] if first is None else first
+    trees = [(sequences.index(of[row]), row, of.count(of[row])) for row in begins]
+    return np.array(trees, TREE)
 
 
 def _branches(run: TreeRun) -> NDArray[np.int32]:

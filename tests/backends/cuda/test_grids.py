@@ -165,6 +165,7 @@ def test_trees_of_many_nodes(n):
         [
             trees.follow_branches(numbers, found, *[numbers] * 5, n),
             trees.show_verified(*[numbers] * 3, n, 0),
+            trees.walk_trees(*[numbers] * 3, n, n_seq=n, n_rows=n, room=9),
         ]
     )
     sizes = {"n": n, "n_axes": 1, "most": 9, "nobody": n}

@@ -3,13 +3,14 @@
 import msgspec
 import numpy as np
 import pytest
-from harness.families import FAMILIES
+from harness import hybrid_family
+from harness.families import FAMILIES, HYBRID
 from harness.head_runs import HIDDEN, HISTORY, IDS, hold
 from harness.search import searching
 from harness.step_heads import SPECS, written
 from hypothesis import given
 from hypothesis import strategies as st
-from programs import N_LOGITS, N_VOCAB, head
+from programs import N_LOGITS, N_VOCAB, WIDTH, head, random_tensors
 
 from mtpcore import Batch
 from mtpcore.backends.base import CheckedBatch, FusedSampling, TreePass, TreeRun, Verification
@@ -25,8 +26,9 @@ from mtpcore.cross.ahead import _is_same
 from mtpcore.declarations.spec import TreeShape
 from mtpcore.drafting.growing_tree import GrowingTree
 from mtpcore.drafting.outline import Outlines, outline
+from mtpcore.graph import GraphBuilder, Outputs
 from mtpcore.sampling import Sampler, Sampling, Scratch
-from mtpcore.testing import Runner
+from mtpcore.testing import Runner, Weights
 
 SAMPLINGS = [
     Sampling(temperature=0),
@@ -120,12 +122,13 @@ def test_the_best_nodes_are_picked(backend, seed, is_to_run):
 
 FIXED = TreeShape(paths=((1,), (0, 0), (0, 2), (2, 0), (0, 0, 1), (2, 0, 0)))
 GROWN = TreeShape(depth=3, width=3, n_nodes=7)
+DEEP = TreeShape(depth=4, width=2, n_nodes=20)
 SHAPES = [
     FIXED,
     GROWN,
     TreeShape(paths=((0, 0, 0), (1, 1))),
     TreeShape(paths=((2,), (0,))),
-    TreeShape(depth=4, width=2, n_nodes=20),
+    DEEP,
 ]
 
 
@@ -137,6 +140,34 @@ def one(emulated):
 @pytest.fixture(scope="module")
 def target(emulated):
     return Runner(CudaBackend(emulated), *head(seed=77), n_batch=64)
+
+
+def recurrent_head(seed):
+    """Return a head without attention, whose rows depend on all before them."""
+    n_heads, width = 2, 8
+    q, k, v = (np.arange(3) * n_heads * width).tolist()
+    tensors = random_tensors(
+        seed, embd=(N_VOCAB, WIDTH), join=(WIDTH, 2 * WIDTH), qkv=(3 * k, WIDTH), conv=(3 * k, 4),
+        alpha=(n_heads, WIDTH), beta=(n_heads, WIDTH), o=(WIDTH, k), head=(N_LOGITS, WIDTH),
+    )  # fmt: skip
+    g = GraphBuilder("recurrent head", tensors, slots={"hidden": WIDTH})
+    x = g.embed(g.inputs.tokens, "embd.weight")
+    x = g.matmul(g.concat(x, g.inputs["hidden"]), "join.weight")
+    made = g.causal_conv(g.matmul(x, "qkv.weight"), "conv.weight", layer=0)
+    q, k, v = (g.split_heads(g.slice(made, at, at + n_heads * width), n_heads) for at in (q, k, v))
+    decay = g.scale(g.activation(g.matmul(x, "alpha.weight"), "softplus"), -0.1)
+    beta = g.activation(g.matmul(x, "beta.weight"), "sigmoid")
+    q, k = (g.l2_norm(part, 1e-6) for part in (q, k))
+    y = g.merge_heads(g.delta_rule(q, k, v, decay, beta, layer=0))
+    x = g.rms_norm(g.add(x, g.scale(g.matmul(y, "o.weight"), 60.0)), None, 1e-5)
+    logits = g.scale(g.matmul(g.output_rows(x), "head.weight"), 3.0)
+    return g.finish(Outputs(logits, hidden=x)), Weights(tensors)
+
+
+@pytest.fixture(scope="module")
+def recurrent(emulated):
+    """Return a head with a state, and another one that verifies its trees."""
+    return [Runner(CudaBackend(emulated), *recurrent_head(seed), n_batch=64) for seed in (9, 77)]
 
 
 def clear(*made):
@@ -164,7 +195,7 @@ def tree_run(one, sequences, shape, ids=None, hidden=HIDDEN):
     batch = rows_of_text(lengths, hidden)
     passes = [TreePass(one.plan, one.memory, batch, [-1] * len(batch.tokens), range(len(lengths)))]
     for seq, length in enumerate(lengths):
-        one.memory.reserve({seq: (0, length + 20)})
+        one.memory.reserve({seq: (0, length + 14)})
     for depth in range(1, max(each.depth for each in joined.each)):
         seqs, place, positions, parent, rows, outputs = ([] for _ in range(6))
         for seq, each in enumerate(joined.each):
@@ -318,7 +349,17 @@ def rows_to_verify(held, trees, sampler):
 @pytest.mark.parametrize("shape", [FIXED, GROWN], ids=["fixed", "grown"])
 def test_what_verifies_runs_behind_a_tree(one, target, shape, sampling):
     """Its rows, choices and memory are those of the tree that was made."""
-    sequences = [(3, 3, 0.0, SAMPLINGS[1]), (5, 2, 0.0, SAMPLINGS[0])]
+    assert_verified(one, target, shape, sampling)
+
+
+@pytest.mark.parametrize("shape", [FIXED, DEEP], ids=["fixed", "grown"])
+def test_states_go_on_along_a_tree(recurrent, shape):
+    """Of what drafts and of what verifies."""
+    assert_verified(*recurrent, shape, SAMPLINGS[1], k=4)
+
+
+def assert_verified(one, target, shape, sampling, k=3):
+    sequences = [(3, k, 0.0, SAMPLINGS[1]), (5, 2, 0.0, SAMPLINGS[0])]
     held, sampler = [2, 61], sampling and Sampler(sampling, Scratch(N_LOGITS, N_VOCAB))
     clear(target)
     for _ in range(3):
@@ -379,10 +420,9 @@ def rounds_of(subject, shape, sampling, p_min, length):
         yield trees, [verdicts[seq] for seq in range(2)], cross.digest(0), cross.digest(1)
 
 
-BY_NAME = {family.name: family for family in FAMILIES}
-WITH_MEMORY = {"demo": 61, "demo:mimo": 2}
-"""Heads that remember, and lengths of texts: one head whose memory passes the end of a page; three
-heads."""
+BY_NAME = {family.name: family for family in (*FAMILIES, HYBRID)}
+WITH_MEMORY = {"demo": 61}
+"""Heads that remember, and lengths of texts: the memory of one passes the end of a page."""
 WAYS = {
     "fixed": (FIXED, SAMPLINGS[0], 0.0),
     "fixed, p_min": (FIXED, SAMPLINGS[1], 0.03),
@@ -392,13 +432,20 @@ WAYS = {
 }
 OF_HEADS = [(name, way) for name in SPECS for way in WAYS]
 OF_HEADS += [("demo", "grown"), ("demo:mimo", "fixed"), ("demo:mimo", "grown")]
+OF_HEADS += [("hybrid", "grown, p_min"), ("recurrent heads", "grown")]
+
+
+def subject_of(name, folder):
+    if name == "recurrent heads":
+        return hybrid_family.subject(folder, n_heads=3)
+    return BY_NAME.get(name) or written(folder, name)
 
 
 @pytest.mark.parametrize(("name", "way"), OF_HEADS, ids=map(", ".join, OF_HEADS))
 def test_trees_of_heads_are_those_of_the_host(emulated, name, way, tmp_path, monkeypatch):
     """Launched, recorded and replayed: what is made level by level."""
     shape, sampling, p_min = WAYS[way]
-    subject, length = BY_NAME.get(name) or written(tmp_path, name), WITH_MEMORY.get(name, 2)
+    subject, length = subject_of(name, tmp_path), WITH_MEMORY.get(name, 2)
     subject = msgspec.structs.replace(subject, backend=CudaBackend(emulated))
     grow, n_grown = TreeLoop.grow, []
 

@@ -23,6 +23,7 @@ __all__ = [
     "RANKED",
     "VERIFIED_ROW",
     "SELECTION",
+    "TREE",
     "Found",
     "follow_branches",
     "grow",
@@ -31,6 +32,7 @@ __all__ = [
     "merge_ranks",
     "place_verified",
     "show_verified",
+    "walk_trees",
 ]
 
 RANKED = np.dtype([("share", np.float64), ("probability", np.float32), ("token", np.int32)])
@@ -70,6 +72,9 @@ VERIFIED_ROW = np.dtype(
 )
 """A row that verifies a chosen node; ``verified_row.cuh`` has the same."""
 
+TREE = np.dtype([("sequence", np.int32), ("first", np.int32), ("n", np.int32)])
+"""Rows of a batch that follow each other; ``walk_trees.cu`` has the same."""
+
 MOST_RANKS = 64
 """Tokens of a ranking; ``ranked.cuh`` has the same."""
 
@@ -83,6 +88,7 @@ _SELECT_BEST, _FOLLOW_BRANCHES, _PLACE_VERIFIED, _SHOW_VERIFIED = (
     Kernel("place_verified"),
     Kernel("show_verified"),
 )
+_WALK_TREES = Kernel("walk_trees")
 KERNELS = (
     _RANK,
     _MERGE_RANKS,
@@ -91,6 +97,7 @@ KERNELS = (
     _FOLLOW_BRANCHES,
     _PLACE_VERIFIED,
     _SHOW_VERIFIED,
+    _WALK_TREES,
 )
 
 
@@ -251,3 +258,22 @@ def show_verified(
     """Let n rows see what the pending token sees, and their paths; see ``show_verified.cu``."""
     arguments = (verified, depths, visible, *map(np.int32, (n, window)))
     return Launch(_SHOW_VERIFIED, (blocks_of(n), 1), arguments)
+
+
+def walk_trees(
+    trees: DeviceArray,
+    parents: DeviceArray,
+    walks: DeviceArray,
+    n: int,
+    *,
+    n_seq: int,
+    n_rows: int,
+    room: int,
+) -> Launch:
+    """Let states go on along n trees, as rows follow each other now; see ``walk_trees.cu``.
+
+    ``trees`` are of type ``TREE`` [n]; ``walks`` int32[...] are of at most ``n_seq`` sequences and
+    ``n_rows`` rows, each with ``room`` for advances.
+    """
+    arguments = (trees, parents, walks, *map(np.int32, (n_seq, n_rows, room)))
+    return Launch(_WALK_TREES, (n, 1), arguments, block=32)
