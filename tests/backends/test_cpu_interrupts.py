@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -117,31 +118,35 @@ def test_all_threads_leave_together_whichever_goes_first(demo, order):
     assert len(context.process(SHORT).logits) == 1
 
 
-@pytest.mark.parametrize("is_block", [False, True])
-def test_a_draft_is_interrupted_while_the_drafter_reads_the_prompt(demo, is_block):
-    """A head is small, so the prompt is long."""
+def test_a_draft_is_interrupted_while_the_drafter_reads_the_prompt(demo):
+    """A head is small, so the prompt is long; a chain's first pass, and a block's."""
     n = 2 * N_LONG
     contexts = [
         make(demo, graph_type=GraphType.DRAFT, n_ctx=n + 8, n_batch=n, threads=threads)
         for threads in (2, 1)
     ]
     rows = np.random.default_rng(0).standard_normal((n, demo.hparams.width), np.float32)
-    outputs = np.arange(n) >= n - (4 if is_block else 1)
-    batch = Batch(np.arange(n, dtype=np.int32) % 1000, outputs=outputs, slots={"hidden": rows})
+    tokens = np.arange(n, dtype=np.int32) % 1000
     sampler = Sampler(Sampling.greedy(), Scratch(demo.hparams.n_vocab))
 
     settings = {
-        "samplers": [sampler], "history": [batch.tokens], "n_prompt": [n], "p_min": [0.0],
-        "recycle": {} if is_block else {"hidden": "hidden"}, "is_block": is_block,
-    }  # fmt: skip
+        "samplers": [sampler],
+        "history": [tokens],
+        "n_prompt": [n],
+        "p_min": [0.0],
+    }
 
-    def draft(context):
+    def draft(context, is_block=False):
+        outputs = np.arange(n) >= n - (4 if is_block else 1)
+        batch = Batch(tokens, outputs=outputs, slots={"hidden": rows})
+        how = {"is_block": True} if is_block else {"recycle": {"hidden": "hidden"}}
         with context.journal.transaction((context.runner,)):
-            return run_drafts([(context.runner, batch)], [4], settings)
+            return run_drafts([(context.runner, batch)], [4], settings | how)
 
     one, fresh = contexts
-    assert interrupted(one, lambda: draft(one)) < 0.9
-    assert one.length(0) == 0
+    for is_block in (True, False):
+        assert interrupted(one, partial(draft, one, is_block)) < 0.9
+        assert one.length(0) == 0
     assert draft(one) == draft(fresh)
     assert one.digest(0) == fresh.digest(0)
 
