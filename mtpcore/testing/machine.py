@@ -225,19 +225,23 @@ def machine_of(
 
         @rule()
         def equals_fresh(self) -> None:
-            """Compare with a Cross that never drafted."""
+            self.compare_states(self.fresh())
+
+        def fresh(self) -> Cross:
+            """Make a Cross that has read the texts and never drafted."""
             fresh = self.make(Interrupter())
             for seq, text in self.texts.items():
                 fresh.llm.process(Batch.of(text, seq=seq))
+            return fresh
+
+        def compare_states(self, fresh: Cross) -> None:
             for seq in range(N_SEQ):
                 assert self.cross.tokens(seq) == self.texts.get(seq, [])
                 assert self.cross.digest(seq) == fresh.digest(seq), f"{subject}, sequence {seq}"
 
-        def drafts_as_fresh(self) -> None:
+        def compare_drafts(self, fresh: Cross) -> None:
             """Draft as a new Cross does: rows of the target may wait that no digest counts."""
-            fresh = self.make(Interrupter())
-            for seq, text in self.texts.items():
-                fresh.llm.process(Batch.of(text, seq=seq))
+            for seq in self.texts:
                 if self.cross.pending(seq, GREEDY) is None:
                     self.repeat_last(seq)
                 if self.cross.pending(seq, GREEDY) == fresh.pending(seq, GREEDY):
@@ -248,8 +252,9 @@ def machine_of(
                     assert found == wanted, f"{subject}, sequence {seq}"
 
         def teardown(self) -> None:
-            self.equals_fresh()
-            self.drafts_as_fresh()
+            fresh = self.fresh()
+            self.compare_states(fresh)
+            self.compare_drafts(fresh)
 
     Machine.__name__ = f"{subject.name.title().replace('-', '').replace(':', '')}Machine"
     return Machine
