@@ -12,6 +12,7 @@ from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
 from harness.matrices import (
     BLOCK_BYTES,
+    BLOCKS_32,
     FLOATS,
     N_COLS,
     QUANTISED,
@@ -129,6 +130,17 @@ def test_bits_of_many_tokens_are_those_of_few(type_, isa):
     spoilt = _matmul.matmul(packed, x)
     assert np.isnan(spoilt[3]).all()
     assert_same_bits(np.delete(spoilt, 3, 0), np.delete(few, 3, 0))
+
+
+@pytest.mark.parametrize("type_", BLOCKS_32, ids=lambda t: t.name)
+@each_isa
+def test_bits_of_many_tokens_in_wide_matrices(type_, isa):
+    """In tile registers 16 blocks are unpacked at a time, and multiplied two by two."""
+    _cpu.use_isa(isa)
+    for n_blocks in (16, 18, 33):
+        packed, x = packed_matrix(type_, 40, 32 * n_blocks), random_tokens(70, 32 * n_blocks)
+        few = np.concatenate([_matmul.matmul(packed, x[t : t + 7]) for t in range(0, 70, 7)])
+        assert_same_bits(_matmul.matmul(packed, x), few)
 
 
 @each_type

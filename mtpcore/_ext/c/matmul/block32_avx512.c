@@ -177,3 +177,63 @@ NIBBLES(q5_0, MTP_Q5_0)
 NIBBLES(q5_1, MTP_Q5_1)
 NIBBLES(iq4_nl, MTP_IQ4_NL)
 NIBBLES(mxfp4, MTP_MXFP4)
+
+MTP_ALWAYS_INLINE void unpack(const int type, const void *block, __m512i table,
+                              mtp_unpacked_block32 *out)
+{
+    const uint16_t *scales = block;
+    const int too_large = mtp_block32_has_min(type) ? 0 : 1 << offset_bits(type);
+    const __m512i offset = _mm512_set1_epi8((char)too_large);
+    for (int r = 0; r < 32; r += 16) {
+        MTP_UNROLL
+        for (int j = 0; j < 4; j++) {
+            __m512i codes[2];
+            unpack_codes(type, mtp_nibbles_of(type, block), j, r, table, codes);
+            _mm512_store_si512(out->code[j] + r, _mm512_sub_epi8(codes[0], offset));
+            _mm512_store_si512(out->code[4 + j] + r, _mm512_sub_epi8(codes[1], offset));
+        }
+        _mm512_store_ps(out->scale + r, load_scales(type, scales + r));
+        if (mtp_block32_has_min(type))
+            _mm512_store_ps(out->min + r, mtp_load_halves(scales + 32 + r));
+    }
+}
+
+static void unpack_q8_0(const mtp_q8_0_block *block, mtp_unpacked_block32 *out)
+{
+    const __m512i offset = _mm512_set1_epi8((char)128);
+    for (int r = 0; r < 32; r += 16) {
+        MTP_UNROLL
+        for (int j = 0; j < 8; j++)
+            _mm512_store_si512(out->code[j] + r,
+                               _mm512_sub_epi8(mtp_load_line(block->code[j] + r), offset));
+        _mm512_store_ps(out->scale + r, mtp_load_halves(block->scale + r));
+    }
+}
+
+#define UNPACK(NAME)                                                                               \
+    case NAME: {                                                                                   \
+        const __m512i table = table_of(NAME);                                                      \
+        for (; n > 0; n--, block += mtp_block32_bytes(NAME), out++) {                              \
+            mtp_fetch_ahead(block, (int)mtp_block32_bytes(NAME));                                  \
+            unpack(NAME, block, table, out);                                                       \
+        }                                                                                          \
+        break;                                                                                     \
+    }
+
+void mtp_unpack_block32_avx512(int type, const void *blocks, int n, mtp_unpacked_block32 *out)
+{
+    const char *block = blocks;
+    switch (type) {
+        UNPACK(MTP_Q4_0)
+        UNPACK(MTP_Q4_1)
+        UNPACK(MTP_Q5_0)
+        UNPACK(MTP_Q5_1)
+        UNPACK(MTP_IQ4_NL)
+        UNPACK(MTP_MXFP4)
+    default: /* MTP_Q8_0 */
+        for (; n > 0; n--, block += sizeof(mtp_q8_0_block), out++) {
+            mtp_fetch_ahead(block, sizeof(mtp_q8_0_block));
+            unpack_q8_0((const void *)block, out);
+        }
+    }
+}

@@ -9,7 +9,8 @@
  * `w` of token `t` in a tile of T tokens is at [w * T + t]. I8MM takes eight columns at a time: for
  * it words w and w + 1 of four codes each, w even, are at [w * T + 2t] and behind that. Tile registers
  * take 64 columns of up to 16 tokens: so wide is a tile then, and words w to w + 15, w a multiple of
- * 16, are at [w * T + 16t] and behind that. A tile of tokens t, t+1, ... begins at
+ * 16, are at [w * T + 16t] and behind that; of MTP_ACT_Q8_32, whose blocks have 32 columns, words 0 to
+ * 7 at [8t]. A tile of tokens t, t+1, ... begins at
  * t * mtp_token_bytes(), whatever its width.
  */
 #ifndef MTPCORE_MATMUL_LAYOUT_H
@@ -39,15 +40,14 @@ enum { MTP_TILE_REGISTER = 16, MTP_LEAST_IN_TILES = 64 };
 /* Whether so many tokens are multiplied in tile registers. */
 static inline int mtp_uses_tile_registers(int activation, int64_t n_tokens)
 {
-    return activation == MTP_ACT_Q8_256 && n_tokens >= MTP_LEAST_IN_TILES &&
-           mtp_isa() == MTP_ISA_AMX;
+    return activation != MTP_ACT_F32 && n_tokens >= MTP_LEAST_IN_TILES && mtp_isa() == MTP_ISA_AMX;
 }
 
 /* Words of a token's codes that lie together. */
 static inline int mtp_words_together(int activation, int64_t n_tokens)
 {
     if (mtp_uses_tile_registers(activation, n_tokens))
-        return 16;
+        return activation == MTP_ACT_Q8_32 ? 8 : 16;
     return mtp_isa() == MTP_ISA_I8MM ? 2 : 1;
 }
 

@@ -160,8 +160,12 @@ static void in_tile_registers(const job *job, const char *group, int64_t begin, 
 {
     _Alignas(64) float sums[MOST_SUMS][MTP_GROUP_ROWS];
     memset(sums, 0, (size_t)(end - begin) * sizeof sums[0]);
-    mtp_multiply_amx(job->w->type, group, job->n_blocks, job->prepared + begin * job->token_bytes,
-                     end - begin, sums);
+    const char *prepared = job->prepared + begin * job->token_bytes;
+    const int64_t n_tokens = end - begin;
+    if (mtp_type_block(job->w->type) == 32)
+        mtp_multiply_block32_amx(job->w->type, group, job->n_blocks, prepared, n_tokens, sums);
+    else
+        mtp_multiply_block256_amx(job->w->type, group, job->n_blocks, prepared, n_tokens, sums);
     for (int64_t first = begin; first < end; first += MTP_TILE_REGISTER) {
         const int64_t n = smaller(MTP_TILE_REGISTER, end - first);
         const int64_t next = smaller(first + n, end);
@@ -232,7 +236,7 @@ void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_prepared, i
     const int64_t whole = in_tiles ? 2 * MTP_TILE_REGISTER : MTP_TILE; /* steps are multiples */
     const int64_t bytes = in_tiles ? TILE_BLOCK_BYTES : TOKEN_BLOCK_BYTES;
     const int64_t tokens = (bytes / (job.token_bytes * whole + 1) + 1) * whole;
-    const int64_t step = kernel ? smaller(tokens, MOST_SUMS) : tokens;
+    const int64_t step = kernel || in_tiles ? smaller(tokens, MOST_SUMS) : tokens;
 
     for (int64_t begin = 0; begin < n_tokens && !mtp_is_interrupted(interrupt); begin += step) {
         const int64_t end = smaller(begin + step, n_tokens);

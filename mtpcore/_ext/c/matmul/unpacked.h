@@ -17,6 +17,13 @@ typedef struct {
     float scale[32], min[32];
 } mtp_unpacked;
 
+/* One block of 32 columns and 32 rows, 64-byte aligned: codes as they are, column 4j + i at [j][row][i],
+ * and mins where the type has them. */
+typedef struct {
+    int8_t code[8][32][4];
+    float scale[32], min[32];
+} mtp_unpacked_block32;
+
 /* Unpack block b of a group of 32 rows. */
 typedef void (*mtp_unpack)(const void *group, int64_t n_blocks, int64_t b, mtp_unpacked *block);
 
@@ -36,10 +43,14 @@ typedef struct {
 extern const mtp_unpacked_kernel mtp_unpacked_avx2[MTP_TYPES], mtp_unpacked_avxvnni[MTP_TYPES],
     mtp_unpacked_avx512[MTP_TYPES]; /* empty: none */
 
-/* Add the products of a group's blocks with n_tokens prepared tokens, laid out for tile registers,
- * to sum[t][row]; 64-byte aligned. */
-void mtp_multiply_amx(int type, const void *group, int64_t n_blocks, const void *prepared,
-                      int64_t n_tokens, float (*sum)[32]);
+void mtp_unpack_block32_avx512(int type, const void *blocks, int n, mtp_unpacked_block32 *out);
+
+/* Add the products of a group's blocks, of 32 or of 256 columns, with n_tokens prepared tokens, laid out
+ * for tile registers, to sum[t][row]; 64-byte aligned. */
+void mtp_multiply_block32_amx(int type, const void *group, int64_t n_blocks, const void *prepared,
+                              int64_t n_tokens, float (*sum)[32]);
+void mtp_multiply_block256_amx(int type, const void *group, int64_t n_blocks, const void *prepared,
+                               int64_t n_tokens, float (*sum)[32]);
 #endif
 
 #endif

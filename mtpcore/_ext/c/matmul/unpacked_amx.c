@@ -8,7 +8,7 @@
  */
 #include "matmul/unpacked.h"
 
-#include "matmul/kernels_avx512.h"
+#include "matmul/tile_registers.h"
 
 enum { TOKENS_AT_ONCE = 2 * MTP_TILE_REGISTER };
 
@@ -16,13 +16,6 @@ enum { TOKENS_AT_ONCE = 2 * MTP_TILE_REGISTER };
 typedef struct {
     uint8_t low[64][32][4], high[64][32][4];
 } scaled_codes;
-
-/* What LDTILECFG reads. */
-typedef struct {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t n_rows[16];
-} tile_shapes;
 
 /* Up to 32 tokens, in two tiles of activations, and half of a block's rows. */
 typedef struct {
@@ -85,7 +78,7 @@ MTP_ALWAYS_INLINE void scale_codes(const int type, const mtp_unpacked *block, sc
 /* Tiles 0-3: low and high products of both tiles of activations; 4, 5: those; 6, 7: weights. */
 static void set_shapes(const int n_tokens[2])
 {
-    _Alignas(64) tile_shapes shapes = {.palette = 1};
+    _Alignas(64) mtp_tile_shapes shapes = {.palette = 1};
     for (int i = 0; i < 8; i++) {
         const int n = i < 6 ? n_tokens[i < 4 ? i / 2 : i - 4] : MTP_TILE_REGISTER;
         shapes.row_bytes[i] = 64;
@@ -250,8 +243,8 @@ MTP_ALWAYS_INLINE void multiply_blocks(const int type, const void *group, int64_
         multiply_block(type, group, n_blocks, b, prepared, n_tokens, sum);
 }
 
-void mtp_multiply_amx(int type, const void *group, int64_t n_blocks, const void *prepared,
-                      int64_t n_tokens, float (*sum)[32])
+void mtp_multiply_block256_amx(int type, const void *group, int64_t n_blocks, const void *prepared,
+                               int64_t n_tokens, float (*sum)[32])
 {
     set_shapes((int[2]){MTP_TILE_REGISTER, MTP_TILE_REGISTER});
     switch (type) {
