@@ -85,7 +85,7 @@ def test_sets_of_this_machine_compute_what_portable_c_computes(libraries, tmp_pa
     reason=f"nothing of aarch64 is compiled or run: no {CROSS} (Debian: gcc-aarch64-linux-gnu)",
 )
 def test_neon_computes_what_portable_c_computes(libraries, tmp_path):
-    program = build(CROSS, libraries("aarch64"), tmp_path, "-static")
+    program = build(CROSS, libraries("aarch64"), tmp_path, "-static", "-O1")
     if shutil.which(EMULATOR) is None:
         pytest.skip(f"aarch64 is compiled, not run: no {EMULATOR} (Debian: qemu-user)")
     assert " 0 wrong" in run([EMULATOR, "-cpu", "max", program, "neon", "i8mm"])
