@@ -294,8 +294,10 @@ def others() -> Iterator[str]:
 ASKED_BY = {
     "mix": "models with experts",
     "route": "models with experts",
+    "route_few": "models with experts",
     "group": "stacks of matrices: experts, heads, positions, clusters",
     "scatter": "output matrices in clusters",
+    "join_and_store": "latent attention",
     "causal_conv": "hybrids",
     "delta_rule": "hybrids",
     "block": "drafters that see blocks of rows",

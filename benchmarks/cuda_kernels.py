@@ -73,7 +73,8 @@ def faults(kernel: Kernel, taken: Resources) -> Iterator[str]:
         yield f"{taken.spilled} bytes spilled"
     if taken.registers > (MOST_REGISTERS_WIDE if is_wide else MOST_REGISTERS):
         yield f"{taken.registers} registers"
-    of_kernel = {"attention": MOST_SHARED_ATTENTION, "group": MOST_SHARED_SORT}
+    of_kernel = {"attention": MOST_SHARED_ATTENTION}
+    of_kernel |= dict.fromkeys(("group", "route_few"), MOST_SHARED_SORT)
     most_shared = of_kernel.get(kernel.name, MOST_SHARED)
     if taken.shared > (MOST_SHARED_RING if has_ring else most_shared):
         yield f"{taken.shared} bytes of shared memory"

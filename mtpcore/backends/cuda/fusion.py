@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from mtpcore.backends.cuda.buffers import VIEWS
+from mtpcore.backends.cuda.buffers import VIEWS, columns_of_others
 from mtpcore.backends.cuda.layout import TILE
 from mtpcore.graph.program import Node, Program
 
@@ -27,7 +27,8 @@ class Group(msgspec.Struct, frozen=True):
 
     ``maker`` makes rows, which become codes at once for ``products``; ``is_kept`` says that they
     are read elsewhere, too. Where it is None, the products read rows that are there. ``ropes`` turn
-    the queries and keys of a maker that is attention. ``route`` reads a norm's rows, and its choice
+    the queries and keys of a maker that is attention; with a ``norm`` they turn parts of them, and
+    keys begin with what that makes. ``route`` reads a norm's rows, and its choice
     is what products of experts wait for. ``total`` adds the only product, or what a maker mixes,
     to something that was there before. ``followers`` are groups whose makers take two of the
     products together, a gate and what it lets through; their nodes are this group's, too. ``led``
@@ -42,6 +43,7 @@ class Group(msgspec.Struct, frozen=True):
     nodes: tuple[Node, ...]
     maker: Node | None
     ropes: tuple[Node, ...] = ()
+    norm: Node | None = None
     route: Node | None = None
     products: tuple[Node, ...] = ()
     total: Node | None = None
@@ -99,6 +101,7 @@ class _Found(msgspec.Struct, frozen=True):
 
     maker: int | None
     ropes: tuple[int, ...] = ()
+    norm: int | None = None
     views: tuple[int, ...] = ()
     route: int | None = None
     products: tuple[int, ...] = ()
@@ -120,7 +123,7 @@ class _Found(msgspec.Struct, frozen=True):
     def members(self) -> list[int]:
         """All nodes that run here, in the program's order."""
         makers = (None if self.n_led else self.maker, self.led.maker if self.led else None)
-        own = (*self.ropes, *makers, *self.views, self.route, *self.products, self.total)
+        own = (*self.ropes, self.norm, *makers, *self.views, self.route, *self.products, self.total)
         found = (*own, *(i for follower in self.followers for i in follower.members))
         return sorted(i for i in found if i is not None)
 
@@ -130,7 +133,7 @@ class _Fusion:
 
     def __init__(self, program: Program, block_of: Callable[[Node], int]) -> None:
         self._nodes, self._values = program.nodes, program.values
-        self._block_of = block_of
+        self._block_of, self._columns = block_of, columns_of_others(program, block_of)
         self._made_by = {value: i for i, node in enumerate(self._nodes) for value in node.outputs}
         self._readers: dict[int, list[int]] = {value.id: [] for value in program.values}
         for i, node in enumerate(self._nodes):
@@ -174,6 +177,7 @@ class _Fusion:
             nodes_of(found.members),
             node_of(found.maker),
             nodes_of(found.ropes),
+            node_of(found.norm),
             node_of(found.route),
             nodes_of(found.products),
             node_of(found.total),
@@ -205,7 +209,8 @@ class _Fusion:
         if node.op not in _MAKERS:
             return _Found(i)
         is_stored = i in self._stored
-        ropes = () if is_stored else self._ropes(node)
+        turned = () if is_stored else self._ropes(node) or self._parts(node)
+        ropes, norm = turned[:2], turned[2] if turned[2:] else None
         views, value = self._views(node.outputs[0])
         is_norm = node.op in _NORMS
         route = self._route(value) if is_norm else None
@@ -215,12 +220,12 @@ class _Fusion:
         can_make = not is_kept or is_norm
         can_make &= not is_norm or len(self._values[node.outputs[0]].shape) == 2
         if not products or not can_make:
-            return _Found(i, ropes, is_stored=is_stored)
+            return _Found(i, ropes, norm, is_stored=is_stored)
         if not any(self._reads(j, route) for j in products):
             route = None
         total = self._total(i, products)
         followers = () if node.op == "gated" else self._followers(i, products, route)
-        group = _Found(i, ropes, views, route, products, total, followers, is_kept=is_kept)
+        group = _Found(i, ropes, norm, views, route, products, total, followers, is_kept=is_kept)
         return self._with_heads(i, msgspec.structs.replace(group, is_stored=is_stored))
 
     def _with_heads(self, i: int, group: _Found) -> _Found:
@@ -383,6 +388,38 @@ class _Fusion:
             return ()
         q, k = (self._nodes[j] for j in found)
         are_alone = all(self._only_reader(rope.outputs[0]) is not None for rope in (q, k))
-        are_alike = (q.inputs[1], q.weights, q.attrs) == (k.inputs[1], k.weights, k.attrs)
-        can_hold = len(q.attrs["frequencies"]) <= MOST_PAIRS
-        return found if are_alone and are_alike and can_hold else ()
+        return found if are_alone and _are_alike(q, k) else ()
+
+    def _parts(self, node: Node) -> tuple[int, ...]:
+        """Return what turns the last parts of queries and keys, and what keys begin with.
+
+        That is a norm; all of it lies where it is joined, and nobody else reads it.
+        """
+        if node.op != "attention" or len(node.inputs) != 2:
+            return ()
+        joined = [self._made_by.get(value, -1) for value in node.inputs]
+        if any(j < 0 or self._nodes[j].op != "concat" for j in joined):
+            return ()
+        of_q, of_k = (
+            [self._made_by.get(self._viewed(part)[1], -1) for part in self._nodes[j].inputs]
+            for j in joined
+        )
+        found = (of_q[-1], of_k[-1], of_k[0])
+        if len(of_k) != 2 or self._values[node.inputs[1]].shape[1] != 1 or min(found) < 0:
+            return ()
+        q, k, norm = (self._nodes[j] for j in found)
+        columns = [self._columns.get(one.outputs[0]) for one in (q, k, norm)]
+        are_there = all(
+            lies is not None and lies.of == whole
+            for lies, whole in zip(columns, (*node.inputs, node.inputs[1]), strict=True)
+        )
+        are_these = (q.op, k.op, norm.op) == ("rope", "rope", "rms_norm")
+        if not (are_these and are_there and _are_alike(q, k)) or self._taken.intersection(found):
+            return ()
+        return found
+
+
+def _are_alike(q: Node, k: Node) -> bool:
+    """Whether one launch can turn both queries and keys, by the same cosines and sines."""
+    are_alike = (q.inputs[1], q.weights, q.attrs) == (k.inputs[1], k.weights, k.attrs)
+    return are_alike and len(q.attrs["frequencies"]) <= MOST_PAIRS

@@ -293,13 +293,15 @@ class CudaPlan:
         ropes, products = (
             tuple(self._step(node) for node in nodes) for nodes in (group.ropes, group.products)
         )
-        route, total = (
-            None if node is None else self._step(node) for node in (group.route, group.total)
+        norm, route, total = (
+            None if node is None else self._step(node)
+            for node in (group.norm, group.route, group.total)
         )
         return FusedStep(
             group.maker.op if group.maker else "",
             self._step(group.maker or group.products[0]),
             ropes,
+            norm,
             route,
             products,
             total,

@@ -15,7 +15,7 @@ nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not 
 EARLY = [kernel for kernel in KERNELS if "wait_for_launches();" in kernel.source]
 WEIGHTS = re.compile(
     r"(low|high|parts|scales|bias)(_[23])?|weights?|sinks|frequencies|axes|factors"
-    r"|(weight|bias)_of_norm"
+    r"|correction|(weight|bias)_of_norm"
 )
 """Parameters that no launch writes."""
 ENTRY = re.compile(r'extern "C" __global__ .*?\w+\(([^()]*)\)\n{', re.DOTALL)
@@ -68,7 +68,7 @@ def test_what_launches_have_written_is_read_after_the_wait(kernel):
 
 
 def test_what_a_layer_launches_begins_early():
-    products = {"matmul", "matmul_float"}
+    products = {"matmul", "matmul_float", "route_few"}
     assert {kernel.name for kernel in EARLY} >= products | {"normalise", "quantise"}
 
 
@@ -84,10 +84,12 @@ def test_what_a_layer_launches_begins_early():
         ("matmul_float", "const int *members"),
         ("matmul_float", "const int *matrices"),
         ("matmul_float", "const float *x"),
+        ("route_few", "const float *x"),
         ("normalise", "const float *x"),
         ("quantise", "const float *x"),
         ("turn_and_store", "const float *q"),
         ("turn_and_store", "const int *positions"),
+        ("join_and_store", "const float *latent"),
     ],
 )
 def test_a_promise_that_values_never_change_is_seen(monkeypatch, name, pointer):

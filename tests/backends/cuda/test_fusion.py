@@ -84,7 +84,7 @@ def grouped_attention(g, a, i):
     return g.attention(q, k, v, layer=i, scale=0.2)
 
 
-def latent_attention(g, a, i):
+def latent_attention(g, a, i, style="halves"):
     """Keys and values of all heads are one short row, as in DeepSeek's layers."""
     q = g.rms_norm(g.matmul(a, f"{i}.q_a.weight"), f"{i}.q_norm.weight", 1e-5)
     q = g.split_heads(g.matmul(q, f"{i}.q_b.weight"), N_HEADS)
@@ -92,7 +92,8 @@ def latent_attention(g, a, i):
     c = g.rms_norm(g.slice(both, 0, LATENT), f"{i}.kv_norm.weight", 1e-5)
     key = g.split_heads(g.slice(both, LATENT, LATENT + TURNED), 1)
     turned, key = (
-        g.rope(x, g.inputs.positions, [1.0, 0.1]) for x in (g.slice(q, 32, 32 + TURNED), key)
+        g.rope(x, g.inputs.positions, [1.0, 0.1], style=style)
+        for x in (g.slice(q, 32, 32 + TURNED), key)
     )
     q = g.concat(g.head_matmul(g.slice(q, 0, 32), f"{i}.k_b.weight"), turned)
     y = g.attention(q, g.concat(g.split_heads(c, 1), key), LATENT, layer=i, scale=0.2)
@@ -138,8 +139,8 @@ def layers(n, attend, feed_forward):
     ("attend", "feed_forward", "n_single", "n_fused"),
     [
         (grouped_attention, dense, 24, {1: 5, 8: 7, 40: 9}),
-        (grouped_attention, experts, 30, {1: 9, 8: 11, 40: 13}),
-        (latent_attention, dense, 37, {1: 14, 8: 17, 40: 18}),
+        (grouped_attention, experts, 30, {1: 7, 8: 9, 40: 13}),
+        (latent_attention, dense, 37, {1: 11, 8: 14, 40: 15}),
     ],
 )
 @pytest.mark.parametrize("n_rows", [1, 8, 40])
@@ -166,6 +167,27 @@ def test_launches_of_a_layer(
     assert n_of_layer == [n_single, n_fused[n_rows]]
     assert np.isfinite(outs).all()
     assert outs[1].tobytes() == outs[3].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "style"), [("f32", "halves"), ("f16", "pairs"), ("q8_0", "pairs")]
+)
+def test_latent_rows_are_joined_where_they_are_stored(emulated, kv_dtype, style):
+    """Of several sequences, few rows and more."""
+    attend, options = functools.partial(latent_attention, style=style), {"n_seq": 3, "n_ctx": 64}
+    program, weights = layers(1, attend, dense)
+    runners = [
+        fused_as(way, CudaBackend(emulated), program, weights, kv_dtype=kv_dtype, **options)
+        for way in (fuse, unfused)
+    ]
+    for n_rows, n_seqs in ((1, 1), (8, 3), (12, 3)):
+        tokens, seqs = np.arange(n_rows), np.arange(n_rows) % n_seqs
+        outs = [together(runner, tokens, seqs, "hidden") for runner in runners]
+        assert np.isfinite(outs).all()
+        assert outs[0].tobytes() == outs[1].tobytes()
+        assert not {"rope", "remember"} & {*kernels_of(runners[0], n_rows)}
+    for seq in range(3):
+        assert runners[0].memory.digest(seq) == runners[1].memory.digest(seq)
 
 
 @pytest.mark.parametrize(("between", "is_sorted"), [(False, True), (True, False)])

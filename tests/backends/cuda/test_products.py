@@ -2,6 +2,7 @@
 
 import functools
 
+import msgspec
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
@@ -13,7 +14,14 @@ from harness.generated import FLOATS, NATIVE, QUANTISED, random_matrix
 from mtpcore.backends.cuda.launch import products
 from mtpcore.backends.cuda.launch.codes import Codes, arrays_of
 from mtpcore.backends.cuda.launch.codes import quantise as quantise_rows
-from mtpcore.backends.cuda.launch.products import KERNELS, LAUNCHERS, ClusteredMatrix
+from mtpcore.backends.cuda.launch.products import (
+    KERNELS,
+    LAUNCHERS,
+    SLOTS,
+    ClusteredMatrix,
+    Slots,
+    route_few,
+)
 from mtpcore.backends.cuda.launch.step import Step
 from mtpcore.backends.reference import formulas
 from mtpcore.backends.reference.activation import BLOCK_OF_TYPE, quantise
@@ -356,6 +364,30 @@ def test_routing_is_the_definition(device, n_experts, weighted, attrs):
     alone = carry_out(device, LAUNCHERS["route"], [x[4:]], [w, *weights], *outputs, **attrs)
     assert (alone[0] == ids[4:]).all()
     assert (alone[1] == shares[4:]).all()
+    assert_few_are_routed(device, x, [w, *weights], attrs, ids, shares)
+
+
+def assert_few_are_routed(device, x, weights, attrs, ids, shares):
+    """In one launch, which sorts slots by the experts that they use."""
+    n_used, n_slots = attrs["n_used"], ids.size
+    n_tiles = min(n_slots, n_slots // SLOTS + weights[0].n_rows)
+
+    def route_and_sort(step, n_rows):
+        *chosen, members, matrices = step.outputs
+        slots = Slots(n_slots, n_used, n_tiles, False, 1, matrices, members)
+        return [route_few(msgspec.structs.replace(step, outputs=tuple(chosen)), slots, n_rows)]
+
+    outputs = [(n_used,), (n_used,), (n_used, SLOTS), (n_used,)]
+    types = [np.int32, np.float32, np.int32, np.int32]
+    outputs = [*zip(outputs, types, strict=True)]
+    made = carry_out(device, route_and_sort, [x], weights, *outputs, **attrs)
+    assert made[0].tobytes() == ids.tobytes()
+    assert made[1].tobytes() == shares.tobytes()
+    members, matrices = made[2].reshape(-1, SLOTS), made[3].ravel()[:n_tiles].tolist()
+    tiles = [(one, np.flatnonzero(ids.ravel() == one).tolist()) for one in np.unique(ids)]
+    assert matrices == [one for one, _ in tiles] + [-1] * (n_tiles - len(tiles))
+    for found, (_, slots) in zip(members.tolist(), tiles, strict=False):
+        assert found == slots + [-1] * (SLOTS - len(slots))
 
 
 def test_too_many_experts_are_refused(emulated):

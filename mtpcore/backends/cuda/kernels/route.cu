@@ -1,138 +1,21 @@
-/* From the logits of all experts the ids and weights of the n_used best, best first: the formulas,
- * the order of sums, and the bits, of the CPU's kernels.
- *
- * Experts are compared by gate + correction, the lowest id first among equals, not a number last;
- * only those of the n_groups_used groups take part whose n_best (1 or 2) best experts sum highest.
- * The gate is a sigmoid, or a softmax where SOFTMAX: its sum is made in sixteen lanes (expert i in
- * lane i mod 16, ascending), these are added 8, 4, 2 and 1 apart. The weights are the gates chosen,
- * where `normalise` divided by their sum in the order of ranks, times scale, times the expert's
- * factor. One warp for one row, scratch of two floats an expert and one a group in shared memory.
- * Grid: rows. Block: 32.
+/* The experts of each row, and their weights (route.cuh). One warp for one row, scratch of two floats an
+ * expert and one a group in shared memory. Grid: rows. Block: 32.
  */
 #include "functions.cuh"
+#include "route.cuh"
 
 #define MOST_EXPERTS 1024
-#define NOBODY 0x7fffffff
-#define MINUS_INFINITY __uint_as_float(0xff800000u)
-#define TAKEN __uint_as_float(0x7fc00000u) /* no score is a NaN, none loses against one */
-
-struct Best {
-    float score;
-    int id;
-};
-
-static __device__ __forceinline__ Best better(Best a, Best b)
-{
-    const bool take = b.score > a.score || (b.score == a.score && b.id < a.id);
-    return take ? b : a;
-}
-
-/* The best of n scores; the same in all lanes. */
-static __device__ __forceinline__ Best best_of_warp(const float *score, int n)
-{
-    Best best = {MINUS_INFINITY, NOBODY};
-    for (int i = threadIdx.x; i < n; i += 32)
-        best = better(best, Best{score[i], i});
-    for (int step = 16; step > 0; step >>= 1)
-        best = better(best, Best{__shfl_xor_sync(0xffffffffu, best.score, step),
-                                 __shfl_xor_sync(0xffffffffu, best.id, step)});
-    return best;
-}
-
-static __device__ __forceinline__ float number_or_least(float x)
-{
-    return x == x ? x : MINUS_INFINITY;
-}
-
-/* Gates of softmax: exp(z - top) / sum; top is the first logit, or a larger one. */
-static __device__ __forceinline__ void softmax(const float *z, float *gate, int n)
-{
-    float top = z[0];
-    for (int i = threadIdx.x; i < n; i += 32)
-        top = z[i] > top ? z[i] : top;
-    for (int step = 16; step > 0; step >>= 1) {
-        const float other = __shfl_xor_sync(0xffffffffu, top, step);
-        top = other > top ? other : top;
-    }
-    for (int i = threadIdx.x; i < n; i += 32)
-        gate[i] = exponential(z[i] - top);
-    __syncwarp();
-    float sum = 0.0f;
-    for (int i = threadIdx.x & 15; i < n; i += 16)
-        sum += gate[i];
-    for (int step = 8; step > 0; step >>= 1)
-        sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    __syncwarp();
-    for (int i = threadIdx.x; i < n; i += 32)
-        gate[i] = __fdiv_rn(gate[i], sum);
-}
-
-/* Takes the experts of all groups but the best ones. */
-static __device__ __forceinline__ void
-take_other_groups(float *score, float *worth, int n, int n_groups, int n_groups_used, int n_best)
-{
-    const int size = n / n_groups;
-    for (int group = threadIdx.x; group < n_groups; group += 32) {
-        Best first = {MINUS_INFINITY, NOBODY}, second = first;
-        for (int i = group * size; i < (group + 1) * size; i++) {
-            const Best own = {score[i], i}, best = better(first, own);
-            second = better(second, best.id == i ? first : own);
-            first = best;
-        }
-        const bool both = n_best == 2 && size > 1;
-        worth[group] = number_or_least(both ? second.score + first.score : first.score);
-    }
-    __syncwarp();
-    for (int i = 0; i < n_groups_used; i++) {
-        const int group = best_of_warp(worth, n_groups).id;
-        __syncwarp();
-        if (threadIdx.x == 0)
-            worth[group] = TAKEN;
-        __syncwarp();
-    }
-    for (int i = threadIdx.x; i < n; i += 32)
-        if (worth[i / size] == worth[i / size])
-            score[i] = TAKEN;
-    __syncwarp();
-}
 
 extern "C" __global__ void __launch_bounds__(32)
     route(const float *__restrict__ logits, const float *__restrict__ correction,
-          const float *__restrict__ factors, int *__restrict__ ids, float *__restrict__ weights,
+          const float *__restrict__ factors, int *__restrict__ ids, float *__restrict__ shares,
           int n, int n_used, int normalise, float scale, int n_groups, int n_groups_used,
           int n_best)
 {
     __shared__ float gate[MOST_EXPERTS], score[MOST_EXPERTS], worth[MOST_EXPERTS];
-    const float *z = logits + (size_t)blockIdx.x * n;
-    ids += (size_t)blockIdx.x * n_used;
-    weights += (size_t)blockIdx.x * n_used;
-
-    if (SOFTMAX)
-        softmax(z, gate, n);
-    else
-        for (int i = threadIdx.x; i < n; i += 32)
-            gate[i] = sigmoid(z[i]);
-    for (int i = threadIdx.x; i < n; i += 32)
-        score[i] = number_or_least(correction ? gate[i] + correction[i] : gate[i]);
-    __syncwarp();
-    if (n_groups > 1)
-        take_other_groups(score, worth, n, n_groups, n_groups_used, n_best);
-
-    float sum = 0.0f;
-    for (int rank = 0; rank < n_used; rank++) {
-        const int id = best_of_warp(score, n).id;
-        sum += gate[id];
-        __syncwarp();
-        if (threadIdx.x == 0) {
-            score[id] = TAKEN;
-            ids[rank] = id;
-            weights[rank] = gate[id];
-        }
-        __syncwarp();
-    }
-    for (int rank = threadIdx.x; rank < n_used; rank += 32) {
-        const float share = weights[rank];
-        const float scaled = (normalise ? __fdiv_rn(share, sum + 1e-20f) : share) * scale;
-        weights[rank] = factors ? scaled * factors[ids[rank]] : scaled;
-    }
+    const Choice choice = {correction, factors,       n,     n_used, normalise, scale,
+                           n_groups,   n_groups_used, n_best};
+    const size_t row = blockIdx.x;
+    route_row(choice, logits + row * n, ids + row * n_used, shares + row * n_used, gate, score,
+              worth);
 }

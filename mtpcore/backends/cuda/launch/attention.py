@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -67,10 +68,14 @@ _TURN_AND_STORE = {
     for dtype, i in _TYPES.items()
     for pairs, style in enumerate(("halves", "pairs"))
 }
+_JOIN_AND_STORE = {
+    variant: Kernel("join_and_store", kernel.defines) for variant, kernel in _TURN_AND_STORE.items()
+}
 KERNELS = (
     *_REMEMBER.values(),
     *_ATTENTION.values(),
     *_TURN_AND_STORE.values(),
+    *_JOIN_AND_STORE.values(),
     _TURNS,
 )
 
@@ -156,17 +161,22 @@ def attend(
     ropes: tuple[Step, ...] = (),
     codes: Codes | None = None,
     *,
+    norm: Step | None = None,
     is_stored: bool = False,
 ) -> list[Launch]:
     """Store and attend; ``ropes`` turn queries and keys before, and rows become ``codes``.
 
-    Where it is stored already, queries are turned, too.
+    With a ``norm`` they turn parts, and keys begin with what it makes. Where it is stored already,
+    queries are turned, too.
     """
     if op == "cross_attention":
         return _attend(step, n_rows, codes)
     sinks, bias = (*step.weights, None, None)[:2]
     stored: list[Launch] = []
-    if ropes:
+    if norm:
+        of_q, of_k = ropes
+        stored = [_join_and_store(step, of_q, of_k, norm, n_rows)]
+    elif ropes:
         of_q, of_k = ropes
         stored = [_turn_and_store(step, of_q, of_k, n_rows)]
     elif not is_stored:
@@ -194,6 +204,29 @@ def _turn_and_store(step: Step, of_q: Step, of_k: Step, n_rows: int) -> Launch:
         np.float64(attrs["magnitude"]),
     )
     kernel = _TURN_AND_STORE[layer.dtype, attrs["style"]]
+    return Launch(kernel, (n_rows, n_ctas), arguments, is_early=True)
+
+
+def _join_and_store(step: Step, of_q: Step, of_k: Step, norm: Step, n_rows: int) -> Launch:
+    """Turn parts of queries, and store keys that are joined: a norm's row and a turned part."""
+    (q, positions), key, turned_q = of_q.inputs, of_k.inputs[0], of_q.outputs[0]
+    latent, joined, memory, attrs = norm.inputs[0], norm.outputs[0], step.memory, of_q.attrs
+    layer, rows, table = memory.layer, memory.rows, memory.tables.array
+    n_ctas = _CTAS_OF_FEW if n_rows <= _FEW_ROWS else 1
+    sizes = (
+        *(n_ctas, table.shape[1], len(attrs["frequencies"]), positions.shape[1], q.shape[1]),
+        *(latent.shape[-1], key.shape[2]),
+    )
+    lies = [(x.begin, x.apart) for x in (q, latent, key, turned_q, joined)]
+    arguments = (
+        *(q, latent, key, positions, *_angles_of(of_q), (*norm.weights, None)[0]),
+        *(turned_q, joined, rows.seq, rows.place, table, layer.rows),
+        np.int64(layer.rows.shape[1]),
+        *map(np.int32, (*sizes, *chain(*lies))),
+        np.float32(norm.attrs["eps"]),
+        np.float64(attrs["magnitude"]),
+    )
+    kernel = _JOIN_AND_STORE[layer.dtype, attrs["style"]]
     return Launch(kernel, (n_rows, n_ctas), arguments, is_early=True)
 
 

@@ -15,6 +15,7 @@ from mtpcore.backends.cuda.launch.products import (
     multiply_codes,
     multiply_gated,
     route,
+    route_few,
     slots_of_experts,
     slots_of_heads,
     slots_of_rows,
@@ -35,6 +36,7 @@ class FusedStep(msgspec.Struct, frozen=True):
     op: str
     maker: Step
     ropes: tuple[Step, ...]
+    norm: Step | None
     route: Step | None
     products: tuple[Step, ...]
     total: Step | None
@@ -53,12 +55,29 @@ def fused(step: FusedStep, n_rows: int) -> list[Launch]:
     if step.op == "mix":
         return _mix(step, n_rows)
     if not step.products:
-        return attend(step.op, step.maker, n_rows, step.ropes, is_stored=step.is_stored)
+        return _attend(step, n_rows)
     codes = _codes_for(step)
     launches = _make(step, codes, n_rows)
-    if step.route:
+    if step.route and (few := _route_and_sort(step, step.route, n_rows)):
+        launches.append(few)
+        step = msgspec.structs.replace(step, is_sorted=True)
+    elif step.route:
         launches += route(step.route, n_rows)
     return launches + _multiply(step, codes, n_rows)
+
+
+def _route_and_sort(step: FusedStep, chooses: Step, n_rows: int) -> Launch | None:
+    """Return what chooses experts and sorts rows by them, where one launch does both.
+
+    All that are chosen must be this route's.
+    """
+    ids, n_experts = chooses.outputs[0], chooses.weights[0].n_rows
+    chosen = [product for product in step.products if len(product.inputs) > 1]
+    first = chosen[0].weights[0]
+    if first.n_matrices < n_experts or any(one.inputs[1] is not ids for one in chosen):
+        return None
+    slots, _ = slots_of_experts(chosen[0], first, step.products[0].inputs[0], ids, n_rows)
+    return route_few(chooses, slots, n_rows)
 
 
 def _mix(step: FusedStep, n_rows: int) -> list[Launch]:
@@ -95,12 +114,17 @@ def _make(step: FusedStep, codes: Codes, n_rows: int) -> list[Launch]:
     x = step.products[0].inputs[0]
     n_rows_of_x = n_rows * (x.shape[1] if len(x.shape) == 3 else 1)
     if step.op in ("attention", "cross_attention"):
-        return attend(step.op, step.maker, n_rows, step.ropes, codes, is_stored=step.is_stored)
+        return _attend(step, n_rows, codes)
     if step.op == "gated":
         return [quantise_gated(step.maker, codes, n_rows_of_x)]
     if not step.op:
         return [quantise(x, codes, n_rows_of_x)]
     return [normalise(step.op, step.maker, n_rows, codes, is_kept=step.is_kept)]
+
+
+def _attend(step: FusedStep, n_rows: int, codes: Codes | None = None) -> list[Launch]:
+    given = step.op, step.maker, n_rows, step.ropes, codes
+    return attend(*given, norm=step.norm, is_stored=step.is_stored)
 
 
 def _multiply(step: FusedStep, codes: Codes, n_rows: int) -> list[Launch]:

@@ -29,6 +29,7 @@ __all__ = [
     "counters_of_gates",
     "multiply_codes",
     "multiply_gated",
+    "route_few",
     "slots_of_experts",
     "slots_of_heads",
     "slots_of_rows",
@@ -76,14 +77,23 @@ _MATMUL = {
 _MATMUL_FLOAT = {
     kind: Kernel("matmul_float", (("TYPE", str(number)),)) for kind, number in FLOATS.items()
 }
+_MOST_ROUTED = 6400
+"""Gates, scores and worths of groups that ``route_few`` has room for."""
+
 _GROUP, _SCATTER = Kernel("group"), Kernel("scatter")
 _ROUTE = {
     gate: Kernel("route", (("SOFTMAX", str(i)),)) for i, gate in enumerate(("sigmoid", "softmax"))
+}
+_ROUTE_FEW = {
+    (kind, gate): Kernel("route_few", (("TYPE", str(number)), *kernel.defines))
+    for kind, number in FLOATS.items()
+    for gate, kernel in _ROUTE.items()
 }
 KERNELS = (
     *_MATMUL.values(),
     *_MATMUL_FLOAT.values(),
     *_ROUTE.values(),
+    *_ROUTE_FEW.values(),
     _GROUP,
     _SCATTER,
 )
@@ -127,6 +137,11 @@ class Slots(msgspec.Struct, frozen=True):
     n_heads: int = 1
     matrices: DeviceArray | None = None
     members: DeviceArray | None = None
+
+    @property
+    def width(self) -> int:
+        """Slots of a tile."""
+        return SLOTS * (WIDE[1] if self.is_wide else 1)
 
 
 def matmul(step: Step, n_rows: int) -> list[Launch]:
@@ -220,6 +235,27 @@ def route(step: Step, n_rows: int) -> list[Launch]:
         *_multiply(step, w, x, slots, n_rows, bias, logits),
         Launch(_ROUTE[attrs["gate"]], (n_rows, 1), arguments, block=32),
     ]
+
+
+def route_few(step: Step, slots: Slots, n_rows: int) -> Launch | None:
+    """Return what chooses experts, and sorts the slots of their products: None of many rows."""
+    w, correction, bias, factors = (*step.weights, None, None, None)[:4]
+    attrs, (ids, shares) = step.attrs, step.outputs
+    n_routed = n_rows * (2 * w.n_rows + attrs["n_groups"])
+    is_small = n_rows <= SLOTS and slots.n <= THREADS and n_routed <= _MOST_ROUTED
+    if w.type not in FLOATS or not is_small:
+        return None
+    logits = step.scratch("logits", (step.inputs[0].shape[0], w.n_rows), np.float32)
+    arguments = (
+        *(w.low, step.inputs[0], bias, correction, factors, logits, ids, shares),
+        *(slots.members, slots.matrices, counters_for(step, 1)),
+        *map(np.int32, (n_rows, w.n_cols, w.n_rows, attrs["n_used"], attrs["normalise"])),
+        np.float32(attrs["scale"]),
+        *(np.int32(attrs[name]) for name in ("n_groups", "n_groups_used", "n_best_of_group")),
+        *map(np.int32, (slots.width, slots.n_tiles)),
+    )
+    grid = (-(-w.n_rows // _FLOAT_ROWS), 1)
+    return Launch(_ROUTE_FEW[w.type, attrs["gate"]], grid, arguments, is_early=True)
 
 
 def _width(w: DeviceMatrix, n_slots: int) -> tuple[int, bool]:
