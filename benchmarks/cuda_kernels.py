@@ -88,6 +88,7 @@ def digits(kernel: Kernel) -> str:
 
 def line(kernel: Kernel) -> str:
     """Return a kernel's line of the table; a ValueError says what is wrong with it."""
+    text = digits(kernel)
     taken = {name: measure(kernel, name) for name in ARCHITECTURES}
     wrong = [f"{kernel} for {name}: {f}" for name in taken for f in faults(kernel, taken[name])]
     if wrong:
@@ -95,7 +96,7 @@ def line(kernel: Kernel) -> str:
     each = taken.values()
     registers = [str(resources.registers) for resources in each]
     most = [str(max(getattr(resources, of) for resources in each)) for of in ("shared", "spilled")]
-    return row(kernel.name, label(kernel), *registers, *most, digits(kernel))
+    return row(kernel.name, label(kernel), *registers, *most, text)
 
 
 def row(*cells: str) -> str:
