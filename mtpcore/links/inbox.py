@@ -212,7 +212,7 @@ class Inbox:
         yield _BOUNDS.pack(first, length)
         for begin in range(first, length, _ROOM):
             end = min(begin + _ROOM, length)
-            yield rows.read(begin - base, end - base).astype("<f4").tobytes()
+            yield np.asarray(rows.read(begin - base, end - base), "<f4").tobytes()
 
     def load(self, seq: int, data: memoryview, n_ctx: int) -> None:
         """Let an empty sequence hold the rows that ``dump`` gave, of up to ``n_ctx`` positions.

@@ -136,6 +136,16 @@ def test_any_number_of_drafts_is_taken_back(subject, name):
             assert cross.digest(fork) == digests[seq][n], (m, seq)
 
 
+def test_rows_that_wait_on_the_device_are_saved(subject):
+    family = subject("glm4moe")
+    cross = family.link(32, n_seq_max=2, n_batch=16)
+    cross.llm.process(Batch.of(family.text(5).tolist()))
+    cross.load(1, cross.save(0))
+    assert cross.digest(1) == cross.digest(0)
+    drafts = [cross.draft(seq, 2, sampling=SAMPLED) for seq in (0, 1)]
+    assert drafts[0] == drafts[1]
+
+
 @pytest.mark.hypothesis
 @pytest.mark.parametrize(
     ("name", "n_examples"),
