@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 from harness.block_runs import behind_block
-from harness.head_runs import GREEDY, SAMPLINGS
+from harness.head_runs import GREEDY, SAMPLINGS, clear
 from programs import head, post_head
 
 from mtpcore.backends.cpu import CpuBackend
@@ -22,12 +22,6 @@ def runners():
         [Runner(backend, *made, n_batch=16) for made in (head(), post_head())]
         for backend in (ReferenceBackend(), CpuBackend())
     ]
-
-
-def clear(*made):
-    for each in made:
-        for seq in range(4):
-            each.memory.rewind(seq, 0)
 
 
 @pytest.mark.parametrize("p_min", [0.0, 0.08])

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 from harness.block_runs import behind_block, block
-from harness.head_runs import GREEDY, IDS, SAMPLINGS
+from harness.head_runs import GREEDY, IDS, SAMPLINGS, clear
 from harness.search import searching
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,12 +52,6 @@ def drafts_of(loop, one, behind, sequences, passes=None, n_before=0, edit=None, 
     digests = [one.memory.digest(seq) for seq in range(len(sequences))]
     clear(one, behind)
     return found, digests
-
-
-def clear(*made):
-    for each in made:
-        for seq in range(4):
-            each.memory.rewind(seq, 0)
 
 
 blocks = st.lists(

@@ -93,6 +93,13 @@ ways = st.one_of(
 )  # fmt: skip
 
 
+def clear(*made):
+    """Forget all rows of runners."""
+    for each in made:
+        for seq in range(4):
+            each.memory.rewind(seq, 0)
+
+
 def hold(target, seq, length):
     """Let the target have so many rows of a sequence."""
     there = min(target.memory.length(seq), length)

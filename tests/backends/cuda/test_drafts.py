@@ -14,6 +14,7 @@ from harness.head_runs import (
     HISTORY,
     IDS,
     N_HEADS,
+    clear,
     described,
     hold,
     make_run,
@@ -59,12 +60,6 @@ def one(emulated):
 @pytest.fixture(scope="module")
 def target(emulated):
     return Runner(CudaBackend(emulated), *head(seed=77), n_batch=80)
-
-
-def clear(*made):
-    for each in made:
-        for seq in range(4):
-            each.memory.rewind(seq, 0)
 
 
 def chain(one, sequences, *, in_place=False, ids=None):

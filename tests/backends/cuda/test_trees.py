@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from harness import hybrid_family
 from harness.families import FAMILIES, HYBRID
-from harness.head_runs import HIDDEN, HISTORY, IDS, hold
+from harness.head_runs import HIDDEN, HISTORY, IDS, clear, hold
 from harness.search import searching
 from harness.step_heads import SPECS, written
 from hypothesis import given
@@ -168,12 +168,6 @@ def recurrent_head(seed):
 def recurrent(emulated):
     """Return a head with a state, and another one that verifies its trees."""
     return [Runner(CudaBackend(emulated), *recurrent_head(seed), n_batch=64) for seed in (9, 77)]
-
-
-def clear(*made):
-    for each in made:
-        for seq in range(3):
-            each.memory.rewind(seq, 0)
 
 
 def rows_of_text(lengths, hidden):
