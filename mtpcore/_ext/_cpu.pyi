@@ -1,9 +1,9 @@
 """The kernels' instruction set, and how they prefetch weights (``c/core/cpu.h``).
 
 The environment variables ``MTPCORE_ISA`` (``base``, ``avx2``, ``avxvnni``, ``avx512``, ``amx``,
-``neon`` or ``i8mm``) and ``MTPCORE_FETCH`` (``lines``, ``pages``, ``none`` or ``auto``) are read
-when the library is loaded; unset, the best instruction set of the machine is used, and the fastest
-way to prefetch, which is measured.
+``neon`` or ``i8mm``) and ``MTPCORE_FETCH`` (``lines``, ``lines-l2``, ``pages``, ``none`` or
+``auto``) are read when the library is loaded; unset, the best instruction set of the machine is
+used, and the fastest way to prefetch, which is measured.
 """
 
 __all__ = [
@@ -38,8 +38,8 @@ def use_isa(name: str) -> str:
 def fetch() -> str:
     """Return how weights are prefetched.
 
-    The next ``lines``, eight ``pages`` in turn, ``none`` by instructions, or ``auto``: the fastest
-    of these.
+    The next ``lines`` into the first-level cache, or further ahead into the second (``lines-l2``),
+    eight ``pages`` in turn, ``none`` by instructions, or ``auto``: the fastest of these.
     """
 
 def available_fetches() -> tuple[str, ...]:

@@ -17,7 +17,7 @@ cdef extern from "matmul/fetch_choice.h" nogil:
 
     ctypedef struct mtp_fetch_result:
         int way
-        double speeds[3]
+        double speeds[4]
 
     ctypedef struct mtp_fetch_choice:
         int way

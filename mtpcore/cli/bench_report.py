@@ -227,7 +227,7 @@ def _fetches(fetches: dict[str, Any]) -> list[str]:
     for one in fetches["measured"]:
         speeds = ", ".join(f"{way} {x:.1f}" for way, x in one["gigabytes_per_second"].items())
         what = f"prefetch {one['type']}, rows {one['rows']}"
-        lines.append(f"{what:26}  {one['way']:5} (GB/s: {speeds})")
+        lines.append(f"{what:26}  {one['way']:8} (GB/s: {speeds})")
     return lines
 
 

@@ -372,7 +372,7 @@ def test_unknown_instruction_sets_are_refused():
 
 def test_unknown_ways_to_prefetch_are_refused():
     before = _cpu.fetch()
-    with pytest.raises(BackendError, match="lines or pages or none or auto; got 'books'"):
+    with pytest.raises(BackendError, match="lines-l2 or pages or none or auto; got 'books'"):
         _cpu.use_fetch("books")
     assert _cpu.fetch() == before
 
@@ -400,7 +400,7 @@ def import_with(**names):
         (
             "MTPCORE_FETCH",
             "books",
-            "no such way to prefetch weights; wanted lines or pages or none",
+            "no such way to prefetch weights; wanted lines or lines-l2 or pages or none",
         ),
     ],
 )
@@ -421,6 +421,6 @@ def test_environment_names_the_instruction_set():
 
 
 def test_environment_names_how_weights_are_prefetched():
-    for fetch in ("lines", "pages", "none", "auto"):
+    for fetch in ("lines", "lines-l2", "pages", "none", "auto"):
         assert import_with(MTPCORE_FETCH=fetch)[1] == fetch
     assert import_with(MTPCORE_FETCH="")[1] == "auto"

@@ -23,7 +23,7 @@
 static const char *const names[MTP_ISA_COUNT] = {"base", "avx2", "avxvnni", "avx512",
                                                  "amx",  "neon", "i8mm"};
 static _Atomic int in_use = MTP_ISA_BASE;
-static const char *const ways[MTP_FETCH_COUNT] = {"lines", "pages", "none", "auto"};
+static const char *const ways[MTP_FETCH_COUNT] = {"lines", "lines-l2", "pages", "none", "auto"};
 static _Atomic int fetch_in_use = MTP_FETCH_AUTO;
 static int is_intel = 0;
 static int refused = 0, fetch_refused = 0;

@@ -28,15 +28,17 @@ int mtp_isa(void);         /* the set in use */
 int mtp_isa_use(int isa);  /* for tests, between calls; -1 when the machine cannot run it */
 int mtp_isa_refused(void); /* nonzero: MTPCORE_ISA names no set that can be used here */
 
-/* Ways to prefetch weights: the lines that come next; the window that comes next, a line of each of
- * its pages in turn; or what the hardware does by itself. MTP_FETCH_AUTO: the fastest of them. */
+/* Ways to prefetch weights: the lines that come next, into the first-level cache or the second; the
+ * window that comes next, a line of each of its pages in turn; or what the hardware does by itself.
+ * MTP_FETCH_AUTO: the fastest of them. */
 enum {
     MTP_FETCH_LINES = 0,
-    MTP_FETCH_PAGES = 1,
-    MTP_FETCH_NONE = 2,
-    MTP_FETCH_WAYS = 3,
-    MTP_FETCH_AUTO = 3,
-    MTP_FETCH_COUNT = 4
+    MTP_FETCH_LINES_L2 = 1,
+    MTP_FETCH_PAGES = 2,
+    MTP_FETCH_NONE = 3,
+    MTP_FETCH_WAYS = 4,
+    MTP_FETCH_AUTO = 4,
+    MTP_FETCH_COUNT = 5
 };
 
 const char *mtp_fetch_name(int fetch);

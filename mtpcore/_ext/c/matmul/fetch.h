@@ -15,6 +15,7 @@
 enum {
     MTP_LINE_BYTES = 64,
     MTP_LINES_AHEAD_BYTES = 8192,
+    MTP_LINES_L2_AHEAD_BYTES = 16384,
     MTP_PAGE_BYTES = 4096,
     MTP_WINDOW_BYTES = 8 * MTP_PAGE_BYTES
 };
@@ -30,10 +31,10 @@ enum {
 extern _Thread_local int mtp_fetch_way MTP_FETCH_TLS;
 
 /* Ask for as many lines as lie in the n bytes here, behind the end of the weights as well: asking
- * for what is not there does nothing. Lines that come next go into the first-level cache. That has
- * no room for two windows, so those go into the second; they are asked for eight lines at a time,
- * so that where n is no multiple of 512 some are left to the hardware (one in nine for n = 576) and
- * some are asked for twice. */
+ * for what is not there does nothing. Lines that come next go into the first-level cache or, further
+ * ahead, into the second. The first has no room for two windows, so those go into the second; they
+ * are asked for eight lines at a time, so that where n is no multiple of 512 some are left to the
+ * hardware (one in nine for n = 576) and some are asked for twice. */
 static inline __attribute__((always_inline)) void mtp_fetch_ahead(const void *weights,
                                                                   const int n_bytes)
 {
@@ -44,6 +45,12 @@ static inline __attribute__((always_inline)) void mtp_fetch_ahead(const void *we
         const char *next = (const char *)((uintptr_t)weights + MTP_LINES_AHEAD_BYTES);
         _Pragma("GCC unroll 16") for (int i = 0; i < n_bytes; i += MTP_LINE_BYTES)
             __builtin_prefetch(next + i, 0, 3);
+        return;
+    }
+    if (way == MTP_FETCH_LINES_L2) {
+        const char *next = (const char *)((uintptr_t)weights + MTP_LINES_L2_AHEAD_BYTES);
+        _Pragma("GCC unroll 16") for (int i = 0; i < n_bytes; i += MTP_LINE_BYTES)
+            __builtin_prefetch(next + i, 0, 2);
         return;
     }
     const int step = MTP_WINDOW_BYTES / MTP_PAGE_BYTES * MTP_LINE_BYTES;

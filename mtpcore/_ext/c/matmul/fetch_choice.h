@@ -6,8 +6,8 @@
  * it before. The way in use is left for one that is faster by more than MTP_FETCH_MARGIN. The second
  * trial begins MTP_FETCH_SOON passes after the first, and each later one after twice as many as the
  * one before, at most MTP_FETCH_PASSES: a first trial that other programs disturbed is corrected
- * soon, and in the long run trials cost little. Two thirds of a trial's passes may be slower than
- * the best: where they take three times as long that is 0.4 % of the time in the end.
+ * soon, and in the long run trials cost little. Three quarters of a trial's passes may be slower
+ * than the best: where they take three times as long that is 0.5 % of the time in the end.
  *
  * Speed is bytes of weights over the time that a plan's first thread took for its share of them;
  * only trials are timed. What is known is remembered by the process: the plans that are made later
