@@ -34,7 +34,7 @@ cdef extern from "matmul/fetch_choice.h" nogil:
     void mtp_fetch_forget() noexcept
 
 WAYS = tuple(mtp_fetch_name(way).decode() for way in range(MTP_FETCH_WAYS))
-ROWS = ("1", "2-4", "5-8")
+ROWS = ("1", "2-4", "5-8", "9-16")
 TRIALS, SOON, PASSES, TYPES = MTP_FETCH_TRIALS, MTP_FETCH_SOON, MTP_FETCH_PASSES, MTP_TYPES
 
 

@@ -159,4 +159,4 @@ def test_no_such_type_or_class_of_rows(type_, rows):
 
 def test_names():
     assert _cpu.available_fetches() == (*WAYS, "auto")
-    assert ROWS == ("1", "2-4", "5-8")
+    assert ROWS == ("1", "2-4", "5-8", "9-16")

@@ -57,7 +57,7 @@ def decode(n_rows=1, passes=TRIAL + 1, threads=2):
         )
 
 
-@pytest.mark.parametrize(("n_rows", "rows"), [(1, "1"), (3, "2-4"), (8, "5-8")])
+@pytest.mark.parametrize(("n_rows", "rows"), [(1, "1"), (3, "2-4"), (8, "5-8"), (9, "9-16")])
 def test_a_plan_compares_the_ways_and_remembers_the_result(n_rows, rows, measure_small_plans):
     decode(n_rows, TRIAL)
     assert _fetch.recall() == {}
@@ -75,16 +75,16 @@ def test_passes_that_compare_ways_are_not_warm(measure_small_plans):
     with mtpcore.load_model("demo") as model:
         context, warm = mtpcore.Context(model, 1024, threads=2), {}
         for _ in range(2 * TRIAL + 2):
-            for n_rows in (1, 3, 9):
+            for n_rows in (1, 3, 17):
                 context.remove(0)
                 context.process(mtpcore.Batch.of([7] * n_rows, outputs="all"))
                 warm.setdefault(n_rows, []).append(context.runner.is_warm)
     assert warm[1] == warm[3] == [False] * TRIAL + [True] * (TRIAL + 2)
-    assert warm[9] == [True] * (2 * TRIAL + 2)
+    assert warm[17] == [True] * (2 * TRIAL + 2)
 
 
 def test_many_rows_are_not_measured(measure_small_plans):
-    decode(9)
+    decode(17)
     assert _fetch.recall() == {}
 
 

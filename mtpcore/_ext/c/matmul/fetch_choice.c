@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <time.h>
 
-static const int64_t most_rows[MTP_FETCH_CLASSES] = {1, 4, 8};
+static const int64_t most_rows[MTP_FETCH_CLASSES] = {1, 4, 8, 16};
 
 int mtp_fetch_class(int64_t n_rows)
 {

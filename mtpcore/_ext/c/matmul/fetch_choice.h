@@ -23,7 +23,7 @@
 #include "matmul/matmul.h"
 
 enum {
-    MTP_FETCH_CLASSES = 3, /* of numbers of rows: 1, 2 to 4, 5 to 8 */
+    MTP_FETCH_CLASSES = 4, /* of numbers of rows: 1, 2 to 4, 5 to 8, 9 to 16 */
     MTP_FETCH_TRIALS = 7,
     MTP_FETCH_SOON = 256,
     MTP_FETCH_PASSES = 8192
