@@ -14,6 +14,7 @@ from mtpcore._ext._cpu import available_fetches, available_isas, fetch, isa
 from mtpcore.backends.cpu.estimate import estimate_packed_bytes
 from mtpcore.backends.cpu.states import slot_bytes_of
 from mtpcore.declarations.spec import TARGET, DrafterSpec
+from mtpcore.discovery.companions import unread
 from mtpcore.drafting.heads import n_heads
 from mtpcore.errors import MtpcoreError
 from mtpcore.gguf import ModelFile, Tensor, read_tokenizer
@@ -78,6 +79,7 @@ def describe_model(
         "tokenizer": repr(model.tokenizer) if model.tokenizer else None,
         "chat_template": "tokenizer.chat_template" in model.metadata,
         **_tensors(model.tensors.values(), lambda name: _role_in(model, name)),
+        "unread": _unread(model),
         "drafters": [
             _drafter(part, spec) | {"path": str(part.path) if part is draft_model else None}
             for part, spec in drafters
@@ -114,11 +116,23 @@ def describe_file(file: ModelFile, error: MtpcoreError) -> dict[str, Any]:
         "tokenizer": repr(tokenizer) if tokenizer else None,
         "chat_template": "tokenizer.chat_template" in file.metadata,
         **_tensors(file.tensors.values(), lambda name: None),
+        "unread": None,
         "drafters": [],
         "sidecars": [],
         "plan": None,
         **_machine(),
     }
+
+
+def _unread(model: Model) -> dict[str, Any] | None:
+    """Return how much of a model's companion no graph reads."""
+    companion = model.spec.companion if model.spec and model.parts else None
+    if companion is None:
+        return None
+    beside = model.parts[1]
+    names = unread(companion, beside)
+    n_bytes = sum(beside.tensors[name].n_bytes for name in names)
+    return {"path": str(beside.path), "tensors": len(names), "bytes": n_bytes}
 
 
 def _file(path: Path) -> dict[str, Any]:

@@ -224,6 +224,11 @@ def _tensors(described: dict[str, Any], every: bool) -> list[str]:
             f"{' x '.join(map(str, t['shape']))}"
             for t in described["tensors"]
         ]
+    if (rest := described["unread"]) and rest["tensors"]:
+        lines.append(
+            f"not read here: {rest['tensors']} tensors of {rest['path']} "
+            f"({spell_bytes(rest['bytes'])}), which another program may run"
+        )
     return lines
 
 

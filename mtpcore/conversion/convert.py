@@ -20,6 +20,7 @@ from mtpcore.conversion.family import (
     Family,
     canonical_names,
     find_family,
+    further_folders,
     open_config,
     read_config,
 )
@@ -102,9 +103,14 @@ def convert(
     folder, path = take_path(folder), take_path(path)
     target = None if target is None else take_path(target)
     known = registry() if plugins is None else plugins
-    _refuse_own_file(path, folder, target)
     values = read_config(folder)
+    inner = further_folders(values, folder, known)
+    _refuse_own_file(path, folder, target, *(folder / name for name in inner))
     published = read_tensors(folder, values.get("transformers_weights"))
+    for name in inner:
+        for tensor in read_tensors(folder / name).values():
+            called = f"{name}/{tensor.name}"
+            published[called] = msgspec.structs.replace(tensor, name=called)
     family = find_family(values, published, folder, known)
     _check_options(family, folder, mtp, target)
     if mtp != "drop" and family.n_declared not in (0, family.n_heads):
@@ -154,6 +160,8 @@ def convert(
             streamed[True],
         )
     write_checked(model, companion, known, report)
+    if family.main.note:
+        log.warning("%s: %s", path, family.main.note)
     return plan.left_out
 
 

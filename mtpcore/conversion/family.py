@@ -17,7 +17,7 @@ from mtpcore.declarations.spec import DrafterSpec, ModelSpec
 from mtpcore.discovery.registry import Registry
 from mtpcore.errors import ModelFileError, PluginError
 
-__all__ = ["Family", "count_heads", "find_family", "pattern", "read_config"]
+__all__ = ["Family", "count_heads", "find_family", "further_folders", "pattern", "read_config"]
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,14 +80,10 @@ def find_family(
     PluginError
         Two plugins declare different heads that are both there.
     """
-    specs: list[ModelSpec | DrafterSpec] = [*known.models]
-    specs += [spec for spec in known.drafters if spec.standalone]
-    offers = [(spec, c) for spec in specs for c in _layouts(spec)]
+    offers = _offers(known)
     published = dict.fromkeys(names)
     fitting = [
-        (spec, c)
-        for spec, c in offers
-        if _describes(c, values) and (not c.has or c.has in published)
+        (spec, c) for spec, c in offers if _describes(c, values) and published.keys() >= {*c.marks}
     ]
     if not fitting:
         raise _unknown(values, folder, [c for _, c in offers])
@@ -137,6 +133,24 @@ def find_family(
         min_types=least,
         companion=spec.companion,
     )
+
+
+def further_folders(values: Mapping[str, Any], folder: Path, known: Registry) -> list[str]:
+    """Return the folders inside a checkpoint's that layouts of its family read, where they are."""
+    named = {
+        name: None
+        for _, checkpoint in _offers(known)
+        if checkpoint.folders and _describes(checkpoint, values)
+        for name in checkpoint.folders
+    }
+    return [name for name in named if any((folder / name).glob("*.safetensors"))]
+
+
+def _offers(known: Registry) -> list[tuple[ModelSpec | DrafterSpec, Checkpoint]]:
+    """Return all layouts of what has a file of its own."""
+    specs: list[ModelSpec | DrafterSpec] = [*known.models]
+    specs += [spec for spec in known.drafters if spec.standalone]
+    return [(spec, checkpoint) for spec in specs for checkpoint in _layouts(spec)]
 
 
 def _layouts(spec: ModelSpec | DrafterSpec) -> list[Checkpoint]:

@@ -12,11 +12,10 @@ import numpy as np
 from gguf import GGML_QUANT_VERSION
 
 from mtpcore.boundary.paths import take_path
-from mtpcore.conversion.family import pattern
 from mtpcore.conversion.output import FilePart, Report, write_checked
 from mtpcore.conversion.parts import MTP, check_parts, left_out_of
 from mtpcore.conversion.types import OutType, TypeChoice
-from mtpcore.discovery.companions import companion_path
+from mtpcore.discovery.companions import companion_path, unread
 from mtpcore.discovery.loading import find_model, load_model
 from mtpcore.discovery.registry import Registry, registry
 from mtpcore.errors import ModelFileError
@@ -118,12 +117,10 @@ def _companion(model: Model, path: Path, choice: TypeChoice) -> FilePart | None:
         return None
     beside, companion = model.parts[1], model.spec.companion if model.spec else None
     assert companion is not None
-    names = [pattern(source) for _, sources in companion.tensors for source in sources]
+    kept = {*unread(companion, beside)}
     tensors = [
-        _retyped(tensor, choice)
-        if any(name.fullmatch(tensor.name) for name in names)
-        else _as_it_is(tensor)
-        for tensor in beside.tensors.values()
+        _as_it_is(tensor) if name in kept else _retyped(tensor, choice)
+        for name, tensor in beside.tensors.items()
     ]
     metadata = _unsplit(beside.metadata) | {"general.file_type": choice.file_type}
     return FilePart(companion_path(companion, path), beside.architecture, metadata, tensors)

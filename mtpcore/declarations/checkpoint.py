@@ -180,8 +180,9 @@ class Rename(msgspec.Struct, frozen=True):
         Another tensor of the checkpoint, named like the source, which the change gets as well, or
         several: ``change(values, config, *also)``. Of a stack they hold as many experts.
     blocks : str
-        The type of tensor whose blocks, uint8[..., bytes of a row], the change makes of integers:
-        weights that are published quantised keep their bits, whatever type was asked for.
+        The type of tensor whose blocks, uint8[..., bytes of a row], the change makes, whatever type
+        was asked for: weights that are published quantised keep their bits, and others get the one
+        type that a reader takes.
     """
 
     source: str
@@ -199,7 +200,11 @@ class Rename(msgspec.Struct, frozen=True):
     @property
     def further(self) -> tuple[str, ...]:
         """The names in ``also``."""
-        return (self.also,) * bool(self.also) if isinstance(self.also, str) else self.also
+        return _listed(self.also)
+
+
+def _listed(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (names,) * bool(names) if isinstance(names, str) else names
 
 
 Tokens = tuple[tuple[str, str], ...]
@@ -220,9 +225,14 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     requires : tuple of str
         Paths that the configuration must have besides, or one of several with ``|`` in between; of
         several declarations that match the one that requires most is taken.
-    has : str
-        Name of a tensor that checkpoints of this layout alone have, for layouts that configurations
+    has : str or tuple of str
+        Names of tensors that checkpoints of this layout alone have, for layouts that configurations
         do not tell apart; a declaration that names one goes before others.
+    folders : tuple of str
+        Folders of the checkpoint with tensors of their own, which are read as well where they are
+        there. Their names begin with the folder's: ``codec/conv.weight``.
+    note : str
+        What ``convert`` says of every file of this layout, as what it lacks.
     completed : callable, optional
         ``completed(config)`` returns values that a configuration lacks, by name, such as sizes that
         it calls by one word.
@@ -265,7 +275,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     architectures: frozenset[str]
     requires: tuple[str, ...] = ()
-    has: str = ""
+    has: str | tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+    note: str = ""
     completed: Callable[[Config], Mapping[str, object]] | None = None
     layers: str = "num_hidden_layers"
     tensors: tuple[Rename, ...] = ()
@@ -279,6 +291,11 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     special_tokens: Tokens | Callable[[Config], Tokens] = ()
     more_tokens: Callable[[Config], Iterable[str]] | None = None
     companion: Checkpoint | None = None
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The names in ``has``."""
+        return _listed(self.has)
 
 
 def number(*paths: str, default: float | None = None) -> Callable[[Config], float | None]:

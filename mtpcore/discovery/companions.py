@@ -14,7 +14,7 @@ from mtpcore.errors import ModelFileError, MtpcoreError, PluginError, spell
 from mtpcore.gguf import JoinedTensor, Metadata, ModelFile, Tensor, open_model_file
 from mtpcore.runtime.fit import lacking
 
-__all__ = ["companion_path", "complete"]
+__all__ = ["companion_path", "complete", "unread"]
 
 
 def companion_path(companion: Companion, model: Path) -> Path:
@@ -60,6 +60,17 @@ def complete(
     if given is not None:
         return _complete(file, open_model_file(given), spec, wanted, check)
     return _choose(file, spec, wanted, check)
+
+
+def unread(companion: Companion, beside: ModelFile) -> list[str]:
+    """Return the tensors of a companion that no graph reads, as what another program runs."""
+    read = [_numbered(source) for _, sources in companion.tensors for source in sources]
+    return [name for name in beside.tensors if not any(one.fullmatch(name) for one in read)]
+
+
+def _numbered(source: str) -> re.Pattern[str]:
+    """Return what a companion's name matches; the number is a group."""
+    return re.compile(re.escape(source).replace(re.escape("{n}"), r"(\d{1,6})"))
 
 
 def _wanted(spec: ModelSpec, file: ModelFile) -> list[str] | None:
@@ -174,9 +185,9 @@ def _tensors(companion: Companion, held: Mapping[str, Tensor]) -> dict[str, Tens
             if all(source in held for source in sources):
                 tensors[name] = _join(name, [held[source] for source in sources])
             continue
-        numbered = re.escape(sources[0]).replace(re.escape("{n}"), r"(\d{1,6})")
+        numbered = _numbered(sources[0])
         for source, tensor in held.items():
-            if match := re.fullmatch(numbered, source):
+            if match := numbered.fullmatch(source):
                 called = name.replace("{n}", match[1] if match.groups() else "")
                 tensors[called] = tensor.called(called)
     return tensors

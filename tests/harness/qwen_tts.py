@@ -29,11 +29,13 @@ LANGUAGES = {"english": 600, "chinese": 601}
 SPEAKERS = {"vivian": 700, "ryan": 701}
 
 
-def configuration(depth: int = DEPTH, n_codes: int = N_CODES) -> dict[str, object]:
+def configuration(
+    depth: int = DEPTH, n_codes: int = N_CODES, n_codebooks: int = N_CODEBOOKS
+) -> dict[str, object]:
     """Return ``config.json``, with a code predictor of this width and so many codes."""
     predictor = {
         "model_type": "qwen3_tts_talker_code_predictor",
-        "num_code_groups": N_CODEBOOKS,
+        "num_code_groups": n_codebooks,
         "vocab_size": n_codes,
         "hidden_size": depth,
         "intermediate_size": N_DEPTH_FF,
@@ -49,7 +51,7 @@ def configuration(depth: int = DEPTH, n_codes: int = N_CODES) -> dict[str, objec
     talker = {
         "model_type": "qwen3_tts_talker",
         "code_predictor_config": predictor,
-        "num_code_groups": N_CODEBOOKS,
+        "num_code_groups": n_codebooks,
         "vocab_size": n_codes + N_FIRST - N_CODES,
         "text_vocab_size": N_TEXT,
         "text_hidden_size": TEXT_WIDTH,
@@ -86,7 +88,9 @@ def configuration(depth: int = DEPTH, n_codes: int = N_CODES) -> dict[str, objec
     }
 
 
-def weights(seed: int = 12, depth: int = DEPTH, n_codes: int = N_CODES) -> dict[str, np.ndarray]:
+def weights(
+    seed: int = 12, depth: int = DEPTH, n_codes: int = N_CODES, n_codebooks: int = N_CODEBOOKS
+) -> dict[str, np.ndarray]:
     """Return random weights by their names in the checkpoint."""
     n_first = n_codes + N_FIRST - N_CODES
     rng = np.random.default_rng(seed)
@@ -124,7 +128,7 @@ def weights(seed: int = 12, depth: int = DEPTH, n_codes: int = N_CODES) -> dict[
     for n in range(N_DEPTH_LAYERS):
         layer(f"code_predictor.model.layers.{n}.", depth, N_DEPTH_HEADS, 1, 8, N_DEPTH_FF)
     random("code_predictor.model.norm.weight", depth, around=1.0)
-    for i in range(N_CODEBOOKS - 1):
+    for i in range(n_codebooks - 1):
         at = f"code_predictor.model.codec_embedding.{i}.weight"
         random(at, n_codes, WIDTH, spread=1.0)
         random(f"code_predictor.lm_head.{i}.weight", n_codes, depth)

@@ -1,7 +1,8 @@
 """Qwen3-TTS: a talker that reads text beside speech, and a code predictor behind it."""
 
 from mtpcore.plugin import Codebooks, Feed, Fit, ModelSpec, first_of, hookimpl
-from mtpcore_qwen_tts.checkpoint import CHECKPOINT
+from mtpcore_qwen_tts import sound
+from mtpcore_qwen_tts.checkpoint import CHECKPOINT, WHOLE
 from mtpcore_qwen_tts.companion import COMPANION
 from mtpcore_qwen_tts.graph import TalkerHparams, code_predictor, talker
 
@@ -34,8 +35,9 @@ QWEN3_TTS = ModelSpec(
     companion=COMPANION,
     # Between its matrices the feed-forward part has values beyond F16, to which llama.cpp rounds
     # what it multiplies by a matrix of F16.
-    min_types=(("a.gen.code.blk.{n}.ffn_down.weight", "F32"),),
+    min_types=(("a.gen.code.blk.{n}.ffn_down.weight", "F32"), *sound.LEAST),
     checkpoint=CHECKPOINT,
+    layouts=(WHOLE,),
 )
 
 

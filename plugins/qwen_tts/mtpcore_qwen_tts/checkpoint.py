@@ -23,6 +23,7 @@ from mtpcore.plugin import (
     in_depth,
     in_heads,
 )
+from mtpcore_qwen_tts import sound
 from mtpcore_qwen_tts.companion import (
     COMPANION,
     END,
@@ -207,7 +208,10 @@ CHECKPOINT = Checkpoint(
     ),
     companion=BESIDE,
     more_tokens=code_tokens,
-    dropped=("speaker_encoder.*",),
+    folders=(sound.FOLDER,),
+    dropped=(f"{sound.VOICE}*", f"{sound.FOLDER}/*"),
+    note=f"without an encoder of voices ({sound.VOICE}*) and a codec of 16 codebooks "
+    f"({sound.FOLDER}/) llama.cpp does not load the companion: it runs the talker alone",
     metadata=(
         *DECODER,
         *ROPE_KEYS,
@@ -217,3 +221,14 @@ CHECKPOINT = Checkpoint(
         ("tokenizer.ggml.suppress_tokens", marks),
     ),
 )
+WHOLE = msgspec.structs.replace(
+    CHECKPOINT,
+    has=sound.PARTS,
+    companion=msgspec.structs.replace(
+        BESIDE,
+        tensors=(*BESIDE.tensors, *sound.SOUND),
+        metadata=(*BESIDE.metadata, *sound.METADATA),
+    ),
+    note="",
+)
+"""With what llama.cpp wants besides."""
