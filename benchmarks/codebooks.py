@@ -209,10 +209,11 @@ def measure(
 
 
 def depth_bytes(path: Path) -> int:
-    """Return how many bytes of weights the steps of a frame read."""
-    tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
-    each = sum(tensor.n_bytes for name, tensor in tensors.items() if name.startswith("depth.blk."))
-    return int(N_CODEBOOKS * each + tensors["depth.output.weight"].n_bytes)
+    """Return how many bytes of weights the passes of a frame read; the first has two rows."""
+    sizes = {tensor.name: int(tensor.n_bytes) for tensor in GGUFReader(path).tensors}
+    in_each = ("depth.blk.", "depth.input.")
+    each = sum(n_bytes for name, n_bytes in sizes.items() if name.startswith(in_each))
+    return (N_CODEBOOKS - 1) * each + sizes["depth.output.weight"]
 
 
 def main() -> None:
