@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from ctypes import POINTER, byref, c_float, c_int32
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 
 from harness.witness import PATHS
 
-__all__ = ["Sound", "speak"]
+__all__ = ["Sound", "needs_library", "speak"]
+
+
+def _has_library() -> bool:
+    spec = find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        return False
+    folder = Path(os.environ.get("MTMD_CPP_LIB") or Path(spec.origin).parent / "lib")
+    return any(folder.glob("*mtmd*"))
+
+
+needs_library = pytest.mark.skipif(
+    not _has_library(), reason="llama-cpp-python is not installed with its multimodal library"
+)
 
 
 class Sound(NamedTuple):

@@ -6,7 +6,7 @@ from harness import qwen_tts, qwen_tts_sound
 from harness.fixtures import DATA
 from harness.published import save_tensors, tokenizer, write_checkpoint
 from harness.witness import hear, needs_llama_cpp
-from harness.witness_sound import speak
+from harness.witness_sound import needs_library, speak
 
 from mtpcore import Batch, Context, Sampling, link, load_model
 from mtpcore.conversion import convert
@@ -37,6 +37,7 @@ def test_logits_of_first_codes(tmp_path, outtype):
         assert best - wanted[5 + i][code] < 2 * CLOSE[outtype]
 
 
+@needs_library
 @pytest.mark.parametrize("outtype", ["f32", "f16"])
 def test_it_speaks_with_the_companion(tmp_path, outtype):
     """Its codes are ours; its sound and its voice are what the package makes of these tensors.
