@@ -9,7 +9,7 @@ import sys
 from ctypes import POINTER, byref, c_float, c_int32
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -99,7 +99,7 @@ def testify() -> None:
     )
 
 
-def _voice_of(m: object, context: int, heard: np.ndarray, width: int) -> np.ndarray:
+def _voice_of(m: Any, context: int, heard: np.ndarray, width: int) -> np.ndarray:
     """Return the row that the encoder of voices makes of what was heard."""
     heard = np.ascontiguousarray(heard)
     bitmap = m.mtmd_bitmap_init_from_audio(len(heard), heard.ctypes.data_as(POINTER(c_float)))
