@@ -93,7 +93,7 @@ class Cross:
         drafters = make_drafters(graphs, self.links)
         codes = find_codebooks(runners, self.links)
         self.speculation = Speculation(runners, self.links, drafters, codes)
-        self.owners = Owners(self.llm.runner)
+        self.owners = Owners(self.llm.runner, self.speculation.states, self.speculation.encoder)
         for context in contexts.values():
             context.join(self)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mtpcore.cross.sequence import SequenceStates
 from mtpcore.runtime.runner import GraphRunner
 
 __all__ = ["Owners"]
@@ -10,18 +11,23 @@ __all__ = ["Owners"]
 class Owners:
     """One owner or none for each sequence; what was processed by hand has none and is no-one's.
 
-    A sequence that its owner released with tokens keeps them until another owner claims it. What
-    counts as use of a sequence is that it is claimed, released, or shared with another one.
+    A sequence that its owner released with tokens keeps them until another owner claims it, or it
+    is changed by hand, which makes it no-one's. What counts as use of a sequence is that it is
+    claimed, released, or shared with another one.
 
     Parameters
     ----------
     target : GraphRunner
+    states : SequenceStates
+    encoder : GraphRunner, optional
+        What reads prompts, where it is not the target.
     """
 
-    def __init__(self, target: GraphRunner) -> None:
-        self._target = target
+    def __init__(
+        self, target: GraphRunner, states: SequenceStates, encoder: GraphRunner | None
+    ) -> None:
+        self._target, self._states, self._encoder = target, states, encoder
         self._owners: list[object | None] = [None] * target.n_seq_max
-        self._released = [0] * target.n_seq_max  # tokens that a sequence had when it was released
         self._last_used = [0] * target.n_seq_max
 
     def find(self, owner: object) -> int | None:
@@ -32,9 +38,15 @@ class Owners:
         """Return the sequences that may be claimed: empty ones, and those that were released."""
         return [
             seq
-            for seq, (owner, n) in enumerate(zip(self._owners, self._target.lengths, strict=True))
-            if owner is None and n in (0, self._released[seq])
+            for seq, (owner, state) in enumerate(zip(self._owners, self._states, strict=True))
+            if owner is None
+            and (not self._n_held(seq) or (state.is_released and not state.undecided))
         ]
+
+    def _n_held(self, seq: int) -> int:
+        """Return how many tokens a sequence has, those of a prompt that an encoder read too."""
+        n_encoded = self._encoder.lengths[seq] if self._encoder is not None else 0
+        return self._target.lengths[seq] + n_encoded
 
     def known(self) -> list[int]:
         """Return the sequences with tokens that none was processed by hand."""
@@ -60,7 +72,7 @@ class Owners:
 
     def release(self, seq: int) -> None:
         """Let others claim a sequence, with the tokens that it holds."""
-        self._released[seq] = self._target.lengths[seq]
+        self._states[seq].is_released = True
         self._owners[seq] = None
         self.use(seq)
 
@@ -68,9 +80,9 @@ class Owners:
         """Say in words why each sequence cannot be claimed."""
         free = self.free()
         return [
-            f"sequence {seq}: {n} tokens processed by hand"
+            f"sequence {seq}: {self._n_held(seq)} tokens processed by hand"
             if owner is None
             else f"sequence {seq}: {owner!r}"
-            for seq, (owner, n) in enumerate(zip(self._owners, self._target.lengths, strict=True))
+            for seq, owner in enumerate(self._owners)
             if seq not in free
         ]

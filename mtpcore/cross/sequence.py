@@ -53,11 +53,13 @@ class SequenceState:
     ``last_logits`` is float32[n_vocab] of the newest row while no token was chosen from it.
     ``stream`` is the noise that a fork was given, None that of the settings. ``sampling`` are the
     settings with which its tokens were chosen or drafted last. ``rows`` are embedding rows that a
-    drafter has not read yet.
+    drafter has not read yet. ``is_released`` says that its owner left the text here, and that
+    nobody has changed it since; see ``Owners``.
     """
 
     __slots__ = (
         "history",
+        "is_released",
         "last_logits",
         "n",
         "n_known",
@@ -83,17 +85,21 @@ class SequenceState:
         self.undecided: Verdict | None = None
         self.sampling: Sampling | None = None
         self.rows: EmbeddingRows = NO_ROWS
+        self.is_released = False
         self.set_stream(None)
 
     def save(self) -> Any:
         """Return what ``restore`` needs while the history only grows, or is shortened."""
         counts = self.n, self.n_known, self.n_prompt
         chosen = self.pending, self.last_logits, self.undecided
-        return counts, chosen, self.stream, self.sampling, self.rows
+        return counts, chosen, self.stream, self.sampling, self.rows, self.is_released
 
     def restore(self, saved: Any) -> None:
         """Be what it was."""
-        counts, (pending, last_logits, undecided), stream, self.sampling, self.rows = saved
+        counts, (pending, last_logits, undecided), stream, self.sampling, self.rows, released = (
+            saved
+        )
+        self.is_released = released
         self.n, self.n_known, self.n_prompt = counts
         if pending is not None:
             self.set_pending(pending)
@@ -114,7 +120,7 @@ class SequenceState:
         if self.n_known == place:
             unknown = np.flatnonzero(tokens < 0)
             self.n_known = place + int(unknown[0]) if len(unknown) else self.n
-        self.pending, self.last_logits = None, None
+        self.pending, self.last_logits, self.is_released = None, None, False
         if not text:
             self.n_prompt = self.n
 
@@ -122,7 +128,7 @@ class SequenceState:
         """Note that the history up to place ``n`` was processed."""
         if self.n_known == self.n:
             self.n_known = n
-        self.n = n
+        self.n, self.is_released = n, False
 
     def set_pending(self, token: int) -> None:
         """Note the token that was chosen and not processed."""
@@ -134,14 +140,14 @@ class SequenceState:
         """Forget tokens from place ``n`` on, and what was chosen after them."""
         self.n, self.n_known, self.n_prompt = n, min(self.n_known, n), min(self.n_prompt, n)
         self.pending = self.last_logits = self.undecided = None
-        self.rows = self.rows.until(n)
+        self.rows, self.is_released = self.rows.until(n), False
 
     def copy_from(self, other: SequenceState) -> None:
         """Become a copy of another sequence."""
         self.history[:] = other.history
         self.n, self.n_known, self.n_prompt = other.n, other.n_known, other.n_prompt
         self.pending, self.last_logits, self.undecided = other.pending, other.last_logits, None
-        self.sampling, self.rows = other.sampling, other.rows
+        self.sampling, self.rows, self.is_released = other.sampling, other.rows, False
 
     def sampler(self, sampling: Sampling, kind: str, scratch: Scratch) -> Sampler:
         """Return a sampler of these settings; the newest one of each kind is kept."""

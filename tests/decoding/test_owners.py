@@ -39,6 +39,30 @@ def test_sequences_that_were_processed_by_hand_are_not_taken():
     assert cross.tokens(0) == [1, 2]
 
 
+BY_HAND = {
+    "process": lambda cross: cross.llm.process(Batch.of(range(len(PROMPT) + 5))),
+    "fork": lambda cross: cross.fork(1, 0),
+    "load": lambda cross: cross.load(0, cross.save(1)),
+}
+"""Ways to fill sequence 0 with as many tokens as a request leaves: the last one is not read."""
+
+
+@pytest.mark.parametrize("act", BY_HAND)
+@pytest.mark.parametrize("size", [None, 0, "all"])
+def test_a_text_by_hand_as_long_as_one_that_was_finished_is_not_taken(act, size):
+    """What a generator left of its own is told from what others put there, not by its length."""
+    cross = crossed(2)
+    cross.llm.process(Batch.of(range(len(PROMPT) + 5), seq=1))
+    generator = Generator(cross, sampling=WARM, prefix_cache=size)
+    list(generator.generate(PROMPT, max_tokens=6))
+    cross.remove(0)
+    BY_HAND[act](cross)
+    generator.add([5], max_tokens=2)
+    with pytest.raises(CapacityError, match="no sequence is free"):
+        generator.step()
+    assert cross.tokens(0) == cross.tokens(1)
+
+
 def test_generators_take_turns_on_one_cross():
     cross = crossed(3)
     one, other = generators(cross, 2)
@@ -66,6 +90,19 @@ def test_a_generator_does_not_wait_for_what_another_one_holds():
     run(other)
     assert first.tokens == TRUTH
     assert second.tokens == plain([5], WARM, 10)
+
+
+def test_a_finished_text_that_goes_on_by_hand_is_not_taken():
+    cross = crossed(1)
+    generator = Generator(cross, sampling=WARM, prefix_cache="all")
+    list(generator.generate(PROMPT, max_tokens=6))
+    cross.verify({0: []}, WARM)
+    generator.add([5], max_tokens=2)
+    with pytest.raises(CapacityError, match="no sequence is free"):
+        generator.step()
+    cross.accept(0)
+    with pytest.raises(CapacityError, match="no sequence is free"):
+        generator.step()
 
 
 @pytest.mark.parametrize("meddle", ["remove", "process", "rollback"])

@@ -18,6 +18,7 @@ import mtpcore
 from mtpcore import (
     LM,
     Batch,
+    CapacityError,
     Context,
     Cross,
     Generator,
@@ -127,6 +128,17 @@ def test_texts_beside_each_other(made):
     assert len({tuple(text) for text in alone}) == len(prompts)
     assert texts(prompts) == alone
     assert texts(prompts, n_batch=5, threads=1) == alone
+
+
+def test_a_prompt_that_was_encoded_by_hand_is_left_alone(made):
+    cross = link(open_context(made[1], n_seq_max=1), [])
+    generator = Generator(cross, sampling=GREEDY)
+    cross.encode({0: [1, 2, 3]})
+    with pytest.raises(CapacityError, match="no sequence is free") as caught:
+        list(generator.generate([4, 5]))
+    assert caught.value.got == "sequence 0: 3 tokens processed by hand"
+    cross.llm.process(Batch.of([0]))
+    assert cross.tokens(0) == [0]
 
 
 def rows_of(model, prompts, tokens, **settings):
