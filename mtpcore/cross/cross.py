@@ -491,12 +491,13 @@ class Cross:
         Raises
         ------
         BatchError
-            No such sequence or places, or embedding rows behind those that are dropped.
+            No such sequence or places; or, behind those that are dropped, embedding rows or tokens
+            that were given positions of their own.
         LinkError
             A draft is undecided, or the target reads rows of another role by their positions.
         CapacityError
-            A sliding window or a recurrent layer cannot go back to ``keep``, and there are
-            embedding rows before it.
+            A sliding window or a recurrent layer cannot go back to ``keep``, and there are such
+            rows before it.
         """
         seq = self.llm.check_seq(seq)
         state, where = self.speculation.states.decided(seq), f"sequence {seq}"

@@ -520,12 +520,17 @@ class Speculation:
         again = state.history[place:n].copy()
         if (again < 0).any():  # embedding rows, which are gone
             place, again = n, again[:0]
-        n_prompt = min(state.n_prompt, n)
+        own, n_prompt = self._own_positions(seq, place, n), min(state.n_prompt, n)
         self._rewind(seq, place)
         state.rewind(self.target.lengths[seq])
         if len(again):
-            self.target.process(Batch(again, seq=seq, pos=place, outputs="none"))
+            pos = place if own is None else own
+            self.target.process(Batch(again, seq=seq, pos=pos, outputs="none"))
             state.n_prompt = n_prompt
+
+    def _own_positions(self, seq: int, begin: int, end: int) -> NDArray[np.int32] | None:
+        """Return the positions of rows of the target; None where they are those of text."""
+        return self.target.sequences.positions.of_stored(seq, begin, end)
 
     @property
     def is_recurrent(self) -> bool:
@@ -585,12 +590,19 @@ class Speculation:
         tail = state.history[keep + drop : state.n].copy()
         if chooses and not len(tail):  # the newest row's logits are wanted, and not kept
             keep, tail = keep - 1, state.history[keep - 1 : keep].copy()
-        _check_known(seq, tail)
+        begin = keep + drop if keep + drop < state.n else keep
+        if (tail < 0).any() or self._own_positions(seq, begin, begin + len(tail)) is not None:
+            raise BatchError(
+                "embedding rows, tokens at own positions and codes cannot be processed again",
+                where=f"sequence {seq}",
+                fix="drop them, too, or keep all up to them",
+            )
         kept = state.history[:keep].copy()
+        is_text = (kept >= 0).all() and self._own_positions(seq, 0, keep) is None
         try:
             self.rollback(seq, keep)
         except CapacityError:  # a role keeps too little to go back there
-            if (kept < 0).any():
+            if not is_text:
                 raise
             keep, tail = 0, np.concatenate([kept, tail])
             self.rollback(seq, keep)
@@ -688,16 +700,6 @@ def _ask(wanted: Mapping[int, Plan], seqs: Collection[int], turn: int) -> dict[i
     """Return whom each of these sequences asks at a turn; those are left out that ask nobody."""
     orders = {s: [name for name, k in wanted[s].items() if k] for s in seqs}
     return {s: order[turn] for s, order in orders.items() if turn < len(order)}
-
-
-def _check_known(seq: int, tokens: NDArray[np.int32]) -> None:
-    """Refuse to process rows again that were no tokens."""
-    if (tokens < 0).any():
-        raise BatchError(
-            "embedding rows and codes cannot be processed again",
-            where=f"sequence {seq}",
-            fix="drop them, too, or keep all up to them",
-        )
 
 
 def _check_rewind(name: str, runner: GraphRunner, seq: int, n: int) -> None:

@@ -116,7 +116,8 @@ class GraphRunner:
         self.n_ctx, self.n_batch, self.n_seq_max = sizes.n_ctx, sizes.n_batch, sizes.n_seq_max
         self._tapped = self._build(taps)
         if host is None:
-            self.sequences = Sequences(sizes.n_seq_max, self._make_memory())
+            memory = self._make_memory()
+            self.sequences = Sequences(sizes.n_seq_max, memory, self.program.n_axes)
         else:
             self._check_host(host)
             self.sequences = host.sequences

@@ -40,7 +40,7 @@ StateSource = bytes | bytearray | memoryview | str | PathLike[str]
 T = TypeVar("T")
 Kind = Literal["Context", "Cross"]
 
-_FORMAT = 1
+_FORMAT = 2
 _ROOM = 1 << 20
 """Bytes of a state besides what grows with the context."""
 
@@ -183,7 +183,8 @@ def most_bytes(runners: Iterable[GraphRunner]) -> int:
     n_bytes = _ROOM
     for runner in runners:
         parts = runner.memory.parts if runner.memory else ()
-        n_bytes += 4 * runner.n_ctx + sum(part.most_bytes(runner.n_ctx) for part in parts)
+        n_bytes += 4 * runner.program.n_axes * runner.n_ctx
+        n_bytes += sum(part.most_bytes(runner.n_ctx) for part in parts)
     return n_bytes
 
 

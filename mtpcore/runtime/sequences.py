@@ -24,11 +24,11 @@ ContextMemory: TypeAlias = PagedKV | GroupedKV
 class SequenceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is saved of a sequence beside its rows.
 
-    ``largest`` int32[n]: of rows with positions of their own, and those before them, the largest.
+    ``positions`` int32[n, axes]: of rows with positions of their own, and of those before them.
     """
 
     length: int
-    largest: bytes
+    positions: bytes
 
 
 class Sequences:
@@ -43,13 +43,15 @@ class Sequences:
     n_seq_max : int
     memory : PagedKV or GroupedKV, optional
         None where the graph remembers nothing.
+    n_axes : int
+        Numbers of a position.
     """
 
-    def __init__(self, n_seq_max: int, memory: ContextMemory | None) -> None:
+    def __init__(self, n_seq_max: int, memory: ContextMemory | None, n_axes: int = 1) -> None:
         self.n_seq_max, self.memory = n_seq_max, memory
         self.lengths = [0] * n_seq_max
         self.undecided: dict[int, tuple[int, int]] = {}
-        self.positions = Positions()
+        self.positions = Positions(n_axes)
 
     def check(self, seq: int) -> int:
         """Return the sequence; raise BatchError where there is none of this number."""
@@ -233,7 +235,7 @@ class Sequences:
                 got=", ".join(map(str, sorted(lengths))),
                 fix="make n_ctx larger",
             )
-        self.positions.load(seq, record.largest, record.length, n_ctx)
+        self.positions.load(seq, record.positions, record.length, n_ctx)
         self.lengths[seq] = record.length
 
     def save(self) -> Any:

@@ -11,7 +11,7 @@ import msgspec
 from harness.damage import NUMBERS
 from mtpcore.boundary.sections import read_sections, write_sections
 
-VERSION = 1
+VERSION = 2
 VALUES = (
     *NUMBERS,
     *(None, True, "", "x", b"", b"x", b"\xff" * 16, [], [1], {}, {"a": 1}, ["a"] * 300),

@@ -167,6 +167,35 @@ def test_what_cannot_be_read_again_is_not_forgotten(made):
     assert (cross.digest(0), cross.llm.length(0)) == (digest, length)
 
 
+def test_tokens_keep_positions_of_their_own(made):
+    """What is processed again for recurrent layers stands where it was put, not behind the text."""
+    model, _ = made
+    places = np.arange(40)
+    own = np.repeat((places + 7 * (places >= 15))[:, None], 4, axis=1)
+    own[20:30, 1] -= 3
+
+    def read_tokens(n):
+        cross = link(open_context(model, checkpoint_bytes=0))
+        cross.llm.process(Batch(places[:n] % 9, pos=own[:n]))
+        return cross
+
+    cross = read_tokens(40)
+    fresh = link(open_context(model))
+    fresh.load(0, cross.save(0))
+    for one in (cross, fresh):
+        for n in (33, 20, 17):  # the second of them is before the newest state
+            one.rollback(0, n)
+            assert one.digest(0) == read_tokens(n).digest(0)
+            assert one.llm.next_position(0) == n + 7
+        digest = one.digest(0)
+        with pytest.raises(BatchError, match="tokens at own positions"):
+            one.shift(0, keep=2, drop=2)
+        assert one.digest(0) == digest
+        one.llm.process(Batch.of([1, 2, 3], pos=17))
+        one.shift(0, keep=17, drop=1)  # what remains is text
+        assert one.llm.next_position(0) == 19 + 7
+
+
 def generate(model, prompts, sampling, draft, n_batch=64, n_tokens=12, **options):
     cross = link(open_context(model, n_seq_max=2, n_batch=n_batch))
     generator = Generator(cross, sampling=sampling, draft=draft, **options)

@@ -138,7 +138,7 @@ def test_a_path_of_a_tree_goes_on_behind_its_own_rows(space, data, backend):
 
 
 def test_what_was_noted_can_be_forked_and_taken_back():
-    sequences = Sequences(2, None)
+    sequences = Sequences(2, None, 4)
     image = image_positions(0, 1, 2, 5)
     sequences.extend({0: (0, 10), 1: (0, 10)}, {0: image}, branching=False)
     assert [sequences.next_position(seq) for seq in (0, 1)] == [5, 10]
