@@ -74,7 +74,7 @@ class LM:
         Type of stored keys and values.
     checkpoint_bytes : int, optional
         Bytes that checkpoints of recurrent layers may take, those of all texts together; 0: no
-        checkpoints; default: those of four for each text. The text is the same.
+        checkpoints; default: those of six for each text. The text is the same.
     prefix_cache : int or "all" or None
         Bytes of memory that finished texts may take, so that a prompt that begins with the same
         tokens processes only the others; "all": while there are sequences. None: no text shares

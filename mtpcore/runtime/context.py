@@ -82,7 +82,7 @@ class Context:
     checkpoint_bytes : int, optional
         Bytes that checkpoints of recurrent layers may take, those of all sequences together:
         earlier states, from which rollbacks and shared prefixes go on. 0: no checkpoints; default:
-        those of four for each sequence. A graph without recurrent layers has none.
+        those of six for each sequence. A graph without recurrent layers has none.
     threads : int, optional
         Threads of the CPU; default: the processors that this process may use, at most its cgroup
         CPU quota.

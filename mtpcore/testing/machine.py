@@ -63,7 +63,7 @@ class Interrupter(Proposer):
 def machine_of(
     subject: Subject, drafter: DrafterSpec | None = None, **options: Unpack[ContextOptions]
 ) -> type[RuleBasedStateMachine]:
-    """Return a machine that prefills, drafts, verifies, accepts, takes back, forks and removes.
+    """Return a machine that prefills, drafts, accepts, rolls back, forks, saves, loads and removes.
 
     ``options`` go to the contexts; ``drafter`` is a variant of the family's. After any of these
     acts every role's digest must equal that of a new Cross which got the tokens in one batch; so
