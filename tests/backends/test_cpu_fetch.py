@@ -187,6 +187,13 @@ def test_a_pipe_is_no_cache(file):
     os.mkfifo(file)
     fetch_cache.load()
     assert _fetch.recall() == {}
+    _fetch.remember(Q8_0, "1", SPEEDS)
+    reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK)  # without one, writing would never end
+    try:
+        fetch_cache.save()
+        assert os.read(reader, 1) == b""
+    finally:
+        os.close(reader)
 
 
 def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path, monkeypatch):

@@ -121,11 +121,14 @@ def _read() -> _File:
 
 
 def _write(new: list[Measurement]) -> None:
+    path = _path()
+    if path.exists() and not path.is_file():  # a pipe, say, which would wait for a reader
+        return
     found, processor = _read(), _processor()
     kept = {one.key: one for one in found.get(processor, []) if one.is_usable}
     kept |= {one.key: one for one in new}
     found[processor] = list(kept.values())
-    with replacing(_path()) as part:
+    with replacing(path) as part:
         part.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
 
 
