@@ -16,13 +16,17 @@ __all__ = ["cache_folder", "open_regular", "open_stream", "read_regular", "take_
 def cache_folder() -> Path:
     """Return the folder for what can be made again, as XDG has it; it may not be there.
 
+    A relative ``XDG_CACHE_HOME`` counts as none: it would be another folder wherever one works.
+
     Raises
     ------
     RuntimeError
         This user has no home.
     """
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "mtpcore"
+    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not root.is_absolute():
+        root = Path.home() / ".cache"
+    return root / "mtpcore"
 
 
 def take_path(path: str | PathLike[str]) -> Path:

@@ -6,7 +6,13 @@ import pytest
 from harness.generated import TINY, write_generated
 
 import mtpcore
-from mtpcore.boundary.paths import open_regular, open_stream, read_regular, take_path
+from mtpcore.boundary.paths import (
+    cache_folder,
+    open_regular,
+    open_stream,
+    read_regular,
+    take_path,
+)
 from mtpcore.conversion import convert, quantize
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
 from mtpcore.errors import ModelFileError
@@ -90,3 +96,17 @@ def test_what_is_read_once_may_be_a_pipe(tmp_path):
     with open_stream(take_path(f"/dev/fd/{reader}")) as file:
         assert file.read() == b"abc"
     os.close(reader)
+
+
+@pytest.mark.parametrize("given", [None, "", "cache", "./cache"])
+def test_a_relative_cache_folder_is_none(given, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if given is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", given)
+    assert cache_folder() == tmp_path / ".cache" / "mtpcore"
+
+
+def test_a_cache_folder_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "mtpcore"
