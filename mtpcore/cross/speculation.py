@@ -134,9 +134,17 @@ class Speculation:
                 got=", ".join(self.runners),
                 fix="link(Context(model)) makes an encoder's context where the model has one",
             )
-        seq = [seq for seq, ids in prompts.items() for _ in ids]
+        for seq in prompts:
+            if n := encoder.lengths[encoder.sequences.check(seq)]:
+                raise BatchError(
+                    "the sequence has a prompt already",
+                    where=f"sequence {seq}",
+                    got=f"{n} tokens",
+                    fix="remove it first",
+                )
+        seqs = [seq for seq, ids in prompts.items() for _ in ids]
         tokens = [token for ids in prompts.values() for token in ids]
-        encoder.process(Batch(tokens, seq=seq, outputs="none"))
+        encoder.process(Batch(tokens, seq=seqs, outputs="none"))
 
     # Drafting
 
