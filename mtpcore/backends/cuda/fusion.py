@@ -30,10 +30,12 @@ class Group(msgspec.Struct, frozen=True):
     the queries and keys of a maker that is attention; with a ``norm`` they turn parts of them, and
     keys begin with what that makes. ``route`` reads a norm's rows, and its choice
     is what products of experts wait for. ``total`` adds the only product, or what a maker mixes,
-    to something that was there before. ``followers`` are groups whose makers take two of the
-    products together, a gate and what it lets through; their nodes are this group's, too. ``led``
-    is the group behind this one, whose maker is a norm of what this one makes last, and runs here;
-    that one is the ``n_led``-th of such a row of groups, and its maker none of its nodes.
+    to something that was there before. ``followers`` are groups that read products, their nodes
+    this group's, too: the maker of one takes two of them together, a gate and what it lets through;
+    one without a maker multiplies the rows of the value ``passed``, or columns of their heads.
+    ``led`` is the group behind this one, whose maker is a norm of what this one makes last, and
+    runs here; that one is the ``n_led``-th of such a row of groups, and its maker none of its
+    nodes.
     ``stored`` is attention, no node of this group: the products in ``heads`` are its queries, keys
     and values, which are turned here by ``ropes`` and stored; that one's group ``is_stored``.
     ``is_sorted`` says that the last group that sorted rows did so by the experts of this one's
@@ -55,6 +57,7 @@ class Group(msgspec.Struct, frozen=True):
     is_stored: bool = False
     is_kept: bool = True
     is_sorted: bool = False
+    passed: int | None = None
 
 
 def leave_alone(program: Program) -> list[Group]:
@@ -113,6 +116,7 @@ class _Found(msgspec.Struct, frozen=True):
     stored: int | None = None
     is_stored: bool = False
     is_kept: bool = True
+    passed: int | None = None
 
     @property
     def last(self) -> _Found:
@@ -188,6 +192,7 @@ class _Fusion:
             node_of(found.stored),
             found.is_stored,
             found.is_kept,
+            passed=found.passed,
         )
 
     def _found_at(self, i: int) -> _Found:
@@ -196,16 +201,8 @@ class _Fusion:
         if node.op == "mix":
             return _Found(i, total=self._total_of(i, i))
         if node.op in _PRODUCTS:
-            products = tuple(self._products(i, node.inputs[0]))
-            if not products or products[0] != i:
-                return _Found(i)
-            total = self._total(i, products)
-            if len(products) == 1 and total is None:
-                return _Found(i)
-            followers = self._followers(i, products)
-            return self._with_heads(
-                i, _Found(None, products=products, total=total, followers=followers)
-            )
+            group = self._multiplying(i, i)
+            return self._with_heads(i, group) if group and len(group.members) > 1 else _Found(i)
         if node.op not in _MAKERS:
             return _Found(i)
         is_stored = i in self._stored
@@ -227,6 +224,19 @@ class _Fusion:
         followers = () if node.op == "gated" else self._followers(i, products, route)
         group = _Found(i, ropes, norm, views, route, products, total, followers, is_kept=is_kept)
         return self._with_heads(i, msgspec.structs.replace(group, is_stored=is_stored))
+
+    def _multiplying(
+        self, first: int, i: int, route: int | None = None, passed: int | None = None
+    ) -> _Found | None:
+        """Return the group that runs at node i, of rows that are there, from this product on.
+
+        These may be passed on by another one.
+        """
+        products = tuple(self._products(i, self._nodes[first].inputs[0], route))
+        if products[:1] != (first,):
+            return None
+        total, followers = self._total(i, products), self._followers(i, products, route)
+        return _Found(None, products=products, total=total, followers=followers, passed=passed)
 
     def _with_heads(self, i: int, group: _Found) -> _Found:
         """Return a group that runs at node i, with attention's ropes where its products are heads.
@@ -280,25 +290,43 @@ class _Fusion:
     def _followers(
         self, i: int, products: Sequence[int], route: int | None = None
     ) -> tuple[_Found, ...]:
-        """Return the groups that begin with two of the products, a gate and what it lets through.
+        """Return the groups that begin with two of the products, or multiply rows of one.
 
         They run at node i, and are groups of their own where that would take more launches.
         """
         made = {self._nodes[j].outputs[0] for j in products}
-        readers = {reader for value in made for reader in self._readers[value]}
         followers = list[_Found]()
-        for j in sorted(readers - self._taken):
+        for j, (passed, views) in self._reading(made).items():
             node = self._nodes[j]
-            if node.op != "gated" or len(made.intersection(node.inputs)) < 2:
-                continue
-            group = self._found_at(j)
-            if not group.products:
+            if node.op in _PRODUCTS:
+                group = self._multiplying(j, i, route, passed)
+            else:
+                is_gate = node.op == "gated" and len(made.intersection(node.inputs)) == 2
+                group = self._found_at(j) if is_gate else None
+            if group is None or not group.products or group.stored is not None:
                 continue
             value = self._nodes[group.products[0]].inputs[0]
-            here = tuple(self._products(i, value, route))
-            if (here, self._total(i, here)) == (group.products, group.total):
-                followers.append(group)
+            at = {k: tuple(self._products(k, value, route)) for k in (i, j)}
+            if at[i] == at[j] == group.products and self._total(i, at[i]) == self._total(j, at[j]):
+                followers.append(msgspec.structs.replace(group, views=(*group.views, *views)))
         return tuple(followers)
+
+    def _reading(self, values: Iterable[int]) -> dict[int, tuple[int, tuple[int, ...]]]:
+        """Return the nodes that read values, in order, with the value and the views between.
+
+        Columns that are read where they are count as a view.
+        """
+        found = dict[int, tuple[int, tuple[int, ...]]]()
+        left: list[tuple[int, int, tuple[int, ...]]] = [(value, value, ()) for value in values]
+        while left:
+            value, seen, views = left.pop()
+            for j in self._readers[seen]:
+                node = self._nodes[j]
+                if node.op in VIEWS or (node.op == "slice" and node.outputs[0] in self._columns):
+                    left.append((value, node.outputs[0], (*views, j)))
+                elif j not in self._taken:
+                    found[j] = value, views
+        return dict(sorted(found.items()))
 
     def _leading(self, i: int, group: _Found) -> _Found:
         """Return a group that runs at node i, with the norm of what it makes last, if it has one.

@@ -289,7 +289,14 @@ class CudaPlan:
             return LAUNCHERS[first.op], self._step(first), is_of_outputs
         return fused, self._fused_step(group), is_of_outputs
 
-    def _fused_step(self, group: Group) -> FusedStep:
+    def _fused_step(self, group: Group, room: str = "codes") -> FusedStep:
+        """Return a group with its arrays; no codes are made where others are still to be read.
+
+        Of several products one may be normalised before the others have read theirs, so that those
+        of groups that lead to each other take turns.
+        """
+        if group.n_led:
+            room = f"led codes {group.n_led % 2}"
         ropes, products = (
             tuple(self._step(node) for node in nodes) for nodes in (group.ropes, group.products)
         )
@@ -305,14 +312,16 @@ class CudaPlan:
             route,
             products,
             total,
-            tuple(map(self._fused_step, group.followers)),
+            tuple(self._fused_step(one, f"{room} {i}") for i, one in enumerate(group.followers)),
             self._fused_step(group.led) if group.led else None,
             group.n_led,
             self._heads(group, group.stored) if group.stored else None,
             group.is_stored,
             group.is_kept,
             group.is_sorted,
+            None if group.passed is None else self.arrays[group.passed],
             self._block_of(group.products[0]) if products else 0,
+            room,
         )
 
     def _heads(self, group: Group, attention: Node) -> Heads:

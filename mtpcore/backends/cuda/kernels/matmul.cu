@@ -22,8 +22,9 @@
  * ends last, and that one goes on with them. GATES: the first matrix makes gates of what the second makes,
  * and CTAs that have the same columns of both, as many as are a block of codes, make the codes of what is
  * let through. NORM, CENTRED_NORM: rows of the one tile are normalised (normalise.cuh), of the matrix
- * of that number among the three. HEADS: CTAs of a head
- * of queries turn it, or of keys, and these are stored, as a head of values is (stored.cuh).
+ * of that number among the three. PASSED: rows of that matrix become codes, or some columns of their
+ * heads, as one that multiplies these reads them. HEADS: CTAs of a head of queries turn it, or of keys,
+ * and these are stored, as a head of values is (stored.cuh).
  * Grid: (row tiles / ROW_TILES of each, or as many CTAs as have warps for these, tiles of slots from
  * `from_tile` on, heads). Block: 256.
  */
@@ -376,12 +377,12 @@ static_assert(WIDTH == WARPS, "a warp makes the codes of a slot");
 static_assert(STAGES * PIECE_BYTES >= 2 * 256 * (int)sizeof(float), "a block of two matrices");
 
 /* What follows products. */
-enum { GATES, NORM, CENTRED_NORM, HEADS };
+enum { GATES, NORM, CENTRED_NORM, PASSED, HEADS };
 /* What the heads of a matrix are. */
 enum { OTHERS, QUERIES, KEYS, VALUES };
 
-/* Products that are gates of other products, and the codes of what they let through. */
-struct Gates {
+/* Products, or where there are others what they let through as gates of these, and their codes. */
+struct Coded {
     const float *of, *others;
     signed char *codes;
     float *scales;
@@ -419,30 +420,36 @@ static __device__ __forceinline__ void store_head(const Head &head, int kind)
     }
 }
 
-/* Makes the codes of a block, number `at` of all slots; a warp, with memory of its own. */
+/* Makes the codes of a block, which begins at a value and becomes number `at` of all; a warp, with
+ * memory of its own. */
 template <int N>
-static __device__ __forceinline__ void store_gated(const Gates &gates, float *memory, size_t at)
+static __device__ __forceinline__ void store_codes(const Coded &coded, float *memory, size_t begin,
+                                                   size_t at)
 {
     const int lane = threadIdx.x & 31;
-    const size_t first = (at * 32 + lane) * N;
+    const size_t first = begin + lane * N;
     float value[N], other[N];
-    if constexpr (N == 8) {
-        load_eight(value, gates.of + first);
-        load_eight(other, gates.others + first);
-    } else {
-        value[0] = gates.of[first], other[0] = gates.others[first];
-    }
-    float *own = memory + lane * N, *others = own + 32 * N; /* no other lane's */
+    if constexpr (N == 8)
+        load_eight(value, coded.of + first);
+    else
+        value[0] = coded.of[first];
+    if (coded.others) {
+        if constexpr (N == 8)
+            load_eight(other, coded.others + first);
+        else
+            other[0] = coded.others[first];
+        float *own = memory + lane * N, *others = own + 32 * N; /* no other lane's */
 #pragma unroll
-    for (int i = 0; i < N; i++)
-        own[i] = value[i], others[i] = other[i];
+        for (int i = 0; i < N; i++)
+            own[i] = value[i], others[i] = other[i];
 #pragma unroll 1 /* much code */
-    for (int i = 0; i < N; i++)
-        own[i] = gated(gates.kind, own[i], others[i], gates.limit, gates.offset);
+        for (int i = 0; i < N; i++)
+            own[i] = gated(coded.kind, own[i], others[i], coded.limit, coded.offset);
 #pragma unroll
-    for (int i = 0; i < N; i++)
-        value[i] = own[i];
-    store_block(value, at, gates.codes, gates.scales, gates.sums);
+        for (int i = 0; i < N; i++)
+            value[i] = own[i];
+    }
+    store_block(value, at, coded.codes, coded.scales, coded.sums);
 }
 #endif
 
@@ -457,14 +464,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
            const float *__restrict__ bias_2, float *ALONE y_2, int n_rows_2,
            const char *__restrict__ low_3, const char *__restrict__ high_3,
            const char *__restrict__ parts_3, const char *__restrict__ scales_3,
-           const float *__restrict__ bias_3, float *__restrict__ y_3, int n_rows_3,
-           unsigned *counters, int follows, signed char *codes, float *scales_of_codes,
-           short *sums_of_codes, int of_codes, int kind, float limit, float offset,
+           const float *__restrict__ bias_3, float *ALONE y_3, int n_rows_3, unsigned *counters,
+           int follows, signed char *codes, float *scales_of_codes, short *sums_of_codes,
+           int of_codes, int kind, float limit, float offset,
            const float *__restrict__ weight_of_norm, const float *__restrict__ bias_of_norm,
            float *__restrict__ normed, float eps, int kinds, const float *turns, float *turned_q,
            const int *seqs, const int *places, const int *tables, char *memory, long long v_begin,
            long long pitch, int n_entries, int n_pairs, int are_neighbours, int type, int k_width,
-           int v_width)
+           int v_width, int part_begin, int part_width, int part_apart)
 {
 #if ROW_TILES == 1
     __shared__ uint4 rings[WARPS][STAGES * PIECE_BYTES / 16];
@@ -668,7 +675,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
                    head_kind);
         return;
     }
-    if (follows != GATES) {
+    if (follows == NORM || follows == CENTRED_NORM) {
         if (which != kinds || !ends_last(counters, n_ctas(n_rows)))
             return;
         const Norm norm = {weight_of_norm, bias_of_norm, codes,         scales_of_codes,
@@ -683,17 +690,36 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
         }
         return;
     }
-    const int n_of_block = of_codes / 16, of_slot = n_tiles / n_of_block;
-    const int own = number / n_of_block, slot = slots.slot(warp);
-    if (!ends_last(counters + (size_t)tile * of_slot + own, 2 * n_of_block))
+    const int n_of_block = of_codes / 16;
+    int own, of_row, row = slots.slot(warp); /* of blocks; the row is -1 where it is missing */
+    size_t from;                             /* where the block is in the products */
+    if (follows == PASSED) {
+        if (which != kinds)
+            return;
+        const int width = n_rows * (int)gridDim.z, column = matrix * n_rows + number * 16;
+        const int part = column / part_apart, of_part = column % part_apart - part_begin;
+        if (of_part < 0 || of_part >= part_width)
+            return;
+        own = (part * part_width + of_part) / of_codes;
+        of_row = width / part_apart * part_width / of_codes;
+        if (!ends_last(counters + own, n_of_block))
+            return;
+        row = row < 0 ? row : row / (int)gridDim.z;
+        from = (size_t)row * width + column - of_part % of_codes;
+        gates = y, others = nullptr;
+    } else {
+        own = number / n_of_block, of_row = n_tiles / n_of_block;
+        if (!ends_last(counters + (size_t)tile * of_row + own, 2 * n_of_block))
+            return;
+        from = ((size_t)row * of_row + own) * of_codes;
+    }
+    if (row < 0) /* a whole warp */
         return;
-    const Gates made = {gates, others, codes, scales_of_codes, sums_of_codes, kind, limit, offset};
-    if (slot < 0) /* a whole warp */
-        return;
-    const size_t at = (size_t)slot * of_slot + own;
+    const Coded made = {gates, others, codes, scales_of_codes, sums_of_codes, kind, limit, offset};
+    const size_t at = (size_t)row * of_row + own;
     if (of_codes == 256)
-        store_gated<8>(made, (float *)rings[warp], at);
+        store_codes<8>(made, (float *)rings[warp], from, at);
     else
-        store_gated<1>(made, (float *)rings[warp], at);
+        store_codes<1>(made, (float *)rings[warp], from, at);
 #endif
 }

@@ -9,6 +9,7 @@ from mtpcore.backends.cuda.launch.attention import Heads, attend
 from mtpcore.backends.cuda.launch.codes import Codes, codes_for, quantise, quantise_gated
 from mtpcore.backends.cuda.launch.products import (
     Factor,
+    Passed,
     Slots,
     can_gate,
     counters_of_gates,
@@ -29,8 +30,9 @@ __all__ = ["FusedStep", "fused"]
 class FusedStep(msgspec.Struct, frozen=True):
     """The nodes of a ``fusion.Group``, each with its arrays.
 
-    ``op`` is the maker's, empty where the products read rows that are there; ``block`` is that of
-    the codes.
+    ``op`` is the maker's, empty where the products read rows that are there; ``passed`` is the
+    product that such rows are of, ``block`` that of their codes, ``room`` the name of where these
+    are kept.
     """
 
     op: str
@@ -47,7 +49,9 @@ class FusedStep(msgspec.Struct, frozen=True):
     is_stored: bool
     is_kept: bool
     is_sorted: bool
+    passed: DeviceArray | None
     block: int
+    room: str
 
 
 def fused(step: FusedStep, n_rows: int) -> list[Launch]:
@@ -97,15 +101,9 @@ def _norm_of(step: FusedStep) -> Norm | None:
 
 
 def _codes_for(step: FusedStep) -> Codes:
-    """Return room for the rows that products read; some are made while others are read.
-
-    Rooms of groups that lead to each other take turns: of several products one may be normalised
-    before the others have read theirs.
-    """
-    first, name = step.products[0], "gated codes" if step.op == "gated" else "codes"
-    if step.n_led:
-        name = f"led codes {step.n_led % 2}"
-    return codes_for(step.maker, step.block, first.inputs[0], first.weights[0].n_cols, name)
+    """Return room for the rows that products read."""
+    first = step.products[0]
+    return codes_for(step.maker, step.block, first.inputs[0], first.weights[0].n_cols, step.room)
 
 
 def _make(step: FusedStep, codes: Codes, n_rows: int) -> list[Launch]:
@@ -177,7 +175,7 @@ def _multiply_all(
     launches = list[Launch]()
     for number, follower in enumerate(step.followers):
         gates = [f for given in follower.maker.inputs for f in factors if f.y is given]
-        if len(gates) < 2:
+        if follower.op != "gated" or len(gates) < 2:
             continue
         gate, other = gates
         counters = counters_of_gates(follower.maker, gate.w, follower.block)
@@ -187,5 +185,12 @@ def _multiply_all(
             made[number] = ready
             factors = [f for f in factors if f.y is not gate.y and f.y is not other.y]
     heads, norm = None if slots.is_wide else step.heads, _norm_of(step)
-    follows = heads or (norm if norm and norm.fits(slots.n) else None)
+    follows: Heads | Norm | Passed | None = heads or (norm if norm and norm.fits(slots.n) else None)
+    for number, follower in enumerate(step.followers):
+        if follows or follower.passed is None:
+            continue
+        x, ready = follower.products[0].inputs[0], _codes_for(follower)
+        passed = Passed(follower.maker, follower.passed, x, ready)
+        if passed.are_of(factors, slots):
+            follows, made[number] = passed, ready
     return launches + multiply_codes(codes, slots, factors, residual, follows)

@@ -13,7 +13,14 @@ from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.launch.attention import Heads
 from mtpcore.backends.cuda.launch.codes import Codes, arrays_of, codes_for, quantise
 from mtpcore.backends.cuda.launch.rows import Norm
-from mtpcore.backends.cuda.launch.step import THREADS, Launch, Launcher, Step, counters_for
+from mtpcore.backends.cuda.launch.step import (
+    THREADS,
+    Launch,
+    Launcher,
+    Step,
+    counters_for,
+    n_of_row,
+)
 from mtpcore.backends.cuda.layout import FLOATS, FORMATS, TILE
 from mtpcore.errors import BackendError
 from mtpcore.graph.ops import ACTIVATIONS
@@ -24,6 +31,7 @@ __all__ = [
     "ClusteredMatrix",
     "DeviceMatrix",
     "Factor",
+    "Passed",
     "Slots",
     "can_gate",
     "counters_of_gates",
@@ -45,13 +53,14 @@ SLOTS = 8
 MOST_FACTORS = 3
 """Matrices of one launch; see ``kernels/matmul.cu``."""
 
-_GATES, _NORM, _CENTRED_NORM, _HEADS = map(np.int32, range(4))
+_GATES, _NORM, _CENTRED_NORM, _PASSED, _HEADS = map(np.int32, range(5))
 """What follows products in their launch, as ``kernels/matmul.cu`` numbers it."""
 
 _NO_GATES = *(None,) * 3, *(np.int32(0),) * 2, *(np.float32(0),) * 2
 _NO_NORM = None, None, None, np.float32(0)
 _NO_HEADS = np.int32(0), *(None,) * 6, *(np.int64(0),) * 2, *(np.int32(0),) * 6
-_NOTHING = None, _GATES, *_NO_GATES, *_NO_NORM, *_NO_HEADS
+_NO_PARTS = (np.int32(0),) * 3
+_NOTHING = None, _GATES, *_NO_GATES, *_NO_NORM, *_NO_HEADS, *_NO_PARTS
 
 _TILES = ("ROW_TILES", "TOKEN_TILES", "EIGHTHS")
 _WARPS = THREADS // 32
@@ -362,16 +371,46 @@ class Factor(msgspec.Struct, frozen=True):
     y: DeviceArray
 
 
+class Passed(msgspec.Struct, frozen=True):
+    """What ``step`` reads of a product ``y``, as rows ``x``, and the ``codes`` that these become.
+
+    They are the product's rows, or columns of each of their parts.
+    """
+
+    step: Step
+    y: DeviceArray
+    x: DeviceArray
+    codes: Codes
+
+    def are_of(self, factors: Sequence[Factor], slots: Slots) -> bool:
+        """Whether they are those of a product of few rows, and their blocks whole tiles of it."""
+        number = self.number_of(factors)
+        if number < 0 or slots.is_wide or slots.members:
+            return False
+        return not any(n % TILE for n in (factors[number].w.n_rows, self.x.begin, self.x.apart))
+
+    def number_of(self, factors: Sequence[Factor]) -> int:
+        """Return which product they are of, -1 for none."""
+        made = (i for i, factor in enumerate(factors) if factor.y is self.y)
+        return next(made, -1)
+
+    @property
+    def n_blocks(self) -> int:
+        """How many blocks of codes a row has."""
+        return n_of_row(self.x) // self.codes.block
+
+
 def multiply_codes(
     codes: Codes,
     slots: Slots,
     factors: Sequence[Factor],
     residual: DeviceArray | None = None,
-    follows: Heads | Norm | None = None,
+    follows: Heads | Norm | Passed | None = None,
 ) -> list[Launch]:
     """Multiply the same rows with all matrices; those of a type together, up to three.
 
-    The rows of a residual are added; heads are turned and stored, or rows are normalised.
+    The rows of a residual are added; heads are turned and stored, or rows are normalised, or become
+    codes.
     """
     by_type: dict[tuple[int, int], list[Factor]] = {}
     for number, factor in enumerate(factors):
@@ -392,19 +431,27 @@ def multiply_codes(
     ]
 
 
-def _following(factors: Sequence[Factor], follows: Heads | Norm | None) -> tuple[Any, ...]:
+def _following(factors: Sequence[Factor], follows: Heads | Norm | Passed | None) -> tuple[Any, ...]:
     """Return what follows these products, as the kernel takes it."""
     products = [factor.y for factor in factors]
     if isinstance(follows, Heads) and (kinds := follows.kinds_of(products)):
         most = sum(_n_ctas(factor.w.n_rows, NARROW) for factor in factors)
         counted = counters_for(follows.step, most), _HEADS
-        return *counted, *_NO_GATES, *_NO_NORM, np.int32(kinds), *follows.arguments
+        heads = np.int32(kinds), *follows.arguments
+        return *counted, *_NO_GATES, *_NO_NORM, *heads, *_NO_PARTS
     if isinstance(follows, Norm):
         number = next((i for i, y in enumerate(products) if y is follows.step.inputs[0]), -1)
         if number >= 0:
             counted = counters_for(follows.step, 1), _CENTRED_NORM if follows.is_centred else _NORM
             made = *follows.made, np.int32(0), np.float32(0), np.float32(0)
-            return *counted, *made, *follows.arguments, np.int32(number), *_NO_HEADS[1:]
+            heads = np.int32(number), *_NO_HEADS[1:]
+            return *counted, *made, *follows.arguments, *heads, *_NO_PARTS
+    if isinstance(follows, Passed) and (number := follows.number_of(factors)) >= 0:
+        codes, x = follows.codes, follows.x
+        made = *arrays_of(codes), np.int32(codes.block), np.int32(0), np.float32(0), np.float32(0)
+        parts = map(np.int32, (x.begin, x.shape[-1], x.apart))
+        counted = counters_for(follows.step, follows.n_blocks), _PASSED
+        return *counted, *made, *_NO_NORM, np.int32(number), *_NO_HEADS[1:], *parts
     return _NOTHING
 
 
@@ -441,7 +488,7 @@ def multiply_gated(
         *(counters, _GATES, *arrays_of(made), np.int32(made.block)),
         np.int32(ACTIVATIONS.index(attrs["kind"])),
         *(np.float32(attrs[name]) for name in ("limit", "offset")),
-        *(*_NO_NORM, *_NO_HEADS),
+        *(*_NO_NORM, *_NO_HEADS, *_NO_PARTS),
     )
     return [
         _multiply_together(codes, slots, (gate, other), None, *part, following)
