@@ -55,7 +55,8 @@ class Engine:
     def n_running(self) -> int:
         """How many jobs run or wait."""
         self._settle()
-        return len(self._jobs) + len(self._arrived)
+        # One that is done may still be there where a round was cut off; the next one lets go of it.
+        return sum(not job.is_done for job in (*self._jobs, *self._arrived))
 
     def submit(self, jobs: Iterable[Job]) -> None:
         """Let rounds work on jobs; submitting one twice makes no difference."""

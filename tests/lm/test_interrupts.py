@@ -1,6 +1,7 @@
 """Ctrl-C at any moment: no piece is lost or given twice, and no sequence stays taken."""
 
 import random
+from contextlib import suppress
 
 import pytest
 from harness.hashed import HashModel
@@ -69,6 +70,29 @@ def test_a_stream_goes_on_where_it_was(lm):
         assert "".join(pieces) == TEXTS[0]
         assert sum((piece.tokens for piece in pieces), ()) == tuple(TRUTHS[0])
         check_free(lm)
+    assert n_raised > 30
+
+
+def read_interrupted(lm, place):
+    """Read a stream, with an interrupt at a line, to its end; return the raiser and all pieces."""
+    stream, pieces = lm.stream(PROMPTS[0], max_tokens=14), []
+    with Raiser(place) as raiser, suppress(KeyboardInterrupt):
+        pieces.extend(stream)
+    pieces.extend(stream)
+    return raiser, pieces
+
+
+def test_a_text_that_was_read_to_its_end_does_not_run(lm):
+    """Wherever the round was cut off that brought the end."""
+    for _ in range(3):  # until it is all in the cache
+        raiser, _ = read_interrupted(lm, 10**9)
+    places = [i for i, (file, _) in enumerate(raiser.seen) if file == "/lm/engine.py"][-60:]
+    n_raised = 0
+    for place in places:
+        raiser, pieces = read_interrupted(lm, place)
+        n_raised += bool(raiser.raised)
+        assert "".join(pieces) == TEXTS[0]
+        assert lm.n_running == 0
     assert n_raised > 30
 
 
