@@ -55,7 +55,8 @@ def test_a_text_by_hand_as_long_as_one_that_was_finished_is_not_taken(act, size)
     cross.llm.process(Batch.of(range(len(PROMPT) + 5), seq=1))
     generator = Generator(cross, sampling=WARM, prefix_cache=size)
     list(generator.generate(PROMPT, max_tokens=6))
-    cross.remove(0)
+    if size is not None:  # else the generator has removed it
+        cross.remove(0)
     BY_HAND[act](cross)
     generator.add([5], max_tokens=2)
     with pytest.raises(CapacityError, match="no sequence is free"):
