@@ -9,6 +9,7 @@ from harness.interrupted import Raiser
 from harness.scripted import SCRIPTS, Letters, Scripted, cross_of, plain
 
 from mtpcore import LM, Generator, Sampling
+from mtpcore.lm.engine import Engine
 
 PROMPTS = [[3, 1, 4], [3, 1, 4, 1, 5], [2]]
 WARM = Sampling(temperature=1.0, seed=8)
@@ -94,6 +95,20 @@ def test_a_text_that_was_read_to_its_end_does_not_run(lm):
         assert "".join(pieces) == TEXTS[0]
         assert lm.n_running == 0
     assert n_raised > 30
+
+
+def test_a_text_that_waits_for_its_first_round_counts_as_running(lm, monkeypatch):
+    def interrupt(engine):
+        raise KeyboardInterrupt
+
+    stream = lm.stream(PROMPTS[0], max_tokens=14)
+    with monkeypatch.context() as patched:
+        patched.setattr(Engine, "advance", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+    assert lm.n_running == 1
+    assert "".join(stream) == TEXTS[0]
+    check_free(lm)
 
 
 def test_a_stream_that_is_closed_or_let_go_of_frees_its_sequence(lm):
