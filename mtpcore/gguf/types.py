@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-__all__ = ["BLOCKS", "F16", "F32", "PLAIN", "block_type", "dequantize", "type_name"]
+__all__ = ["BLOCKS", "F16", "F32", "PLAIN", "block_type", "dequantize", "is_float", "type_name"]
 
 BLOCKS = {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
 """Type id -> (values per block, bytes per block)."""
@@ -60,3 +62,10 @@ def dequantize(blocks: np.ndarray, kind: int) -> np.ndarray | None:
             return np.asarray(quants.dequantize(blocks, GGMLQuantizationType(kind)), np.float32)
     except NotImplementedError:
         return None
+
+
+@cache
+def is_float(kind: int) -> bool:
+    """Say whether values of a type id are fractions that ``dequantize`` knows how to make."""
+    values = dequantize(np.zeros((1, BLOCKS[kind][1]), np.uint8), kind)
+    return values is not None and values.dtype.kind == "f"

@@ -45,6 +45,7 @@ from mtpcore.gguf import (
     read_chat_template,
     read_tokenizer,
 )
+from mtpcore.gguf.types import is_float, type_name
 from mtpcore.graph import GraphBuilder, GraphType, MemoryLayer, Outputs, Program
 from mtpcore.runtime.fit import FittedDrafter
 from mtpcore.runtime.lending import PackedWeights, TieUse, borrow, check_target, report_ties
@@ -442,6 +443,7 @@ class Model:
             program = g.finish(outputs)
             self._check_logits(program, spec, kind)
             self._check_tables(program)
+            self._check_types(program)
             return program
         except MtpcoreError as error:
             raise error.at(where) from error
@@ -494,6 +496,19 @@ class Model:
                     got=f"{table.shape[0]} rows",
                     fix="convert the model again; a head that reads the model's own table needs "
                     "none in its file",
+                )
+
+    def _check_types(self, program: Program) -> None:
+        """Refuse weights that hold no fractions: they would be noticed at the first pass only."""
+        for weight in program.weights().values():
+            tensor = self.tensors[weight.tensor]
+            if not is_float(tensor.type):
+                raise GraphError(
+                    "weights of a type that no operation reads",
+                    where=f"{program.name} ({weight.tensor})",
+                    wanted="F32, F16, BF16 or blocks that gguf can dequantise",
+                    got=type_name(tensor.type),
+                    fix="convert the model again: mtpcore convert",
                 )
 
     def _builder(

@@ -229,6 +229,10 @@ MISFITS = {
         {"tensors": SHARED | HEAD | {"blk.2.join.weight": HEAD["blk.2.join.weight"][:, :40]}},
         "'toy_head' of plugin",
     ),
+    "whole numbers for weights": (
+        {"tensors": SHARED | HEAD | {"blk.2.join.weight": HEAD["blk.2.join.weight"].astype("i4")}},
+        "'toy_head' of plugin",
+    ),
     "other tokens": (
         {"tokenizer.ggml.tokens": [f"t{i}" for i in range(63)] + ["<tool>"]},
         "token 63: the file spells tokens otherwise",
