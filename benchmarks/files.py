@@ -35,6 +35,7 @@ FILES = (
     *(f"mimo-1b-{kind}" for kind in ("q8_0", "q4_0")),
     *(f"qwen35-0.8b-{kind}" for kind in ("q8_0", "q4_0")),
     "qwen35-2b-q4_0",
+    *(f"qwen35-{size}-248k-q4_0" for size in ("0.8b", "2b")),
     "qwen35moe-1b-q4_0",
 )
 EXACT = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "ssm_conv1d.weight")

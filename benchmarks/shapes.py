@@ -296,6 +296,10 @@ SHAPES: dict[str, Shape] = {
 }
 
 
+for _name in ("qwen35-0.8b", "qwen35-2b"):  # with all of the published vocabulary
+    SHAPES[f"{_name}-248k"] = msgspec.structs.replace(SHAPES[_name], n_vocab=248320)
+
+
 def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
     """Return mean and deviation of a tensor's values, so that activations stay about one."""
     if name.endswith("norm.weight"):

@@ -8,7 +8,8 @@ Cells: ``decode`` (64 tokens after 512), ``verify`` (1 to 8 rows of one sequence
 logits, then removed), ``prefill`` (512 tokens), ``accuracy`` (logits against exact weights in
 float64, on few layers of the same types), ``load`` (file to first token, weights packed behind
 it and never), ``speculation`` (three drafts, 2.8 tokens a round by simulated acceptance, against
-mtpcore without drafts; only files with a head; of hybrids also what llama.cpp gains with its own).
+mtpcore without drafts; only files with a head; of hybrids also what llama.cpp gains with its own;
+the same from a draft vocabulary of 32,768 tokens where there are more).
 
 llama.cpp (``llama-cpp-python``) runs at the best of {weights repacked or not} x {flash attention or
 not}, determined for every cell. Without the package mtpcore is measured alone.
@@ -150,7 +151,7 @@ def _cells(
         arena.close()
     if "speculation" in cells:
         has_mtp = peer and isinstance(SHAPES[name.rsplit("-", 1)[0]], HybridShape)
-        yield measure_speculation(name, path, threads, pairs, hold, peer=has_mtp)
+        yield from measure_speculation(name, path, threads, pairs, hold, peer=has_mtp)
     if "load" in cells:
         yield from measure_loading(name, path, threads, pairs, hold, peer=peer)
     if "accuracy" in cells:

@@ -24,8 +24,11 @@ class Work(msgspec.Struct, frozen=True):
     macs: float
 
     @classmethod
-    def of(cls, model: mtpcore.Model, *, head: bool = False) -> Work:
-        """Count over a model's tensors, of the trunk or of what comes behind it."""
+    def of(cls, model: mtpcore.Model, *, head: bool = False, n_logits: int | None = None) -> Work:
+        """Count over a model's tensors, of the trunk or of what comes behind it.
+
+        ``n_logits`` is how many rows of the output matrix are read: by default all.
+        """
         used = 1.0
         if experts := getattr(model.hparams, "experts", None):
             key = f"{model.architecture}.expert_count"
@@ -42,7 +45,8 @@ class Work(msgspec.Struct, frozen=True):
                 all_experts += tensor.n_bytes
                 macs += math.prod(tensor.shape) * used
             else:
-                shared += tensor.n_bytes
+                rows = n_logits if name == output and n_logits else tensor.shape[0]
+                shared += tensor.n_bytes * rows // tensor.shape[0]
                 macs += math.prod(tensor.shape) if name != output else 0
         return cls(shared, all_experts, used, macs)
 

@@ -64,6 +64,7 @@ def test_what_is_below_its_target_is_marked():
     }
 
 
+@pytest.mark.parametrize("cell", ["speculation", "speculation-32768"])
 @pytest.mark.parametrize(
     ("file", "by_costs", "by_bytes", "gain", "missed"),
     [
@@ -74,10 +75,12 @@ def test_what_is_below_its_target_is_marked():
         ("glm-moe-1b-q8_0", 9.0, 1.2, 1.07, True),
     ],
 )
-def test_what_drafting_must_gain_depends_on_what_it_costs(file, by_costs, by_bytes, gain, missed):
+def test_what_drafting_must_gain_depends_on_what_it_costs(
+    cell, file, by_costs, by_bytes, gain, missed
+):
     more = {"by_costs": by_costs, "by_bytes": by_bytes}
-    found = Found(file, "speculation", 34, [1.0], {"plain": [gain]}, more)
-    row = rows(results(found))[file, "speculation"]
+    found = Found(file, cell, 34, [1.0], {"plain": [gain]}, more)
+    row = rows(results(found))[file, cell]
     assert (row[-1].strip(" |") == "✗") == missed
 
 

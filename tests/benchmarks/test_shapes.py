@@ -9,7 +9,9 @@ import pytest
 from files import generate
 from shapes import SHAPES, byte_letters, scaled_down
 from timing import Reader
+from versus import speculation
 from versus.cells import Arena, measure
+from versus.hold import Hold
 from versus.ours import Ours
 from versus.recurrence import memory_kept, without_recurrence
 from versus.work import Work
@@ -211,3 +213,19 @@ def test_cells_leave_the_text_at_its_depth(name, folder):
             assert ("recurrence" in found.more) == (cell == "decode" and "qwen35" in name)
         depth = 0 if cell == "prefill" else arena.depth
         assert arena.ours.depth == arena.ours.context.length(0) == depth
+
+
+def test_drafts_are_measured_of_all_tokens_and_of_few(folder, monkeypatch):
+    for name, value in (("DEPTH", 8), ("ROUNDS", 2), ("FEW", 100)):
+        monkeypatch.setattr(speculation, name, value)
+    path = generate("qwen35-0.8b-q8_0", folder, by="mtpcore")
+    every, few = speculation.measure_speculation("tiny", path, 1, 1, Hold())
+    assert [found.cell for found in (every, few)] == ["speculation", "speculation-100"]
+    model = mtpcore.load_model(path)
+    trunk, head = Work.of(model), Work.of(model, head=True)
+    less = head.n_bytes(1) - model.tensors["token_embd.weight"].n_bytes * 412 // 512
+    for found, drafted in ((every, head.n_bytes(1)), (few, less)):
+        assert len(found.ours) == len(found.theirs["plain, ours"]) == 1
+        assert found.more["by_bytes"] == pytest.approx(
+            2.8 * trunk.n_bytes(1) / (trunk.n_bytes(4) + 3 * drafted)
+        )
