@@ -3,17 +3,17 @@
 from mtpcore.cross.cross import Cross
 from mtpcore.cross.link import OneDrafter, find_drafter, link
 from mtpcore.cross.sequence import Verdict
-from mtpcore.cross.speculation import Drafted, DraftSampler, Plan
+from mtpcore.cross.speculation import Drafted, DraftPlan, DraftSampler
 from mtpcore.cross.verification import Verdicts, draft_batch
 from mtpcore.declarations.draft_tree import Draft
 
 __all__ = [
     "Cross",
     "Draft",
+    "DraftPlan",
     "DraftSampler",
     "Drafted",
     "OneDrafter",
-    "Plan",
     "Verdict",
     "Verdicts",
     "draft_batch",

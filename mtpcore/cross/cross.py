@@ -210,7 +210,7 @@ class Cross:
             s: read(setting_of(p_min, s), Probability, "p_min is a probability") for s in wanted
         }
         plans = {
-            s: self.speculation.plan(k, read_names(setting_of(drafters, s)))
+            s: self.speculation.plan_drafts(k, read_names(setting_of(drafters, s)))
             for s, k in wanted.items()
         }
         with self.transaction(wanted):

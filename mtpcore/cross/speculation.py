@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler
 from mtpcore.acts.journal import Saved
-from mtpcore.backends.base import FusedSampling, Verification
-from mtpcore.backends.base import Plan as BackendPlan
+from mtpcore.backends.base import FusedSampling, Plan, Verification
 from mtpcore.boundary.arguments import read_below
 from mtpcore.cross.ahead import VerificationAhead
 from mtpcore.cross.by_sequence import setting_of
@@ -32,11 +31,11 @@ from mtpcore.runtime.prompt import Prompt
 from mtpcore.runtime.runner import Deliver, GraphRunner
 from mtpcore.sampling import LogitsProcessor, Sampling, process_logits
 
-__all__ = ["DraftSampler", "Drafted", "Overwritten", "Plan", "Samplings", "Speculation"]
+__all__ = ["DraftSampler", "Drafted", "Overwritten", "DraftPlan", "Samplings", "Speculation"]
 
 DraftSampler = Literal["coupled", "argmax"]
 Samplings = Sampling | Mapping[int, Sampling]
-Plan = Mapping[str, int]
+DraftPlan = Mapping[str, int]
 """Who is asked for drafts, by role and in this order, and for how many tokens."""
 
 
@@ -148,8 +147,8 @@ class Speculation:
 
     # Drafting
 
-    def plan(self, k: int, names: Iterable[str] | None = None) -> Plan:
-        """Return a plan that asks drafters, by name or role, for so many tokens; None: all.
+    def plan_drafts(self, k: int, names: Iterable[str] | None = None) -> DraftPlan:
+        """Return a plan that asks these drafters, by name or role, for ``k`` tokens; None: all.
 
         Raises
         ------
@@ -173,7 +172,7 @@ class Speculation:
 
     def draft(
         self,
-        wanted: Mapping[int, Plan],
+        wanted: Mapping[int, DraftPlan],
         sampling: Samplings,
         draft_sampler: DraftSampler | Mapping[int, DraftSampler],
         p_min: float | Mapping[int, float],
@@ -247,7 +246,7 @@ class Speculation:
         verified: Sequence[int],
         sampling: Samplings,
         n_drafted: int,
-        plan: BackendPlan,
+        plan: Plan,
         seqs: Sequence[int],
         drafts: Sequence[int] | Sequence[DraftTree],
     ) -> Verification | None:
@@ -263,10 +262,8 @@ class Speculation:
             return None
         rows, draft_of = RoundBatch(), dict[int, int | DraftTree](zip(seqs, drafts, strict=True))
         for seq in verified:
-            pending, n = (
-                self.states.choose(seq, setting_of(sampling, seq)),
-                self.states.decided(seq).n,
-            )
+            pending = self.states.choose(seq, setting_of(sampling, seq))
+            n = self.states.decided(seq).n
             wanted = draft_of.get(seq, 0)
             if isinstance(wanted, DraftTree) and len(wanted) > self.trust.room(n + 1):
                 return None
@@ -643,7 +640,7 @@ class Speculation:
 
     def remove(self, seq: int) -> None:
         """Forget a whole sequence, in every role; an empty one stays empty."""
-        for _, runner in self._others.items():
+        for runner in self._others.values():
             runner.remove(seq)
         for drafter in self.drafters.values():
             drafter.remove(seq)
@@ -704,7 +701,7 @@ def _name_of(role: str, drafter: Drafter) -> str:
     return drafter.spec.name if drafter.spec else role
 
 
-def _ask(wanted: Mapping[int, Plan], seqs: Collection[int], turn: int) -> dict[int, str]:
+def _ask(wanted: Mapping[int, DraftPlan], seqs: Collection[int], turn: int) -> dict[int, str]:
     """Return whom each of these sequences asks at a turn; those are left out that ask nobody."""
     orders = {s: [name for name, k in wanted[s].items() if k] for s in seqs}
     return {s: order[turn] for s, order in orders.items() if turn < len(order)}

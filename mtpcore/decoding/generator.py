@@ -230,7 +230,7 @@ class Generator:
                 fix="make n_ctx= (-c) larger",
             )
         check_shift(self.cross, request)
-        self.cross.speculation.plan(0, request.drafters)
+        self.cross.speculation.plan_drafts(0, request.drafters)
         return request
 
     @act

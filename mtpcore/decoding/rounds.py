@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from mtpcore.boundary.arguments import Length, read
-from mtpcore.cross import Cross, Draft, Drafted, Plan, Verdict
+from mtpcore.cross import Cross, Draft, Drafted, DraftPlan, Verdict
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.decoding.lengths.policy import LengthPolicy
 from mtpcore.decoding.request import Progress, Request
@@ -134,10 +134,10 @@ def check_sequences(cross: Cross, running: Requests) -> None:
             )
 
 
-def _plan(cross: Cross, ready: Requests, lengths: LengthPolicy) -> dict[int, Plan]:
+def _plan(cross: Cross, ready: Requests, lengths: LengthPolicy) -> dict[int, DraftPlan]:
     """Return whom each sequence asks for how much: no more than it has room and budget for."""
     room = cross.llm.n_ctx + 1
-    plans: dict[int, Plan] = {}
+    plans: dict[int, DraftPlan] = {}
     limits: dict[int, int] = {}
     for seq, request in ready.items():
         left = min(request.max_tokens - len(request.tokens), room - request.n_held)
@@ -145,19 +145,19 @@ def _plan(cross: Cross, ready: Requests, lengths: LengthPolicy) -> dict[int, Pla
         if request.draft == "auto":
             limits[seq] = left
         else:
-            plans[seq] = cross.speculation.plan(min(request.draft, left), request.drafters)
+            plans[seq] = cross.speculation.plan_drafts(min(request.draft, left), request.drafters)
     if limits:
         fixed = {seq: _asked(plan) for seq, plan in plans.items()}
         chosen, where = lengths.choose(limits, fixed), type(lengths).__name__
         if not isinstance(chosen, Mapping):
             raise BatchError("no lengths of drafts", where=where, got=spell(chosen))
         for seq, most in limits.items():
-            plan = cross.speculation.plan(most, ready[seq].drafters)
+            plan = cross.speculation.plan_drafts(most, ready[seq].drafters)
             plans[seq] = _shorten(plan, chosen.get(seq, 0), where, ready[seq].drafters is None)
     return plans
 
 
-def _shorten(plan: Plan, chosen: object, where: str, reorders: bool) -> Plan:
+def _shorten(plan: DraftPlan, chosen: object, where: str, reorders: bool) -> DraftPlan:
     """Return a plan with the lengths that were chosen, one for all or one for each drafter."""
     by_role = chosen if isinstance(chosen, Mapping) else dict.fromkeys(plan, chosen)
     lengths = {
@@ -168,7 +168,7 @@ def _shorten(plan: Plan, chosen: object, where: str, reorders: bool) -> Plan:
     return {role: min(lengths.get(role, 0), plan[role]) for role in order if role in plan}
 
 
-def _asked(plan: Plan, maker: str | None = None) -> int:
+def _asked(plan: DraftPlan, maker: str | None = None) -> int:
     """Return how many drafts were asked for: of who made them, or at most."""
     return max(plan.values(), default=0) if maker is None else plan[maker]
 
@@ -176,7 +176,7 @@ def _asked(plan: Plan, maker: str | None = None) -> int:
 def _draft(
     cross: Cross,
     ready: Requests,
-    plans: Mapping[int, Plan],
+    plans: Mapping[int, DraftPlan],
     samplings: Mapping[int, Sampling],
     verified: Sequence[int],
 ) -> Drafted:
