@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Literal, Unpack
 
+import msgspec
 import numpy as np
 
 from mtpcore.acts.guards import act
@@ -26,7 +27,7 @@ from mtpcore.decoding.request import (
     read_p_min,
     read_when_full,
 )
-from mtpcore.decoding.rounds import RoundResult, check_sequences, run_round
+from mtpcore.decoding.rounds import check_sequences, run_round
 from mtpcore.decoding.stats import Stats
 from mtpcore.decoding.stopwatch import Stopwatch
 from mtpcore.decoding.tokens import Chosen
@@ -325,7 +326,7 @@ class Generator:
             ran = run_round(self.cross, running, self.lengths, stats, watch)
             transaction.commit(partial(self._publish, ran.progress))
         stats.commit_seconds += watch.lap()
-        self._learn(ran, running, watch.total)
+        self._learn(ran.cost, running, watch.total)
         self._forget_finished()
         stats.length_seconds += watch.lap()
 
@@ -348,22 +349,11 @@ class Generator:
             self.prefixes.trim()
         self._requests = [request for request in self._requests if not request.done]
 
-    def _learn(self, ran: RoundResult, running: Mapping[int, Request], seconds: float) -> None:
-        """Let what chooses lengths see what a round of drafts brought, and its seconds."""
-        if ran.accepted and any(running[seq].draft == "auto" for seq in ran.asked):
-            done = Round(
-                asked=ran.asked,
-                made=ran.made,
-                accepted=ran.accepted,
-                rows=ran.rows,
-                prompt_rows=ran.prompt_rows,
-                draft_seconds=ran.draft_seconds,
-                pass_seconds=seconds - ran.draft_seconds - ran.choose_seconds,
-                choose_seconds=ran.choose_seconds,
-                makers=ran.makers,
-                seconds_of=ran.seconds_of,
-                is_warm=ran.is_warm,
-            )
+    def _learn(self, cost: Round, running: Mapping[int, Request], seconds: float) -> None:
+        """Let what chooses lengths see what a round of drafts brought, and its ``seconds``."""
+        if cost.accepted and any(running[seq].draft == "auto" for seq in cost.asked):
+            pass_seconds = seconds - cost.draft_seconds - cost.choose_seconds
+            done = msgspec.structs.replace(cost, pass_seconds=pass_seconds)
             self.stats.note(self.lengths.observe(done))
 
     def _forget_finished(self) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-
-import msgspec
+from typing import NamedTuple
 
 from mtpcore.boundary.arguments import Length, read
 from mtpcore.cross import Cross, Draft, Drafted, DraftPlan, Verdict
 from mtpcore.declarations.draft_tree import DraftTree
-from mtpcore.decoding.lengths.policy import LengthPolicy
+from mtpcore.decoding.lengths.policy import LengthPolicy, Round
 from mtpcore.decoding.request import Progress, Request
 from mtpcore.decoding.round_logits import RoundLogits, watches
 from mtpcore.decoding.stats import Stats
@@ -23,23 +22,11 @@ __all__ = ["RoundResult", "check_sequences", "run_round"]
 Requests = Mapping[int, Request]
 
 
-class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a round brought, and what it cost; see ``mtpcore.decoding.Round``.
-
-    ``progress`` is where the requests are after it.
-    """
+class RoundResult(NamedTuple):
+    """Where a round brings its requests, and what it cost; ``pass_seconds`` is 0 until it ends."""
 
     progress: list[tuple[Request, Progress]]
-    asked: dict[int, int]
-    made: dict[int, int]
-    accepted: dict[int, int]
-    rows: int
-    prompt_rows: int
-    draft_seconds: float
-    choose_seconds: float
-    is_warm: bool
-    makers: dict[int, str]
-    seconds_of: dict[str, float]
+    cost: Round
 
 
 def run_round(
@@ -103,19 +90,20 @@ def run_round(
     else:
         stats.prefill_seconds += pass_seconds
         stats.prefill_tokens += n_prompt
-    return RoundResult(
-        progress=progress,
+    cost = Round(
         asked=asked,
         made={seq: len(draft) for seq, draft in drafts.items()},
         accepted={seq: verdict.accepted for seq, verdict in verdicts.items()},
         rows=sum(len(draft) + 1 for draft in drafts.values()) + n_prompt,
         prompt_rows=n_prompt,
         draft_seconds=draft_seconds,
+        pass_seconds=0.0,
         choose_seconds=choose_seconds,
-        is_warm=all(context.runner.is_warm for context in used),
         makers=makers,
         seconds_of=seconds_of,
+        is_warm=all(context.runner.is_warm for context in used),
     )
+    return RoundResult(progress, cost)
 
 
 def check_sequences(cross: Cross, running: Requests) -> None:
