@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import msgspec
@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mtpcore.acts.guards import act
-from mtpcore.boundary.arguments import Length, expect, read
+from mtpcore.boundary.arguments import Length, read
 from mtpcore.boundary.arrays import integers
 from mtpcore.cross import Cross, link
 from mtpcore.decoding.request import FinishReason
-from mtpcore.decoding.tokens import Chosen
+from mtpcore.decoding.request_iterator import RequestIterator
+from mtpcore.decoding.request_queue import RequestQueue
 from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.context import Context
@@ -78,11 +79,6 @@ class FrameRequest:
         """Whether the request has finished."""
         return self.finish_reason is not None
 
-    @property
-    def chosen(self) -> list[I32]:
-        """The frames, for who reads them one by one."""
-        return self.frames
-
     def token_beside(self, n: int) -> int:
         """Return the token that is read with frame ``n``; -1 where there is none left."""
         return int(self.beside[n]) if n < len(self.beside) else -1
@@ -101,7 +97,7 @@ class _Progress(msgspec.Struct, frozen=True):
     reason: FinishReason | None
 
 
-class Frames:
+class Frames(RequestQueue[FrameRequest]):
     """Writes frames of codes, for one or many requests.
 
     The model reads a prompt, or the frame before; its logits choose the first code of the next
@@ -146,13 +142,11 @@ class Frames:
                 got=repr(source)[:80],
                 fix="make one: Frames(link(Context(model))), of a model with codebooks",
             )
-        self.cross, self.guard = source, source.guard
+        super().__init__(source, FrameRequest)
         self.codebooks = source.speculation.codes.codebooks
-        self._requests: list[FrameRequest] = []
 
     def __repr__(self) -> str:
-        running = sum(request.seq is not None for request in self._requests)
-        return f"Frames({self.cross!r}, {running} running, {len(self._requests) - running} waiting)"
+        return f"Frames({self.cross!r}, {self._describe()})"
 
     @act
     def add(
@@ -218,45 +212,15 @@ class Frames:
             )
         return request
 
-    @act
-    def queue(self, request: FrameRequest) -> None:
-        """Let rounds work on a request; queueing it twice makes no difference."""
-        self._queue(expect(request, FrameRequest, "queue() takes a request"))
-
     def _queue(self, request: FrameRequest) -> None:
-        if request.max_frames == 0:
-            request.finish_reason = request.finish_reason or "length"
-        elif not (request.done or request in self._requests):
-            self._requests.append(request)
+        if request.max_frames == 0 and not request.done:
+            request.finish_reason = "length"
+        super()._queue(request)
 
-    @property
-    def active(self) -> bool:
-        """Whether requests are queued or running; those of interrupted readers do not count."""
-        self.cross.journal.settle()
-        return any(not (request.done or request.resting) for request in self._requests)
-
-    @act
-    def cancel(self, request: FrameRequest) -> None:
-        """Stop a request; its sequence is free at once.
-
-        Raises
-        ------
-        BatchError
-            It is none of these.
-        """
-        self._cancel(expect(request, FrameRequest, "cancel() takes a request"))
-
-    def _cancel(self, request: FrameRequest) -> None:
-        self.cross.journal.settle()
-        if request.done:
-            return
-        if request not in self._requests:
-            raise BatchError(
-                "the request is of other Frames", fix="call cancel where add() gave it"
-            )
-        ended = [(request, _Progress(len(request.frames), None, "cancelled"))]
-        with self.cross.transaction(()) as transaction:
-            transaction.commit(partial(self._publish, ended))
+    def _cancellation(self, request: FrameRequest) -> Callable[[], None]:
+        return partial(
+            self._publish, [(request, _Progress(len(request.frames), None, "cancelled"))]
+        )
 
     def generate(
         self,
@@ -282,7 +246,7 @@ class Frames:
             One code of each codebook.
         """
         request = self._request(prompt, max_frames, beside, sampling, depth_sampling)
-        return Chosen(self, request)
+        return RequestIterator(self, request, request.frames)
 
     @act
     def step(self) -> None:
@@ -298,7 +262,7 @@ class Frames:
             A prompt has rows that the model does not read; cancel that request.
         """
         self._admit()
-        running = {r.seq: r for r in self._requests if r.seq is not None and not r.resting}
+        running = self._running()
         if not running:
             self._check_waiting()
             return
@@ -365,20 +329,6 @@ class Frames:
             request.seq = None
         self._requests = [request for request in self._requests if not request.done]
 
-    def _admit(self) -> None:
-        """Find sequences for requests that wait; those that rest give way."""
-        self.cross.journal.settle()
-        for request in [request for request in self._requests if request.is_left]:
-            self._cancel(request)
-        for request in [r for r in self._requests if r.seq is None and not r.resting]:
-            request.seq = self._claim(request)
-            if request.seq is None:
-                held = [r for r in self._requests if r.resting and r.seq is not None]
-                if not held:
-                    return
-                self._cancel(held[0])
-                request.seq = self._claim(request)
-
     def _claim(self, request: FrameRequest) -> int | None:
         """Claim an empty sequence for a request; None where there is none."""
         owners, lengths = self.cross.owners, self.cross.speculation.target.lengths
@@ -389,14 +339,3 @@ class Frames:
         if seq is not None:
             owners.claim(seq, request)
         return seq
-
-    def _check_waiting(self) -> None:
-        """Raise CapacityError where requests wait that no round would ever bring further."""
-        waiting = [request for request in self._requests if not request.resting]
-        if waiting:
-            raise CapacityError(
-                "no sequence is free",
-                where=f"{len(waiting)} requests wait",
-                got="; ".join(self.cross.owners.describe()),
-                fix="remove() what was processed by hand, or make n_seq_max= larger",
-            )

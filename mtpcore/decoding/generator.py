@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Literal, Unpack
 
@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from mtpcore.acts.guards import act
-from mtpcore.boundary.arguments import expect, offers
+from mtpcore.boundary.arguments import offers
 from mtpcore.boundary.options import show_options
 from mtpcore.cross import Cross, DraftSampler, link
 from mtpcore.decoding.context_shift import check_shift, shift_full
@@ -27,10 +27,11 @@ from mtpcore.decoding.request import (
     read_p_min,
     read_when_full,
 )
+from mtpcore.decoding.request_iterator import RequestIterator
+from mtpcore.decoding.request_queue import RequestQueue
 from mtpcore.decoding.rounds import check_sequences, run_round
 from mtpcore.decoding.stats import Stats
 from mtpcore.decoding.stopwatch import Stopwatch
-from mtpcore.decoding.tokens import Chosen
 from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.prompt import Prompt
@@ -41,7 +42,7 @@ __all__ = ["Generator"]
 _show_options = show_options(RequestOptions, REQUEST_DEFAULTS)
 
 
-class Generator:
+class Generator(RequestQueue[Request]):
     """Runs requests on a Cross, or without drafts on an LLM context alone.
 
     Only one call runs at a time on a Cross with its generators: a second one is a BusyError.
@@ -114,19 +115,14 @@ class Generator:
                 got=repr(source.llm),
                 fix="let Frames write: Frames(cross).generate(prompt)",
             )
-        self.cross, self.guard = source, source.guard
+        super().__init__(source, Request)
         self.prefixes = PrefixCache(source, prefix_cache)
         self.lengths = controller_for(source) if lengths is None else lengths
         self.stats = Stats()
-        self._requests: list[Request] = []  # those that are not done, in the order of add()
-        self._finished: list[int] = []
+        self._finished: list[int] = []  # sequences of texts that ended
 
     def __repr__(self) -> str:
-        running = sum(request.seq is not None for request in self._requests)
-        return (
-            f"Generator({self.cross!r}, draft={self.draft!r}, {running} running, "
-            f"{len(self._requests) - running} waiting)"
-        )
+        return f"Generator({self.cross!r}, draft={self.draft!r}, {self._describe()})"
 
     @act
     @_show_options
@@ -234,46 +230,17 @@ class Generator:
         self.cross.speculation.plan_drafts(0, request.drafters)
         return request
 
-    @act
-    def queue(self, request: Request) -> None:
-        """Let rounds work on a request; queueing it twice makes no difference."""
-        self._queue(expect(request, Request, "queue() takes a request"))
-
     def _queue(self, request: Request) -> None:
         if request.max_tokens == 0:
             request.end("length")
-        elif not (request.done or request in self._requests):
-            self._requests.append(request)
-
-    @property
-    def active(self) -> bool:
-        """Whether requests are queued or running; those of interrupted readers do not count."""
-        self.cross.journal.settle()
-        return any(not (request.done or request.resting) for request in self._requests)
-
-    @act
-    def cancel(self, request: Request) -> None:
-        """Stop a request; its sequence is free at once.
-
-        Raises
-        ------
-        BatchError
-            Another generator works on it.
-        """
-        self._cancel(expect(request, Request, "cancel() takes a request"))
+        super()._queue(request)
 
     def _cancel(self, request: Request) -> None:
-        self.cross.journal.settle()
-        if not request.done:
-            if request not in self._requests:
-                raise BatchError(
-                    "this generator does not work on the request",
-                    fix="call cancel on the generator whose add() gave it",
-                )
-            with self.cross.transaction(()) as transaction:
-                ended = [(request, request.finish("cancelled"))]
-                transaction.commit(partial(self._publish, ended))
-            self._forget_finished()
+        super()._cancel(request)
+        self._forget_finished()
+
+    def _cancellation(self, request: Request) -> Callable[[], None]:
+        return partial(self._publish, [(request, request.finish("cancelled"))])
 
     @_show_options
     def generate(
@@ -296,7 +263,8 @@ class Generator:
         BatchError, CapacityError, LinkError, SamplingError, TypeError
             As ``add``.
         """
-        return Chosen(self, self.request(prompt, **options))
+        request = self.request(prompt, **options)
+        return RequestIterator(self, request, request.tokens)
 
     @act
     def step(self) -> None:
@@ -314,8 +282,10 @@ class Generator:
         LinkError
             A sequence of a request was changed by other calls.
         """
+        self.cross.journal.settle()
+        self._forget_finished()
         self._admit()
-        running = {r.seq: r for r in self._requests if r.seq is not None and not r.resting}
+        running = self._running()
         if not running:
             self._check_waiting()
             return
@@ -362,36 +332,11 @@ class Generator:
             self.lengths.forget(self._finished[-1])
             self._finished.pop()
 
-    def _admit(self) -> None:
-        """Find sequences for requests that wait; those that rest give way."""
-        self.cross.journal.settle()
-        for request in [request for request in self._requests if request.is_left]:
-            self._cancel(request)
-        self._forget_finished()
-        running = [r for r in self._requests if r.seq is not None and not r.resting]
-        for request in [r for r in self._requests if r.seq is None and not r.resting]:
-            if self.prefixes.is_coming(request, running):
-                continue
-            request.seq = self.prefixes.claim(request)
-            if request.seq is None:
-                held = [r for r in self._requests if r.resting and r.seq is not None]
-                if not held:
-                    return
-                self._cancel(held[0])
-                request.seq = self.prefixes.claim(request)
-            running.append(request)
+    def _claim(self, request: Request) -> int | None:
+        return self.prefixes.claim(request)
 
-    def _check_waiting(self) -> None:
-        """Raise CapacityError where requests wait that no round would ever bring further."""
-        waiting = [request for request in self._requests if not request.resting]
-        if waiting:
-            raise CapacityError(
-                "no sequence is free",
-                where=f"{len(waiting)} requests wait",
-                got="; ".join(self.cross.owners.describe()),
-                fix="remove() what was processed by hand, let the generators of these requests "
-                "finish them, or make n_seq_max= larger",
-            )
+    def _is_early(self, request: Request, running: Sequence[Request]) -> bool:
+        return self.prefixes.is_coming(request, running)
 
 
 def _check_rows(llm: Context, prompt: Prompt, *, is_encoded: bool) -> None:

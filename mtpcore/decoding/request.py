@@ -177,11 +177,6 @@ class Request:
         return self.finish_reason is not None
 
     @property
-    def chosen(self) -> list[int]:
-        """The tokens, for who reads them one by one."""
-        return self.tokens
-
-    @property
     def text(self) -> str:
         """The generated text; bytes of an unfinished character are held back until the end."""
         return self._text if self._cut is None else self._text[: self._cut]
