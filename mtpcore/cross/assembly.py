@@ -9,10 +9,11 @@ from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.block import BlockDrafter
 from mtpcore.drafting.chain import GraphDrafter
-from mtpcore.drafting.drafters import Drafter, ProposerDrafter
+from mtpcore.drafting.drafters import Drafter
 from mtpcore.drafting.fed import FedDrafter, FedRole
 from mtpcore.drafting.head_trees import HeadTreeDrafter
 from mtpcore.drafting.heads import HeadDrafter, find_heads, head_role, n_heads
+from mtpcore.drafting.proposers import ProposerDrafter
 from mtpcore.drafting.shared_memory import SharedMemoryDrafter
 from mtpcore.drafting.trees import TreeDrafter
 from mtpcore.drafting.upstream import UpstreamGraphs, find_graph, find_upstream
@@ -52,7 +53,7 @@ def make_drafters(
         elif isinstance(role, FedRole):
             drafters[name] = FedDrafter(name, role, links.collect(name, role.spec))
         elif offers(role, "propose"):
-            drafters[name] = ProposerDrafter(role)
+            drafters[name] = ProposerDrafter(name, role)
         else:
             raise LinkError(
                 "a role is a Context or a Proposer", where=name, got=type(role).__name__

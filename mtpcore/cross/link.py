@@ -20,10 +20,10 @@ from mtpcore.declarations.draft_model import is_independent
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec, Feed, Tap, TreeShape
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
-from mtpcore.drafting.drafters import DeclaredProposer
 from mtpcore.drafting.fed import FedRole
 from mtpcore.drafting.heads import head_role, n_heads
 from mtpcore.drafting.lookup import LOOKUP
+from mtpcore.drafting.proposers import DeclaredProposer
 from mtpcore.drafting.upstream import order_graphs
 from mtpcore.drafting.vocabulary import find_rows, shared_tokens
 from mtpcore.errors import GraphError, LinkError, PluginError, spell

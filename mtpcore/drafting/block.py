@@ -173,20 +173,7 @@ class BlockDrafter(GraphDrafter):
         chosen = run_drafts([(self.runner, batch)], lengths, settings, post_head)
         for job in jobs:
             self._rewind(job.seq, len(job.history) - self._is_fed)
-        self._note(jobs, lengths, chosen, drafts)
-
-    def _note(
-        self,
-        jobs: list[DraftJob],
-        lengths: list[int],
-        chosen: list[list[int]],
-        drafts: dict[int, Draft],
-    ) -> None:
-        """Note what was drafted; fewer tokens than were asked for mean rows that are not finite."""
-        for job, k, ids in zip(jobs, lengths, chosen, strict=True):
-            drafts[job.seq] = ids
-            if len(ids) < k and job.p_min <= 0:
-                self._pause(job.seq, len(job.history) + len(ids) - 1)
+        self._take(jobs, lengths, chosen, drafts)
 
     def _span(self, job: DraftJob) -> range:
         """Return the places of a sequence's block: as many as are wanted, or as have to be."""

@@ -6,12 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.declarations.draft_tree import Draft
-from mtpcore.drafting.drafters import (
-    DraftJob,
-    Verify,
-    draft_settings,
-    warn_unreadable,
-)
+from mtpcore.drafting.base import BaseDrafter
+from mtpcore.drafting.drafters import DraftJob, Verify, draft_settings
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.drafting.upstream import UpstreamGraphs, finite_places
 from mtpcore.drafting.vocabulary import read_vocabulary
@@ -23,7 +19,7 @@ __all__ = ["GraphDrafter"]
 I32 = NDArray[np.int32]
 
 
-class GraphDrafter:
+class GraphDrafter(BaseDrafter):
     """A drafter's graph fed from inboxes, by its further graphs where it has them.
 
     Entry p of its memory is token p with the hidden rows that the pairing gives it; a draft model
@@ -42,9 +38,8 @@ class GraphDrafter:
 
     def __init__(self, name: str, runner: GraphRunner, upstream: UpstreamGraphs) -> None:
         assert runner.drafter is not None
-        self.name, self.runner, self.spec = name, runner, runner.drafter
-        self.upstream = upstream
-        self.runners = {**upstream.runners, name: runner}
+        super().__init__(name, {**upstream.runners, name: runner})
+        self.runner, self.spec, self.upstream = runner, runner.drafter, upstream
         self._feeds = [feed for feed in self.spec.feeds if not feed.graph]
         self.first = int(any(feed.pairing == "next-token" for feed in self._feeds))
         self._ids = read_vocabulary(runner)
@@ -55,7 +50,6 @@ class GraphDrafter:
         self._remembers = runner.memory is not None
         self.reads_rows = takes_rows and not upstream.runners and self._remembers
         self.reads_text = self._remembers or bool(upstream.runners)
-        self.paused = 0
 
     def _entries(self, job: DraftJob) -> range:
         """Return the places that the head has not read yet, up to the pending token's."""
@@ -77,12 +71,6 @@ class GraphDrafter:
                 end += feed.pairing == "next-token"
                 places = range(places.start, max(places.start, min(places.stop, end)))
         return finite_places(self.runner, self._feeds, seq, places)
-
-    def _pause(self, seq: int, place: int) -> None:
-        """Count a sequence that gets no further draft; warn of the first one."""
-        if not self.paused:
-            warn_unreadable(self.name, seq, place)
-        self.paused += 1
 
     def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:
         """Hold exactly the entries of the tokens that the target has processed.
@@ -158,31 +146,12 @@ class GraphDrafter:
             self.runner.plan, [job.seq for job in jobs], lengths
         )
         drafted = run_drafts([(self.runner, self._missing(jobs))], lengths, settings)
-        for job, k, ids in zip(jobs, lengths, drafted, strict=True):
-            drafts[job.seq] = ids
+        for job in jobs:
             self._rewind(job.seq, len(job.history))
-            if len(ids) < k and job.p_min <= 0:
-                self._pause(job.seq, len(job.history) + len(ids) - 1)
+        self._take(jobs, lengths, drafted, drafts)
 
     def _rewind(self, seq: int, n: int) -> None:
         """Hold no more than ``n`` entries; nothing where there is no memory."""
         n = n if self._remembers else 0
         if self.runner.lengths[seq] > n:
             self.runner.rewind(seq, n)
-
-    def rewind(self, seq: int, n: int) -> None:
-        """Forget the entries from place ``n`` on, and the rows that they were made of."""
-        for runner in self.runners.values():
-            if runner.lengths[seq] > n:
-                runner.rewind(seq, n)
-
-    def fork(self, seq: int, new: int) -> None:
-        """Let ``new`` be a copy of ``seq``."""
-        for runner in self.runners.values():
-            if runner.host is None:
-                runner.fork(seq, new)
-
-    def remove(self, seq: int) -> None:
-        """Forget a sequence."""
-        for runner in self.runners.values():
-            runner.rewind(seq, 0)

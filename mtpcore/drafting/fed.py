@@ -12,11 +12,11 @@ from mtpcore.boundary.arguments import read_below
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.proposer import FedProposer
 from mtpcore.declarations.spec import DrafterSpec
-from mtpcore.drafting.drafters import DraftJob, Verify, call_plugin, read_answer, warn_unreadable
-from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
+from mtpcore.drafting.base import BaseDrafter
+from mtpcore.drafting.drafters import DraftJob, Verify
+from mtpcore.drafting.proposers import call_plugin, read_answer
 from mtpcore.errors import LinkError
 from mtpcore.links.inbox import Inbox
-from mtpcore.runtime.runner import GraphRunner
 
 __all__ = ["FedDrafter", "FedRole"]
 
@@ -79,18 +79,16 @@ class JobAsk:
         return np.concatenate([self._job.history, np.asarray(drafts, np.int32)])
 
 
-class FedDrafter:
+class FedDrafter(BaseDrafter):
     """A drafter without a graph that reads rows of the target.
 
     Rows of the whole text wait in its inboxes, and are taken back, copied and saved as the text is.
     A sequence with a row that is not finite gets no drafts.
     """
 
-    runners: Mapping[str, GraphRunner] = {}
-    reads_rows, reads_text = False, True
-
     def __init__(self, name: str, role: FedRole, boxes: Mapping[str, Inbox]) -> None:
-        self.name, self.spec, self.paused = name, role.spec, 0
+        super().__init__(name, {})
+        self.spec = role.spec
         self._proposer, self._boxes = role.proposer, boxes
 
     def draft(self, jobs: list[DraftJob], verify: Verify | None = None) -> dict[int, Draft]:
@@ -108,22 +106,8 @@ class FedDrafter:
         for box in self._boxes.values():
             place = box.finite_until(job.seq, 0, n)
             if place < n:
-                if not self.paused:
-                    warn_unreadable(self.name, job.seq, place)
-                self.paused += 1
+                self._pause(job.seq, place)
                 return []
         ask = JobAsk(job, self._boxes)
         answer: Any = call_plugin(self.spec, "draft", lambda: self._proposer.draft(ask), job.k)
         return read_answer(answer, job.k)
-
-    def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:
-        """Do nothing: the rows are there as soon as the target made them."""
-
-    def rewind(self, seq: int, n: int) -> None:
-        """Do nothing: rows are taken back where they wait."""
-
-    def fork(self, seq: int, new: int) -> None:
-        """Do nothing: rows are copied where they wait."""
-
-    def remove(self, seq: int) -> None:
-        """Do nothing: rows are forgotten where they wait."""

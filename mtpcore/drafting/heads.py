@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.spec import DrafterSpec
-from mtpcore.drafting.drafters import DraftJob, Verify, draft_settings, warn_unreadable
+from mtpcore.drafting.base import BaseDrafter
+from mtpcore.drafting.drafters import DraftJob, Verify, draft_settings
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.drafting.upstream import UpstreamGraphs, finite_places
 from mtpcore.drafting.vocabulary import read_vocabulary
@@ -24,7 +25,7 @@ F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 
 
-class HeadDrafter:
+class HeadDrafter(BaseDrafter):
     """Head t makes draft t, from all accepted entries and the rows drafted so far.
 
     Each head's memory holds the entries of the accepted tokens, made of the target's rows. To draft
@@ -52,8 +53,8 @@ class HeadDrafter:
     def __init__(
         self, name: str, heads: Mapping[str, GraphRunner], upstream: UpstreamGraphs
     ) -> None:
-        self.name, self.upstream, self._heads = name, upstream, tuple(heads.values())
-        self.runners = {**upstream.runners, **heads}
+        super().__init__(name, {**upstream.runners, **heads})
+        self.upstream, self._heads = upstream, tuple(heads.values())
         spec = self._heads[0].drafter
         assert spec is not None
         self.spec = spec
@@ -73,8 +74,6 @@ class HeadDrafter:
         self._recycle: dict[str, str] = {}
         if not self._reads_target:
             self._recycle = {feed.slot: feed.recycle for feed in self._feeds if feed.recycle}
-        self.paused = 0
-        self.reads_rows = False
         remembers = any(runner.memory is not None for runner in self._heads)
         self.reads_text = remembers or bool(upstream.runners)
 
@@ -144,12 +143,6 @@ class HeadDrafter:
                 return head
         return most
 
-    def _pause(self, seq: int, place: int) -> None:
-        """Count a sequence that gets no further draft; warn of the first one."""
-        if not self.paused:
-            warn_unreadable(self.name, seq, place)
-        self.paused += 1
-
     def _draft_together(
         self,
         wanted: list[tuple[DraftJob, int]],
@@ -169,10 +162,8 @@ class HeadDrafter:
             self._heads[0].plan, [job.seq for job in jobs], lengths
         )
         drafted = run_drafts(passes, lengths, settings)
-        for (job, k), ids in zip(wanted, drafted, strict=True):
-            drafts[job.seq] = ids
-            if len(ids) < k and job.p_min <= 0:
-                self._pause(job.seq, len(job.history) + len(ids) - 1)
+        self._take(jobs, lengths, drafted, drafts)
+        for job in jobs:
             for runner, _ in passes:
                 n = len(job.history) - 1 if runner.memory is not None else 0
                 if runner.lengths[job.seq] > n:
@@ -215,22 +206,6 @@ class HeadDrafter:
         widths, make = self._widths[head], runner.backend.row_buffer
         batch.slots = {slot: join(rows, widths[slot], make) for slot, rows in slots.items()}
         return batch
-
-    def rewind(self, seq: int, n: int) -> None:
-        """Forget the entries from place ``n`` on, and the rows that they were made of."""
-        for runner in self.runners.values():
-            if runner.lengths[seq] > n:
-                runner.rewind(seq, n)
-
-    def fork(self, seq: int, new: int) -> None:
-        """Let ``new`` be a copy of ``seq``."""
-        for runner in self.runners.values():
-            runner.fork(seq, new)
-
-    def remove(self, seq: int) -> None:
-        """Forget a sequence."""
-        for runner in self.runners.values():
-            runner.rewind(seq, 0)
 
 
 def head_role(role: str, head: int) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.backends.base import CheckedBatch, DraftRun
 from mtpcore.declarations.draft_tree import Draft
-from mtpcore.drafting.drafters import DraftJob, Verify, draft_settings, warn_unreadable
-from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
+from mtpcore.drafting.base import BaseDrafter
+from mtpcore.drafting.drafters import DraftJob, Verify, draft_settings
 from mtpcore.drafting.upstream import finite_places
 from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.errors import LinkError
@@ -21,7 +21,7 @@ __all__ = ["SharedMemoryDrafter"]
 I32 = NDArray[np.int32]
 
 
-class SharedMemoryDrafter:
+class SharedMemoryDrafter(BaseDrafter):
     """A drafter's graph that attends to what the target has stored.
 
     Each round begins with the pending token and the target's row before it. All drafts of a round
@@ -47,15 +47,14 @@ class SharedMemoryDrafter:
 
     def __init__(self, name: str, runner: GraphRunner, target: GraphRunner) -> None:
         assert runner.drafter is not None
-        self.name, self.runner, self.spec = name, runner, runner.drafter
+        super().__init__(name, {name: runner})
+        self.runner, self.spec = runner, runner.drafter
         self._check(target)
         self._target = target
         runner.lent = target.memory
-        self.runners: Mapping[str, GraphRunner] = {name: runner}
         self._ids = read_vocabulary(runner)
         self._recycle = {feed.slot: feed.recycle for feed in self.spec.feeds if feed.recycle}
-        self.reads_rows = self.reads_text = False  # the target has stored what it made of both
-        self.paused = 0
+        self.reads_text = False  # the target has stored what it made of it
 
     def _check(self, target: GraphRunner) -> None:
         """Refuse what this loop cannot follow."""
@@ -117,10 +116,7 @@ class SharedMemoryDrafter:
         )
         run = DraftRun(batch=self.batch(jobs), k=lengths, in_place=True, **settings)
         drafted, _ = self.runner.plan.draft(run, self.runner.lent)
-        for job, k, ids in zip(jobs, lengths, drafted, strict=True):
-            drafts[job.seq] = ids
-            if len(ids) < k and job.p_min <= 0:
-                self._pause(job.seq, len(job.history) + len(ids) - 1)
+        self._take(jobs, lengths, drafted, drafts)
 
     def batch(self, jobs: Sequence[DraftJob]) -> CheckedBatch:
         """Return the first rows of a round: the pending tokens, at the newest stored places.
@@ -139,21 +135,3 @@ class SharedMemoryDrafter:
             outputs=np.arange(len(jobs), dtype=np.int32),
             slots={slot: self.runner.sources[slot](seq, pending) for slot in program.slots()},
         )
-
-    def _pause(self, seq: int, place: int) -> None:
-        """Count a sequence that gets no further draft; warn of the first one."""
-        if not self.paused:
-            warn_unreadable(self.name, seq, place)
-        self.paused += 1
-
-    def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:
-        """Do nothing: nothing is stored."""
-
-    def rewind(self, seq: int, n: int) -> None:
-        """Do nothing."""
-
-    def fork(self, seq: int, new: int) -> None:
-        """Do nothing."""
-
-    def remove(self, seq: int) -> None:
-        """Do nothing."""

@@ -1,0 +1,82 @@
+"""Drafters made of proposers, which have no graph: they are asked, and not trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.declarations.draft_tree import Draft, DraftTree
+from mtpcore.declarations.proposer import Proposer
+from mtpcore.declarations.spec import DrafterSpec
+from mtpcore.drafting.base import BaseDrafter
+from mtpcore.drafting.drafters import DraftJob, Verify
+from mtpcore.errors import PluginError, spell
+
+__all__ = ["DeclaredProposer", "ProposerDrafter", "call_plugin", "read_answer"]
+
+I32 = NDArray[np.int32]
+
+
+class DeclaredProposer(Proposer):
+    """A plugin's proposer: what it raises names the plugin."""
+
+    def __init__(self, proposer: Proposer, spec: DrafterSpec) -> None:
+        self._proposer, self.spec = proposer, spec
+
+    def propose(self, seq: int, tokens: I32, k: int) -> Any:
+        """Return what the plugin's proposer guesses; see ``Proposer``.
+
+        Raises
+        ------
+        PluginError
+            It raised something.
+        """
+        return call_plugin(self.spec, "propose", lambda: self._proposer.propose(seq, tokens, k), k)
+
+
+def call_plugin(spec: DrafterSpec, name: str, call: Callable[[], object], k: int) -> object:
+    """Return what a plugin's function returns, of an iterator as much as may be needed.
+
+    Raises
+    ------
+    PluginError
+        It raised something; names the plugin.
+    """
+    try:
+        answer = call()
+        return list(islice(answer, k + 1)) if isinstance(answer, Iterator) else answer
+    except Exception as error:  # whatever a plugin raises
+        raise PluginError(
+            f"{name} raised {type(error).__name__}: {spell(error, str)}",
+            where=f"drafter {spec.name!r} of plugin {spec.plugin!r}",
+        ) from error
+
+
+def read_answer(answer: object, k: int) -> Draft:
+    """Return what a proposer answered; one id too many shows that there are more."""
+    if isinstance(answer, DraftTree):
+        return answer
+    # What is no sequence is taken for one id: the Cross checks it, counts it and warns.
+    is_several = isinstance(answer, Iterable) and getattr(answer, "ndim", None) != 0
+    ids: Iterable[Any] = cast(Iterable[Any], answer) if is_several else [answer]
+    return list(islice(ids, k + 1))
+
+
+class ProposerDrafter(BaseDrafter):
+    """A drafter without a graph: the proposer is given the whole history each time."""
+
+    def __init__(self, name: str, proposer: Proposer) -> None:
+        super().__init__(name, {})
+        self.proposer = proposer
+        self.spec = proposer.spec if isinstance(proposer, DeclaredProposer) else None
+
+    def draft(self, jobs: list[DraftJob], verify: Verify | None = None) -> dict[int, Draft]:
+        """Ask the proposer for each sequence in turn."""
+        return {job.seq: self._ask(job) for job in jobs}
+
+    def _ask(self, job: DraftJob) -> Draft:
+        return read_answer(self.proposer.propose(job.seq, job.history.copy(), job.k), job.k)
