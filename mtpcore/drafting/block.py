@@ -15,6 +15,7 @@ from mtpcore.drafting.drafters import DraftJob, Verify, draft_settings
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.drafting.upstream import UpstreamGraphs
 from mtpcore.errors import LinkError
+from mtpcore.links.sources import ZeroSource
 from mtpcore.runtime.arrival import hand_over, join
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.runner import GraphRunner, PostHeadRows, run_drafts
@@ -71,8 +72,8 @@ class BlockDrafter(GraphDrafter):
         self.runners = {**self.runners, **post_head}
         self._post_head = next(iter(post_head.values()), None)
         for runner_behind in post_head.values():
-            for slot, slot_width in runner_behind.program.slots().items():
-                runner_behind.sources[slot] = ToCome(slot_width)
+            for slot, width in runner_behind.program.slots().items():
+                runner_behind.sources[slot] = ZeroSource(width)  # the block feeds it as it runs
         self._n_batch = runner.n_batch  # rows of all blocks that run together
         if self._post_head is not None and self._passes:
             self._n_batch = min(self._n_batch, self._post_head.n_batch)
@@ -243,26 +244,6 @@ class BlockDrafter(GraphDrafter):
     def _read_rows(self, k: int) -> range:
         """Return the rows of a block that are read for so many drafts."""
         return range(self._first_row, self._first_draft + k) if k else range(0)
-
-
-class ToCome:
-    """Stands for the rows of a slot that a block feeds when it runs.
-
-    Parameters
-    ----------
-    width : int
-    """
-
-    def __init__(self, width: int) -> None:
-        self._width = width
-
-    def __call__(self, seq: I32, place: I32) -> F32:
-        """Return zeros for all rows, which take no memory."""
-        return np.broadcast_to(np.float32(0), (len(place), self._width))
-
-    def finite_until(self, seq: int, places: range) -> int:
-        """Return the end of the places: nothing is known of the rows."""
-        return places.stop
 
 
 def _mask_row(feed: Feed, runner: GraphRunner) -> F32:

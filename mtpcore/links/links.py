@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from mtpcore.backends.finite import find_not_finite
 from mtpcore.boundary.arguments import read, read_below
 from mtpcore.boundary.arrays import RowsLike, rows_of
-from mtpcore.declarations.spec import DrafterSpec, Feed, Link, Pairing, Tap
+from mtpcore.declarations.spec import DrafterSpec, Feed, Link, Tap
 from mtpcore.errors import BatchError, GraphError, LinkError, spell
 from mtpcore.graph import Program
 from mtpcore.links.inbox import Inbox
+from mtpcore.links.sources import InboxSource, ZeroSource
 from mtpcore.links.whole import WholeSequences
 from mtpcore.runtime.admission import SlotSource
-from mtpcore.runtime.arrival import bring, join
+from mtpcore.runtime.arrival import bring
 from mtpcore.runtime.output import Output
 from mtpcore.runtime.runner import GraphRunner, Tapped
 
@@ -182,7 +183,7 @@ class Links:
                 continue
             if not feed.taps:
                 assert isinstance(feed.width, int)
-                self._sources[dst, feed.slot] = Zeros(feed.width)
+                self._sources[dst, feed.slot] = ZeroSource(feed.width)
                 continue
             self._declare_feed(feed, src, dst, owner)
             box = self._inboxes[dst, feed.slot]
@@ -336,55 +337,3 @@ def role_of(graph: str, role: str, drafter: DrafterSpec) -> str:
     if graph == "target":
         return "llm"
     return role if graph in ("", "draft") else f"{role}_{graph}"
-
-
-class Zeros:
-    """Gives a slot rows of zeros: what a state of the drafter's own begins with."""
-
-    def __init__(self, width: int) -> None:
-        self._width = width
-
-    def __call__(self, seq: NDArray[np.int32], place: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Return float32[n, width] for sequences and places int32[n]."""
-        return np.zeros((len(seq), self._width), np.float32)
-
-    def finite_until(self, seq: int, places: range) -> int:
-        """Return the end of these places: every row is finite."""
-        return places.stop
-
-
-class InboxSource:
-    """Gives a slot its rows: from an inbox, shifted as the pairing says and ``back`` rows more."""
-
-    def __init__(self, box: Inbox, pairing: Pairing, back: int = 0) -> None:
-        self._box, self._shift = box, int(pairing == "next-token") + back
-
-    def __call__(self, seq: NDArray[np.int32], place: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Return float32[n, width] for sequences and places int32[n].
-
-        Raises
-        ------
-        LinkError
-            A row is missing.
-        """
-        begins = np.flatnonzero(np.diff(seq, prepend=-1)).tolist()
-        runs = [
-            self._rows(int(seq[begin]), int(place[begin]), int(place[end - 1]) + 1)
-            for begin, end in zip(begins, [*begins[1:], len(seq)], strict=False)
-        ]
-        return join(runs, self._box.width, self._box.make)
-
-    def _rows(self, seq: int, begin: int, end: int) -> NDArray[np.float32]:
-        return self._box.get(seq, begin - self._shift, end - self._shift)
-
-    def finite_until(self, seq: int, places: range) -> int:
-        """Return the first of these places whose row is not finite, or their end.
-
-        Raises
-        ------
-        LinkError
-            A row is missing.
-        """
-        begin, end = places.start - self._shift, places.stop - self._shift
-        found = self._box.finite_until(seq, begin, max(begin, end)) + self._shift
-        return min(found, places.stop)

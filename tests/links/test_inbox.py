@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mtpcore.backends.host_rows import HostRows
 from mtpcore.errors import LinkError
 from mtpcore.links.inbox import Inbox
-from mtpcore.links.links import InboxSource
+from mtpcore.links.sources import InboxSource
 
 acts = st.lists(
     st.tuples(
