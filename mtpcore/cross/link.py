@@ -294,7 +294,7 @@ def _find(
     if spec.shape not in ("chain", "tree"):
         raise LinkError(
             "only a drafter that drafts token by token can grow trees",
-            where=f"drafter {spec.name!r} of plugin {spec.plugin!r}",
+            where=f"drafter {spec.full_name}",
             got=f"shape {spec.shape}",
             fix="leave tree out",
         )
@@ -302,7 +302,7 @@ def _find(
 
 
 def _proposer(llm: Context, spec: DrafterSpec) -> Proposer | FedRole:
-    where = f"drafter {spec.name!r} of plugin {spec.plugin!r}"
+    where = f"drafter {spec.full_name}"
     assert spec.proposer is not None
     try:
         proposer: Any = spec.proposer(llm.model)
@@ -349,7 +349,7 @@ def _contexts(
 ) -> dict[str, Context]:
     """Make a context for each of the drafter's graphs; return them by role."""
     order_graphs(spec)
-    where = f"drafter {spec.name!r} of plugin {spec.plugin!r}"
+    where = f"drafter {spec.full_name}"
     taps = [tap for feed in spec.feeds if feed.src == "target" for tap in feed.taps]
     try:
         llm.runner.with_taps([Tap.parse(tap) for tap in taps])

@@ -390,6 +390,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     plugin: str = ""
     version: str = ""
 
+    @property
+    def full_name(self) -> str:
+        """Its name and its plugin's, as errors show them."""
+        return _full_name(self.name, self.plugin)
+
 
 class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The declaration of a drafter: everything that the core must know of it, and its graph.
@@ -465,6 +470,15 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     plugin: str = ""
     version: str = ""
     evidence: str = ""
+
+    @property
+    def full_name(self) -> str:
+        """Its name and its plugin's, as errors show them."""
+        return _full_name(self.name, self.plugin)
+
+
+def _full_name(name: str, plugin: str) -> str:
+    return f"{name!r} of plugin {plugin or 'unknown'!r}"
 
 
 def as_variant(spec: DrafterSpec, name: str, *, evidence: str, **changes: object) -> DrafterSpec:

@@ -152,7 +152,7 @@ def _unite(
             wanted=", ".join(absent),
         )
     tensors = _tensors(companion, beside.tensors)
-    where = f"{beside.path}: companion of {spec.name!r} of plugin {spec.plugin or 'unknown'!r}"
+    where = f"{beside.path}: companion of {spec.full_name}"
     try:
         found: Mapping[str, Any] = companion.metadata(file, beside)
         metadata: Metadata = {

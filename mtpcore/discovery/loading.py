@@ -337,10 +337,9 @@ def _fit(known: Registry, fields: Fields, file: ModelFile, hparams: Any) -> list
             drafter = fit_drafter(spec, fields, file.tensors, hparams.n_layers, hparams)
         except Exception as error:  # a plugin's hparams may raise anything
             log.warning(
-                "%s: drafter %r of plugin %r cannot be used: %s",
+                "%s: drafter %s cannot be used: %s",
                 file.path,
-                spec.name,
-                spec.plugin,
+                spec.full_name,
                 error if isinstance(error, MtpcoreError) else spell(error),
             )
             continue

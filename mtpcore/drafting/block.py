@@ -83,7 +83,7 @@ class BlockDrafter(GraphDrafter):
 
     def _check(self) -> None:
         """Refuse a block that its graphs cannot run."""
-        where = f"drafter {self.spec.name!r} of plugin {self.spec.plugin!r}"
+        where = f"drafter {self.spec.full_name}"
         n_tokens = n_embeddings(self.runner.program)
         if self._mask >= n_tokens:
             raise LinkError(

@@ -52,7 +52,7 @@ def call_plugin(spec: DrafterSpec, name: str, call: Callable[[], object], k: int
     except Exception as error:  # whatever a plugin raises
         raise PluginError(
             f"{name} raised {type(error).__name__}: {spell(error, str)}",
-            where=f"drafter {spec.name!r} of plugin {spec.plugin!r}",
+            where=f"drafter {spec.full_name}",
         ) from error
 
 

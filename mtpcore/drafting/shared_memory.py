@@ -59,7 +59,7 @@ class SharedMemoryDrafter(BaseDrafter):
     def _check(self, target: GraphRunner) -> None:
         """Refuse what this loop cannot follow."""
         spec, runner = self.spec, self.runner
-        where = f"drafter {spec.name!r} of plugin {spec.plugin!r}"
+        where = f"drafter {spec.full_name}"
         if spec.shape != "chain":
             raise LinkError(
                 "a drafter that reads the target's memory drafts a chain",

@@ -123,7 +123,7 @@ def _declared(model: Model, spec: DrafterSpec) -> I32 | None:
     if "logits" not in program.outputs:
         raise LinkError(
             "the graph makes no logits to draft from",
-            where=f"drafter {spec.name!r} of plugin {spec.plugin!r}",
+            where=f"drafter {spec.full_name}",
             wanted="logits",
             got=", ".join(program.outputs),
             fix="return Outputs(logits=..., ...) from its build",

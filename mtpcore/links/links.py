@@ -123,7 +123,7 @@ class Links:
             The target's graph does not offer a tap, or it holds tokens whose rows were not kept.
         """
         src = self._runners["llm"]
-        owner = f"drafter {drafter.name!r} of plugin {drafter.plugin!r}"
+        owner = f"drafter {drafter.full_name}"
         for feed in drafter.feeds:
             links = [
                 Link(src="llm", tap=tap, dst=role, slot=feed.slot, pairing=feed.pairing)
@@ -170,7 +170,7 @@ class Links:
         assert drafter is not None
         first, from_target = first or role, drafter.heads.hidden_from == "target"
         back = runner.head if from_target else 0
-        owner = f"drafter {drafter.name!r} of plugin {drafter.plugin!r}"
+        owner = f"drafter {drafter.full_name}"
         for feed in drafter.feeds:
             src, dst = (role_of(graph, first, drafter) for graph in (feed.src, feed.graph))
             if src == first:  # a drafter hands over what it makes itself
@@ -204,7 +204,7 @@ class Links:
             if feed.graph or source is None or source.model is not target.model:
                 continue
             if source.drafter is None and source.graph_type.name == feed.src:
-                owner = f"{spec.name!r} of plugin {spec.plugin!r}" if spec else ""
+                owner = spec.full_name if spec else ""
                 self._declare_feed(feed, feed.src, "llm", owner)
 
     def _declare_feed(self, feed: Feed, src: str, dst: str, owner: str) -> None:

@@ -136,7 +136,7 @@ def read_hparams(
     PluginError
         It raised something else, or returned what are no hyper-parameters; names the plugin.
     """
-    where = f"{fields.file}: hparams of {spec.name!r} of plugin {spec.plugin or 'unknown'!r}"
+    where = f"{fields.file}: hparams of {spec.full_name}"
     assert spec.hparams is not None
     try:
         hparams = spec.hparams(fields, tensors)

@@ -203,7 +203,7 @@ class Model:
         """
         if self.spec is None or self.spec.codebooks is None:
             return None
-        where = f"{self.spec.name!r} of plugin {self.spec.plugin or 'unknown'!r}"
+        where = self.spec.full_name
         try:
             return check_codebooks(self.spec.codebooks(self.hparams), self.spec)
         except PluginError as error:
@@ -399,7 +399,7 @@ class Model:
                     "the file is closed", where=str(self.path), fix="load the model again"
                 )
             if key not in self._programs:
-                with _asked_once(key, f"{spec.name!r} of plugin {spec.plugin or 'unknown'!r}"):
+                with _asked_once(key, spec.full_name):
                     self._programs[key] = self._build(kind, points, spec, fitted, head)
             return self._programs[key]
 
@@ -421,7 +421,7 @@ class Model:
         fitted: FittedDrafter | None,
         head: int,
     ) -> Program:
-        where = f"{spec.name!r} of plugin {spec.plugin or 'unknown'!r}"
+        where = spec.full_name
         main = GraphType.DRAFT if isinstance(spec, DrafterSpec) else GraphType.LLM
         build = spec.build if kind == main else dict(spec.graphs).get(kind.name)
         if build is None:
