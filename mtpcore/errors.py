@@ -7,7 +7,7 @@ Each error carries facts as attributes: *what* went wrong, *where*, what was *wa
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 __all__ = [
     "BackendError",
@@ -23,6 +23,8 @@ __all__ = [
     "StateError",
     "spell",
 ]
+
+E = TypeVar("E", bound="MtpcoreError")
 
 _LONGEST = 400
 """Characters of a value in a message."""
@@ -95,6 +97,10 @@ class MtpcoreError(Exception):
             fix=self.fix or fix,
         )
         return error
+
+    def into(self, kind: type[E]) -> E:
+        """Return an error of another kind that says the same."""
+        return kind(self.what, where=self.where, wanted=self.wanted, got=self.got, fix=self.fix)
 
 
 class ModelFileError(MtpcoreError, ValueError):

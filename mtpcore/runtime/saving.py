@@ -205,7 +205,7 @@ def write_state(path: str | PathLike[str] | None, sections: Sections) -> bytes |
         with replacing(whole) as part, open(part, "wb") as file:
             write_sections(file, _FORMAT, sections)
     except ModelFileError as error:
-        raise StateError(error.what, wanted=error.wanted, got=error.got) from error
+        raise error.into(StateError) from error
     except OSError as error:
         raise StateError(
             "cannot write the file", where=str(path), got=error.strerror or error
@@ -240,9 +240,7 @@ def open_state(source: StateSource, limit: int) -> SavedState:
             _check_size(os.fstat(file.fileno()).st_size, limit)
             data = file.read()
     except ModelFileError as error:
-        raise StateError(
-            error.what, where=error.where, wanted=error.wanted, got=error.got, fix=error.fix
-        ) from error
+        raise error.into(StateError) from error
     except OSError as error:
         raise StateError(
             "cannot read the file", where=str(path), got=error.strerror or error
