@@ -1,7 +1,8 @@
 """Crosses: contexts in roles and the links between them, which draft, verify and accept."""
 
 from mtpcore.cross.cross import Cross
-from mtpcore.cross.link import OneDrafter, find_drafter, link
+from mtpcore.cross.finding import DrafterLike, find_drafter
+from mtpcore.cross.link import link
 from mtpcore.cross.sequence import Verdict
 from mtpcore.cross.speculation import Drafted, DraftPlan, DraftSampler
 from mtpcore.cross.verification import Verdicts, draft_batch
@@ -13,7 +14,7 @@ __all__ = [
     "DraftPlan",
     "DraftSampler",
     "Drafted",
-    "OneDrafter",
+    "DrafterLike",
     "Verdict",
     "Verdicts",
     "draft_batch",

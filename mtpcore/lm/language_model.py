@@ -13,7 +13,7 @@ from mtpcore.backends.base import Backend
 from mtpcore.boundary.arguments import Flag, read
 from mtpcore.boundary.arrays import is_integer
 from mtpcore.boundary.options import show_options
-from mtpcore.cross import Cross, OneDrafter
+from mtpcore.cross import Cross, DrafterLike
 from mtpcore.decoding import Generator, Stats
 from mtpcore.decoding.prefix_cache import PrefixCacheSize
 from mtpcore.decoding.request import read_draft
@@ -107,7 +107,7 @@ class LM:
         *,
         n_ctx: int | None = None,
         draft: int | Literal["auto"] = "auto",
-        drafter: OneDrafter | Sequence[OneDrafter] = "auto",
+        drafter: DrafterLike | Sequence[DrafterLike] = "auto",
         draft_model: str | PathLike[str] | Model | None = None,
         n_seq_max: int = 4,
         n_batch: int = 512,

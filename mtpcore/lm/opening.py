@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from mtpcore.backends.base import Backend
-from mtpcore.cross import Cross, OneDrafter, link
+from mtpcore.cross import Cross, DrafterLike, link
 from mtpcore.errors import GraphError, LinkError
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.model import Model
@@ -24,7 +24,7 @@ def open_cross(
     *,
     n_ctx: int | None,
     draft: int | Literal["auto"],
-    drafter: OneDrafter | Sequence[OneDrafter],
+    drafter: DrafterLike | Sequence[DrafterLike],
     draft_model: Model | None,
     n_seq_max: int,
     n_batch: int,

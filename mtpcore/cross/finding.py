@@ -1,0 +1,80 @@
+"""Finding the drafter that a caller means: in a draft model, in the model, or in mtpcore."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from mtpcore.declarations.checks import check_tree
+from mtpcore.declarations.proposer import Proposer
+from mtpcore.declarations.spec import DrafterSpec, TreeShape
+from mtpcore.drafting.lookup import LOOKUP
+from mtpcore.errors import LinkError, PluginError
+
+if TYPE_CHECKING:
+    from mtpcore.runtime.model import Model
+
+__all__ = ["DrafterLike", "find_drafter", "find_with_tree"]
+
+DrafterLike = str | DrafterSpec | Proposer
+"""What names a drafter, or is one."""
+
+BUILT_IN = {spec.name: spec for spec in (LOOKUP,)}
+"""Drafters that every model has; like a variant, one is used only if a caller names it."""
+
+
+def find_drafter(
+    model: Model, draft_model: Model | None, drafter: str | DrafterSpec
+) -> tuple[Model, DrafterSpec] | None:
+    """Return which model holds a drafter, and its declaration; None: there is none for "auto".
+
+    A name is looked for in the draft model, in the model itself, and among what comes with mtpcore.
+
+    Raises
+    ------
+    PluginError
+        None has it.
+    """
+    source = draft_model or model
+    if drafter == "auto":
+        if source is draft_model and draft_model.as_draft_model:
+            return source, draft_model.as_draft_model
+        return (source, source.find_drafter(None)) if source.drafters else None
+    name = drafter.name if isinstance(drafter, DrafterSpec) else drafter
+    if draft_model and name in {spec.name for spec in draft_model.drafters_for_others}:
+        return draft_model, draft_model.find_drafter(drafter)
+    if name in {spec.name for spec in model.drafters}:
+        return model, model.find_drafter(drafter)
+    if name in BUILT_IN:
+        return model, BUILT_IN[name]
+    return source, source.find_drafter(drafter)
+
+
+def find_with_tree(
+    model: Model, draft_model: Model | None, drafter: str | DrafterSpec, tree: TreeShape | None
+) -> tuple[Model, DrafterSpec] | None:
+    """Return which model holds a drafter, and its declaration with the tree that was asked for.
+
+    Raises
+    ------
+    LinkError
+        None has it, or it does not draft token by token.
+    """
+    try:
+        found = find_drafter(model, draft_model, drafter)
+        if tree is not None:
+            check_tree(tree)
+    except PluginError as error:
+        raise error.into(LinkError) from None
+    if tree is None or found is None:
+        return found
+    source, spec = found
+    if spec.shape not in ("chain", "tree"):
+        raise LinkError(
+            "only a drafter that drafts token by token can grow trees",
+            where=f"drafter {spec.full_name}",
+            got=f"shape {spec.shape}",
+            fix="leave tree out",
+        )
+    return source, msgspec.structs.replace(spec, shape="tree", tree=tree)
