@@ -191,10 +191,8 @@ def _fill_in(
     batch: CheckedBatch, drafted: list[tuple[list[int], list[SlotRows]]], n_drafts: int
 ) -> CheckedBatch:
     """Return the rows of a later pass with the drafts that its sequences got so far."""
-    tokens, slots = (
-        batch.tokens.copy(),
-        {name: np.array(slot) for name, slot in batch.slots.items()},
-    )
+    tokens = batch.tokens.copy()
+    slots = {name: np.array(slot) for name, slot in batch.slots.items()}
     for newest, (drafts, recycled) in zip(batch.outputs.tolist(), drafted, strict=True):
         for i, slot_rows in enumerate(recycled):
             row = newest - n_drafts + 1 + i

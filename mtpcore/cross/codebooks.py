@@ -13,7 +13,7 @@ from mtpcore.declarations.spec import Codebooks, Link, ModelSpec
 from mtpcore.errors import LinkError
 from mtpcore.links.links import Links
 from mtpcore.runtime.batch import Batch
-from mtpcore.runtime.runner import GraphRunner, run_drafts
+from mtpcore.runtime.runner import DraftSettings, GraphRunner, run_drafts
 
 __all__ = ["CodebookDecoder", "FrameJob", "find_codebooks"]
 
@@ -106,7 +106,7 @@ class CodebookDecoder:
             outputs=[False, True] * len(jobs),
         )
         none = np.zeros(0, np.int32)
-        settings = {
+        settings: DraftSettings = {
             "samplers": [job.sampler for job in jobs],
             "history": [none] * len(jobs),
             "n_prompt": [0] * len(jobs),

@@ -165,11 +165,9 @@ class BlockDrafter(GraphDrafter):
         lengths = [max(len(rows) - self._first_draft, 0) for rows in spans]
         lengths = [min(job.k, n) for job, n in zip(jobs, lengths, strict=True)]
         batch = self._batch(jobs, spans, lengths)
-        settings = draft_settings(jobs, {}, self._ids)
+        behind = verify and verify(self.runner.plan, [job.seq for job in jobs], lengths)
+        settings = draft_settings(jobs, {}, self._ids, behind)
         settings["is_block"] = True
-        settings["verification"] = verify and verify(
-            self.runner.plan, [job.seq for job in jobs], lengths
-        )
         post_head = self._post_head_rows(jobs, lengths) if any(lengths) else None
         chosen = run_drafts([(self.runner, batch)], lengths, settings, post_head)
         for job in jobs:

@@ -141,10 +141,8 @@ class GraphDrafter(BaseDrafter):
         self, jobs: list[DraftJob], drafts: dict[int, Draft], verify: Verify | None
     ) -> None:
         lengths = [job.k for job in jobs]
-        settings = draft_settings(jobs, self._recycle, self._ids)
-        settings["verification"] = verify and verify(
-            self.runner.plan, [job.seq for job in jobs], lengths
-        )
+        behind = verify and verify(self.runner.plan, [job.seq for job in jobs], lengths)
+        settings = draft_settings(jobs, self._recycle, self._ids, behind)
         drafted = run_drafts([(self.runner, self._missing(jobs))], lengths, settings)
         for job in jobs:
             self._rewind(job.seq, len(job.history))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -14,7 +14,7 @@ from mtpcore.backends.base import Plan, Verification
 from mtpcore.declarations.draft_tree import Draft, DraftTree
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
-from mtpcore.runtime.runner import GraphRunner
+from mtpcore.runtime.runner import DraftSettings, GraphRunner
 from mtpcore.sampling import Sampling
 
 __all__ = [
@@ -53,9 +53,12 @@ class DraftJob(msgspec.Struct, frozen=True):
 
 
 def draft_settings(
-    jobs: Sequence[DraftJob], recycle: Mapping[str, str], token_ids: I32 | None
-) -> dict[str, Any]:
-    """Return the fields of ``DraftRun`` that say how drafts of these sequences are chosen."""
+    jobs: Sequence[DraftJob],
+    recycle: Mapping[str, str],
+    token_ids: I32 | None,
+    verification: Verification | None,
+) -> DraftSettings:
+    """Return how drafts of these sequences are chosen, and what is run behind them."""
     return {
         "samplers": [job.sampler for job in jobs],
         "history": [job.history for job in jobs],
@@ -63,6 +66,7 @@ def draft_settings(
         "p_min": [job.p_min for job in jobs],
         "recycle": recycle,
         "token_ids": token_ids,
+        "verification": verification,
     }
 
 

@@ -157,10 +157,9 @@ class HeadDrafter(BaseDrafter):
             for head, runner in enumerate(self._heads[: max(k for _, k in wanted)])
         ]
         recycle = self._recycle if len(passes) > 1 else {}
-        settings, lengths = draft_settings(jobs, recycle, self._ids), [k for _, k in wanted]
-        settings["verification"] = verify and verify(
-            self._heads[0].plan, [job.seq for job in jobs], lengths
-        )
+        lengths = [k for _, k in wanted]
+        behind = verify and verify(self._heads[0].plan, [job.seq for job in jobs], lengths)
+        settings = draft_settings(jobs, recycle, self._ids, behind)
         drafted = run_drafts(passes, lengths, settings)
         self._take(jobs, lengths, drafted, drafts)
         for job in jobs:

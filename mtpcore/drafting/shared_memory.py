@@ -110,10 +110,8 @@ class SharedMemoryDrafter(BaseDrafter):
         self, jobs: Sequence[DraftJob], drafts: dict[int, Draft], verify: Verify | None
     ) -> None:
         lengths = [job.k for job in jobs]
-        settings = draft_settings(jobs, self._recycle, self._ids)
-        settings["verification"] = verify and verify(
-            self.runner.plan, [job.seq for job in jobs], lengths
-        )
+        behind = verify and verify(self.runner.plan, [job.seq for job in jobs], lengths)
+        settings = draft_settings(jobs, self._recycle, self._ids, behind)
         run = DraftRun(batch=self.batch(jobs), k=lengths, in_place=True, **settings)
         drafted, _ = self.runner.plan.draft(run, self.runner.lent)
         self._take(jobs, lengths, drafted, drafts)

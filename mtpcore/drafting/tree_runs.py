@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.backends.base import TreeRun
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.drafting.drafters import DraftJob, Verify
 from mtpcore.drafting.outline import Outlines
@@ -36,21 +37,22 @@ def grow_at_once(
     """
     shape, plan = joined.each[0].shape, passes[0].runner.plan
     places = [one.placeholder for one in joined.each]
-    settings = {
-        "branches": joined.branches,
-        "nodes": joined.nodes,
-        "order": joined.order,
-        "samplers": [job.sampler for job in jobs],
-        "history": [job.history for job in jobs],
-        "n_prompt": [job.n_prompt for job in jobs],
-        "p_min": [job.p_min for job in jobs],
-        "n_tokens": n_tokens,
-        "width": 0 if shape.paths else shape.width,
-        "recycle": recycle,
-        "token_ids": token_ids,
-        "verification": verify and verify(plan, [job.seq for job in jobs], places),
-    }
-    grown = run_trees(passes, settings, keeps_first=keeps_first)
+    run = TreeRun(
+        passes=(),
+        branches=joined.branches,
+        nodes=joined.nodes,
+        order=joined.order,
+        samplers=[job.sampler for job in jobs],
+        history=[job.history for job in jobs],
+        n_prompt=[job.n_prompt for job in jobs],
+        p_min=[job.p_min for job in jobs],
+        n_tokens=n_tokens,
+        width=0 if shape.paths else shape.width,
+        recycle=recycle,
+        token_ids=token_ids,
+        verification=verify and verify(plan, [job.seq for job in jobs], places),
+    )
+    grown = run_trees(passes, run, keeps_first=keeps_first)
     if grown is None:
         return None
     return [(DraftTree(one.tokens, one.parent), one.is_finite) for one in grown]

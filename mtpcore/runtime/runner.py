@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore._ext._sampling import Sampler
 from mtpcore.backends.base import (
     F32,
+    I32,
     Backend,
     DraftPass,
     DraftRun,
@@ -23,6 +25,7 @@ from mtpcore.backends.base import (
     Store,
     TreePass,
     TreeRun,
+    Verification,
     WeightSource,
 )
 from mtpcore.declarations.spec import DrafterSpec, Tap
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Deliver",
+    "DraftSettings",
     "GraphRunner",
     "PostHeadRows",
     "Tapped",
@@ -406,18 +410,32 @@ class PostHeadRows(NamedTuple):
         ), ranges
 
 
+class DraftSettings(TypedDict):
+    """The fields of ``DraftRun`` that say how drafts are chosen, and what else the run does."""
+
+    samplers: Sequence[Sampler]
+    history: Sequence[I32]
+    n_prompt: Sequence[int]
+    p_min: Sequence[float]
+    index: NotRequired[Sequence[int]]
+    recycle: NotRequired[Mapping[str, str]]
+    token_ids: NotRequired[I32 | None]
+    verification: NotRequired[Verification | None]
+    is_block: NotRequired[bool]
+
+
 def run_drafts(
     passes: Sequence[tuple[GraphRunner, Batch]],
     k: Sequence[int],
-    settings: Mapping[str, Any],
+    settings: DraftSettings,
     post_head: PostHeadRows | None = None,
 ) -> list[list[int]]:
     """Draft up to ``k[i]`` tokens after the newest row of each sequence i of the first batch.
 
     One runner goes on by itself; of several each makes the draft of its number, and its batch has
     the sequences that want so many. A block's batch has ``k[i]`` outputs of each sequence.
-    ``settings`` are the other fields of ``DraftRun``. What the batches bring is kept, as far as
-    they ran; rows of drafts are not, and nothing of a post-head's.
+    What the batches bring is kept, as far as they ran; rows of drafts are not, and nothing of a
+    post-head's.
 
     Raises
     ------
@@ -467,24 +485,20 @@ class TreeRows(NamedTuple):
 
 
 def run_trees(
-    passes: Sequence[TreeRows], settings: Mapping[str, Any], *, keeps_first: bool
+    passes: Sequence[TreeRows], run: TreeRun, *, keeps_first: bool
 ) -> list[GrownTree] | None:
-    """Grow trees, if the backend does that in one go; ``settings`` are the other fields of TreeRun.
+    """Grow trees, if the backend does that in one go; ``run`` comes without its passes.
 
-    What the first batch brings is kept where it is to be; no other row is, and none where nothing
+    What the first batch brings is kept if ``keeps_first``; no other row is, and none where nothing
     was run.
     """
-    room, before = (
-        dict[GraphRunner, dict[int, tuple[int, int]]](),
-        dict[tuple[GraphRunner, int], int](),
-    )
+    room: dict[GraphRunner, dict[int, tuple[int, int]]] = {}
+    before: dict[tuple[GraphRunner, int], int] = {}
     taken = []
     for number, (runner, batch, rows, outputs) in enumerate(passes):
         checked, ranges, _ = runner.admit(runner.bring(batch))
         if min(rows) >= 0:  # what is recycled is filled in
-            known = {
-                slot: x for slot, x in checked.slots.items() if slot not in settings["recycle"]
-            }
+            known = {slot: x for slot, x in checked.slots.items() if slot not in run.recycle}
             checked = msgspec.structs.replace(checked, slots=known)
         taken.append(TreePass(runner.plan, runner.memory, checked, rows, outputs))
         of_runner = room.setdefault(runner, {})
@@ -497,7 +511,7 @@ def run_trees(
     for runner, of_runner in room.items():
         if runner.memory:
             runner.memory.reserve(of_runner)
-    grown = taken[0].plan.grow(TreeRun(passes=taken, **settings))
+    grown = taken[0].plan.grow(msgspec.structs.replace(run, passes=taken))
     for (runner, seq), length in before.items():
         if grown is None:
             runner.lengths[seq] = length
