@@ -109,13 +109,13 @@ class Cross:
     @property
     def invalid(self) -> int:
         """How many ids from drafters were not in the vocabulary."""
-        return self.speculation.trust.invalid
+        return self.speculation.checker.invalid
 
     @property
     def paused(self) -> int:
         """How often a sequence got no further draft: embedding rows, rows that are not finite."""
         drafters = self.drafters.values()
-        return self.speculation.trust.paused + sum(drafter.paused for drafter in drafters)
+        return self.speculation.checker.paused + sum(drafter.paused for drafter in drafters)
 
     def transaction(self, seqs: Iterable[int], *things: Saved) -> Transaction:
         """Return an act that may change the sequences ``seqs`` in every role, and ``things``."""

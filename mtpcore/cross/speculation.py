@@ -18,8 +18,8 @@ from mtpcore.boundary.arguments import read_below
 from mtpcore.cross.ahead import VerificationAhead
 from mtpcore.cross.by_sequence import setting_of
 from mtpcore.cross.codebooks import CodebookDecoder, FrameJob
+from mtpcore.cross.draft_checker import DraftChecker
 from mtpcore.cross.sequence import SequenceState, SequenceStates, Verdict
-from mtpcore.cross.trust import Trust
 from mtpcore.cross.verification import RoundBatch, Verdicts, match_drafts, tree_rows
 from mtpcore.declarations.draft_tree import Draft, DraftTree
 from mtpcore.drafting.drafters import Drafter, DraftJob, Verify
@@ -76,7 +76,7 @@ class Speculation:
         self.codes = codes
         self.target = runners["llm"]
         self.names = {role: _name_of(role, drafter) for role, drafter in drafters.items()}
-        self.states, self.trust = SequenceStates(self.target), Trust(self.target)
+        self.states, self.checker = SequenceStates(self.target), DraftChecker(self.target)
         self.states.keeps_rows = any(drafter.reads_rows for drafter in drafters.values())
         self.choose_seconds = 0.0
         self._drafter_of = {
@@ -105,12 +105,12 @@ class Speculation:
     def save(self) -> Any:
         """Return what is counted, for ``restore``."""
         paused = [drafter.paused for drafter in self.drafters.values()]
-        return self.trust.invalid, self.trust.paused, self.choose_seconds, paused
+        return self.checker.invalid, self.checker.paused, self.choose_seconds, paused
 
     def restore(self, saved: Any) -> None:
         """Count what was counted then; no round is under way."""
         self._round = self._ahead = None
-        self.trust.invalid, self.trust.paused, self.choose_seconds, paused = saved
+        self.checker.invalid, self.checker.paused, self.choose_seconds, paused = saved
         for drafter, n in zip(self.drafters.values(), paused, strict=True):
             drafter.paused = n
 
@@ -192,7 +192,7 @@ class Speculation:
             room = min(max(self.target.n_ctx - state.n - 1, 0), self.target.longest_draft)
             n = min(max(plan.values(), default=0), room)
             if n and self.drafters and not any(self._follow(d, s) for d in self.drafters.values()):
-                self.trust.pause(s, state.n_known)
+                self.checker.pause(s, state.n_known)
             elif n:
                 sampler = self.states.sampler(s, settings, setting_of(draft_sampler, s))
                 text, least = state.history[: state.n + 1], setting_of(p_min, s)
@@ -236,7 +236,7 @@ class Speculation:
         begin = perf_counter()
         by_seq = {job.seq: job for job in jobs}
         for s, draft in drafter.draft(jobs, verify).items():
-            drafted.drafts[s] = self.trust.check(name, by_seq[s], draft)
+            drafted.drafts[s] = self.checker.check(name, by_seq[s], draft)
             if len(drafted.drafts[s]):
                 drafted.makers[s] = name
         drafted.seconds[name] = drafted.seconds.get(name, 0.0) + perf_counter() - begin
@@ -265,7 +265,7 @@ class Speculation:
             pending = self.states.choose(seq, setting_of(sampling, seq))
             n = self.states.decided(seq).n
             wanted = draft_of.get(seq, 0)
-            if isinstance(wanted, DraftTree) and len(wanted) > self.trust.room(n + 1):
+            if isinstance(wanted, DraftTree) and len(wanted) > self.checker.room(n + 1):
                 return None
             draft: Draft = [pending] * wanted if isinstance(wanted, int) else wanted
             rows.add_draft(seq, n, pending, draft)  # with any tokens that there are

@@ -14,13 +14,13 @@ from mtpcore.drafting.drafters import DraftJob
 from mtpcore.errors import spell
 from mtpcore.runtime.runner import GraphRunner
 
-__all__ = ["Trust"]
+__all__ = ["DraftChecker"]
 
 logger = logging.getLogger("mtpcore")
 
 
-class Trust:
-    """Cuts drafts at ids outside the vocabulary or beyond the room; counts them, warns once.
+class DraftChecker:
+    """Cuts what drafters return to valid drafts; counts what is cut, and warns once.
 
     ``invalid`` counts ids that are no tokens, ``paused`` sequences that no drafter can follow.
 
