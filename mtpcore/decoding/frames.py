@@ -46,7 +46,7 @@ class FrameRequest:
     Raises
     ------
     BatchError, SamplingError
-        Settings that are none.
+        Invalid settings.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class Frames(RequestQueue[FrameRequest]):
     """Writes frames of codes, for one or many requests.
 
     The model reads a prompt, or the frame before; its logits choose the first code of the next
-    frame, and the graph behind it all others, in one call (``Cross.frame``). What a frame is the
-    model's family declares: ``Model.codebooks``.
+    frame, and the graph behind it all others, in one call (``Cross.frame``). ``Model.codebooks``
+    says what a frame is.
 
     Only one call runs at a time on a Cross with all that writes on it: a second one is a BusyError.
     A request's frames do not depend on the others.
@@ -110,7 +110,7 @@ class Frames(RequestQueue[FrameRequest]):
     Parameters
     ----------
     source : Cross or Context
-        Where to run; of a Context ``link`` makes a Cross. Only its empty sequences are used.
+        Where to run; a Context is linked first. Only empty sequences are used.
     sampling : Sampling, optional
         Default settings; default: temperature 1 with a seed drawn and recorded.
     depth_sampling : Sampling, optional
@@ -120,9 +120,10 @@ class Frames(RequestQueue[FrameRequest]):
     Raises
     ------
     LinkError
-        No Cross or context of a model that writes codes, or none that chooses them.
+        ``source`` is no Cross or context of a model that writes codes, or lacks the context that
+        chooses them.
     SamplingError
-        Settings that are none.
+        Invalid settings.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class Frames(RequestQueue[FrameRequest]):
         Raises
         ------
         BatchError, CapacityError, SamplingError
-            A prompt that cannot be read, or that fills the context; settings that are none.
+            A prompt that cannot be read or is longer than the context, or invalid settings.
         """
         request = self._request(prompt, max_frames, beside, sampling, depth_sampling)
         self._queue(request)

@@ -63,18 +63,17 @@ class Generator(RequestQueue[Request]):
     lengths : LengthPolicy, optional
         Chooses the lengths for "auto"; default: a ``Controller`` that learns from the rounds.
     prefix_cache : int or "all" or None
-        Whether a request whose prompt begins with the same tokens as another text processes only
-        the others: it shares the memory of a text that is still written, or of one that is
-        finished. Finished texts are kept in sequences that nobody needs, in so many bytes of all
-        roles' memory together ("all": while there is room), and forgotten in the order in which
-        they were used last. The text is the same as without. Default: every request begins anew.
+        Bytes that finished texts may take in the memory of all roles, in sequences that no request
+        needs; "all": as many as there are. A request whose prompt begins with the same tokens as a
+        text, finished or running, then processes only the others. The text is the same. Default:
+        every request begins anew.
 
     Raises
     ------
     BatchError, SamplingError
-        Settings that are none.
+        Invalid settings.
     LinkError
-        No Cross and no context.
+        ``source`` is neither a Cross nor a context.
     """
 
     def __init__(
@@ -160,8 +159,8 @@ class Generator(RequestQueue[Request]):
             positions, and goes on: penalties and processors see what remains, and the noise is
             not used a second time.
         n_keep : int, optional
-            How many of the first tokens a shift never drops; default: the prompt, or as much of it
-            as half of the context holds.
+            How many of the first tokens a shift never drops; default: the prompt, at most half of
+            the context.
 
         Raises
         ------
@@ -169,7 +168,7 @@ class Generator(RequestQueue[Request]):
             A prompt that cannot be processed, or that fills the context; or a context that cannot
             be shifted.
         SamplingError
-            Settings that are none.
+            Invalid settings.
         TypeError
             An option that is unknown.
         """

@@ -72,24 +72,6 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 class Request:
     """A prompt, its settings, and what was generated so far.
 
-    ``given`` is the prompt, and ``prompt`` what the target reads of it: all, or the token with
-    which texts begin where an encoder reads it. ``source`` is then the encoder's, else empty.
-
-    ``tokens`` are the generated ids without the end-of-text token; ``text`` is their text, cut
-    before a stop string. ``finish_reason``: ``end`` (end-of-text token), ``stop`` (stop string),
-    ``length`` (``max_tokens`` or the context's end), ``cancelled``, or None while it runs. A
-    ``resting`` one is left out of rounds. ``seq`` is its sequence in the generator's Cross, None
-    before it runs and when it has ended.
-
-    Of each token ``drafted`` says whether it was an accepted draft, ``text_ends`` how many
-    characters the text had after it, and ``logprobs`` how likely it was, where that was asked for.
-    ``n_cached`` tokens of the prompt were in the KV cache already, ``n_prefilled`` are there now.
-    ``n_passes`` are the target's runs after the prompt, in which it verified ``n_drafted`` drafts.
-    A pass ends at each of the ``stops`` in the prompt, where another one parts from it.
-    ``n_shifts`` times the context was full and was shifted; ``n_dropped`` tokens of prompt and text
-    went with it. ``rows`` is the prompt that has other rows than tokens, None of any other;
-    ``prompt`` holds -1 for these.
-
     Parameters
     ----------
     prompt : sequence of int or Prompt
@@ -99,12 +81,48 @@ class Request:
     tokenizer : Tokenizer or None
         The model's.
     start_token : int, optional
-        With which a text begins, where an encoder reads the prompt.
+        The token with which a text begins, where an encoder reads the prompt.
+
+    Attributes
+    ----------
+    given : list of int
+        The prompt; -1 for rows that are no tokens.
+    prompt : list of int
+        What the target reads of it: all, or ``start_token`` where an encoder reads the prompt.
+    source : list of int
+        What the encoder reads; empty where there is none.
+    rows : Prompt or None
+        The prompt, where it has rows that are no tokens.
+    tokens : list of int
+        The generated ids, without the end-of-text token.
+    drafted : list of bool
+        Whether each token was an accepted draft.
+    text_ends : list of int
+        How many characters the text had after each token.
+    logprobs : list of TokenLogprobs
+        How likely each token was, where that was asked for.
+    finish_reason : str or None
+        ``end`` (end-of-text token), ``stop`` (stop string), ``length`` (``max_tokens`` or the
+        context's end) or ``cancelled``; None while it runs.
+    seq : int or None
+        Its sequence in the generator's Cross; None before it runs and when it has ended.
+    n_cached, n_prefilled : int
+        Tokens of the prompt that were in the KV cache already, and that are there now.
+    n_passes, n_drafted : int
+        Runs of the target after the prompt, and the drafts that it verified in them.
+    n_shifts, n_dropped : int
+        How often the context was full and was shifted, and the tokens that were dropped.
+    stops : set of int
+        Places in the prompt at which a pass ends, so that other texts can go on from there.
+    resting : bool
+        Whether rounds leave it out, because its reader was interrupted.
+    is_left : bool
+        Whether its reader is gone: the next round cancels it.
 
     Raises
     ------
     BatchError, SamplingError
-        Settings that are none.
+        Invalid options.
     """
 
     def __init__(

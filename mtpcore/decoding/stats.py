@@ -18,30 +18,60 @@ _KEPT = 100
 
 
 class Stats(msgspec.Struct):
-    """Counts of drafted and accepted tokens and of passes, and times in seconds.
+    """Counts of tokens and passes, and times in seconds.
 
-    ``verify_steps`` counts the steps in which drafts of a sequence were verified, several in one
-    pass where several sequences draft. ``drafted`` counts all drafts that were verified, of a tree
-    every node. ``accepted`` counts those that became part of a text: where a text ends inside a
-    draft, what the target agreed with beyond its last token does not count, and neither does a
-    drafted end-of-text token, which no text has. ``accepted_per_position[i]`` counts the steps in
-    which draft i + 1 in a row was accepted, on whichever branch; ``invalid`` the drafted ids that
-    were no tokens; ``paused`` how often a sequence got no further draft because a hidden row was
-    not finite or an embedding row stands in its text; ``tokens`` all tokens of the texts,
-    ``passes`` the target's runs after the prompts. ``prompt_tokens`` are all tokens of the prompts;
-    ``cached_tokens`` of them, in ``cached_prompts`` prompts, were in the KV cache already and were
-    not processed again. ``prompts`` are those whose own run gave a text its first token; one that
-    is answered by an end-of-text token gave none. ``verify_seconds`` is the target's runs,
-    ``choose_seconds`` the choice of tokens from their logits, ``commit_seconds`` what follows it,
-    ``length_seconds`` the choice of draft lengths. A drafter reads the prompt in ``draft_seconds``.
-
-    ``prefill_tokens`` are those tokens of prompts that were read in ``prefill_seconds``, the runs
-    in which nothing else was done; in all others prompts share a run with drafts. ``shifts`` times
-    a context was full and was shifted, in ``shift_seconds``.
-
-    ``drafters`` counts by name who made the drafts: (drafts made, drafted tokens, accepted ones).
-    ``lengths[k]`` counts how often k drafts were asked for, for a sequence in a pass; ``decisions``
-    are the latest decisions of ``draft="auto"`` with their reasons, the newest last.
+    Attributes
+    ----------
+    tokens : int
+        All tokens of the texts.
+    prompt_tokens : int
+        All tokens of the prompts.
+    prefill_tokens : int
+        Tokens of prompts that were read in ``prefill_seconds``.
+    cached_tokens, cached_prompts : int
+        Tokens of prompts that were in the KV cache already and were not processed again, and how
+        many prompts had some.
+    prompts : int
+        Prompts that gave a text its first token. One that is answered by an end-of-text token gave
+        none.
+    shifts : int
+        How often a context was full and was shifted.
+    passes : int
+        Runs of the target after the prompts.
+    verify_steps : int
+        Drafts that were verified: one for each sequence that had some, in each pass.
+    drafted : int
+        Drafted tokens that were verified; of a tree every node.
+    accepted : int
+        Drafted tokens that became part of a text. Where a text ends inside a draft, what the target
+        agreed with beyond the end does not count, nor does a drafted end-of-text token.
+    accepted_per_position : list of int
+        Item i counts the steps in which draft i + 1 in a row was accepted, on whichever branch.
+    invalid : int
+        Drafted ids that were no tokens.
+    paused : int
+        How often a sequence got no further draft because a hidden row was not finite, or because
+        the drafter cannot read an embedding row of the text.
+    draft_seconds : float
+        Drafting. A drafter reads the prompt in this time, too.
+    verify_seconds : float
+        Runs of the target, but for those in ``prefill_seconds``.
+    choose_seconds : float
+        Choosing tokens from logits.
+    commit_seconds : float
+        What follows the choice in a round.
+    length_seconds : float
+        Choosing draft lengths.
+    prefill_seconds : float
+        Runs of the target that only read prompts. In all others prompts share a run with drafts.
+    shift_seconds : float
+        Shifting contexts.
+    lengths : dict of int to int
+        How often k drafts were asked for, for a sequence in a pass, by k.
+    decisions : list of LengthDecision
+        The latest decisions of ``draft="auto"`` with their reasons, the newest last.
+    drafters : dict of str to (int, int, int)
+        By the drafter's name: drafts that it made, tokens in them, accepted ones.
     """
 
     tokens: int = 0
