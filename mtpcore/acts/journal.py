@@ -27,7 +27,7 @@ class Saved(Protocol):
         """Return what ``restore`` needs; nothing that happens later changes it."""
 
     def restore(self, saved: Any) -> None:
-        """Be as ``save`` found it, whatever happened since; may be cut off and called again."""
+        """Put back what ``save`` returned; where this is cut off it is called again."""
 
 
 class Journal:
@@ -62,8 +62,8 @@ class Journal:
     def settle(self) -> None:
         """Settle an act that was cut off; leave one that is running alone.
 
-        Whoever asks how long a sequence is calls it too, in any thread: the next act begins only
-        when nobody is still at the one before.
+        Calls that only ask for a sequence's length come here too, in any thread: the next act
+        begins only when no thread is still settling the one before.
         """
         if self._open is None:
             return

@@ -75,17 +75,31 @@ class FusedSampling(msgspec.Struct, frozen=True, kw_only=True):
 class CheckedBatch(msgspec.Struct, frozen=True, kw_only=True):
     """A checked batch of n rows, as plans read it.
 
-    ``tokens`` int32[n], -1 where ``embeddings`` float32[n, width] holds the row; ``positions``
-    int32[n, axes] rotate queries and keys; ``seq`` int32[n] is the sequence; ``place`` int32[n] is
-    the index at which the token is stored (a chain attends to first..place of its sequence);
-    ``parent`` int32[n] or None: for rows of a draft tree the row (index in this batch) before it,
-    -1 for a child of the stored sequence; ``outputs`` int32[m] are the rows whose logits are
-    wanted, ascending; ``until`` int32[n] or None is the place behind the last one that each row
-    sees, of its sequence's rows here, where attention has the mask ``spans``;
-    ``codes`` int32[n, n_codes], -1 where there is none, are there where the
-    program reads them; ``slots`` float32[n, width] by name; with ``fused_sampling`` only the
-    tokens that the outputs choose are wanted, not their logits. Rows of one sequence come in the
-    order of their places.
+    Rows of one sequence come in the order of their places.
+
+    Attributes
+    ----------
+    tokens : int32[n]
+        -1 where ``embeddings`` hold the row.
+    positions : int32[n, axes]
+        By which queries and keys are rotated.
+    seq : int32[n]
+        The sequence of each row.
+    place : int32[n]
+        The index in the sequence at which a row is stored. In a chain it attends to the sequence's
+        rows from the first one to this place.
+    outputs : int32[m]
+        The rows whose logits are wanted, ascending.
+    parent : int32[n], optional
+        In a draft tree, the row (index in this batch) that a row follows; -1: what is stored.
+    until : int32[n], optional
+        Where attention has the mask ``spans``, the place behind the last one that a row sees.
+    embeddings : float32[n, width], optional
+    codes : int32[n, n_codes], optional
+        -1 where a row has none; given where the program reads codes.
+    slots : mapping of str to float32[n, width]
+    fused_sampling : FusedSampling, optional
+        Outputs with a sampler return a token in place of their logits.
     """
 
     tokens: I32

@@ -1,4 +1,4 @@
-"""A verification that runs behind a draft run, before anybody asked for it."""
+"""A verification that a backend runs together with the drafts, before ``verify`` is called."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["VerificationAhead"]
 
 
 class VerificationAhead:
-    """The target's rows of a round whose drafts are still to be made; their places are reserved.
+    """The target's rows for drafts that are still to be made; their places are reserved.
 
     Parameters
     ----------
     target : GraphRunner
     rows : RoundBatch
-        With any tokens in the place of drafts, and the parents that these have.
+        With placeholders for the drafted tokens, and the parents that the drafts will have.
     fused : FusedSampling, optional
-        Who chooses.
+        The samplers that choose the target's tokens.
     drafted : sequence of int
         The sequences of the draft run, in its order.
 

@@ -113,7 +113,7 @@ class Cross:
 
     @property
     def paused(self) -> int:
-        """How often a sequence got no further draft: embedding rows, rows that are not finite."""
+        """How often a sequence got no further draft, as ``Stats.paused``."""
         drafters = self.drafters.values()
         return self.speculation.checker.paused + sum(drafter.paused for drafter in drafters)
 
@@ -251,8 +251,8 @@ class Cross:
             Prompt tokens of other sequences that run in the same batch. Of a Prompt the rows stand
             where it says, from 0 on; they run in a batch of their own.
         unfinished : collection of seq
-            Those of ``prefill`` whose prompt goes on in a later batch: nothing is chosen after
-            them, and no logits are made.
+            Those of ``prefill`` whose prompt goes on in a later batch: nothing is chosen after it,
+            and no logits are made.
         processors : mapping of seq to callable, optional
             Called with the tokens and the logits of each position that the target comes to, before
             it chooses there; each may change the logits in place. See ``LogitsProcessor``.
@@ -332,9 +332,9 @@ class Cross:
     ) -> dict[int, NDArray[np.int32]]:
         """Choose the frame of codes that follows the newest row of each sequence.
 
-        Of a model that writes codes (``Model.codebooks``). The target's logits choose the first
-        code, no mark but the one that ends a text; the others are chosen by the graph behind it,
-        all in one call. Nothing is stored: the frame becomes the next row when
+        For models that write codes (``Model.codebooks``). The first code is chosen from the
+        target's logits, without marks but the one that ends a text; the others are chosen by the
+        graph behind it, all in one call. Nothing is stored: the frame becomes the next row when
         ``llm.process(Batch(codes=...))`` reads it. ``Frames`` does both for many requests.
 
         Parameters
@@ -356,7 +356,7 @@ class Cross:
         Raises
         ------
         LinkError
-            The model writes no codes, or there is no role that chooses them.
+            The model writes no codes, or no role chooses them.
         BatchError
             A sequence has nothing to continue from.
         """
@@ -452,7 +452,7 @@ class Cross:
 
         Recurrent layers have the states of some earlier places only. Where that of ``pos`` is gone,
         the tokens behind the nearest earlier one are processed again: the bits are the same, and it
-        takes the time of a prompt of so many tokens.
+        takes as long as a prompt of that many tokens.
 
         Roles that the target reads (an encoder) keep their rows: they are no consequence of what
         is taken back, and the target needs them again.
@@ -473,12 +473,12 @@ class Cross:
 
     @act
     def shift(self, seq: int, *, keep: int, drop: int) -> None:
-        """Drop tokens in the midst of a sequence, in every role, to make room at its end.
+        """Drop tokens in the middle of a sequence, in every role, to make room at its end.
 
-        The tokens behind them are processed again, at their new positions, so that every role is as
-        if it had never seen those that were dropped; the cost is that of reading the text that
-        remains. The pending token stays, and what counts as prompt for the penalties; what is
-        chosen later is chosen as in a text of the new length.
+        The tokens behind them are processed again at their new positions, so that every role is in
+        the state that it would have if it had never seen the dropped ones. That takes as long as
+        reading the tokens that move. The pending token stays, and so does what counts as prompt for
+        the penalties; later tokens are chosen as in a text of the new length.
 
         Parameters
         ----------

@@ -9,11 +9,11 @@ __all__ = ["Owners"]
 
 
 class Owners:
-    """One owner or none for each sequence; what was processed by hand has none and is no-one's.
+    """The owner of each sequence, if it has one; sequences that were filled by hand have none.
 
-    A sequence that its owner released with tokens keeps them until another owner claims it, or it
-    is changed by hand, which makes it no-one's. What counts as use of a sequence is that it is
-    claimed, released, or shared with another one.
+    An owner may release a sequence with its tokens, and another one claim it with them. If it is
+    changed by hand meanwhile, nobody can claim it until it is empty. A sequence counts as used when
+    it is claimed, released, or shared with another one.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class Owners:
         self._last_used = [0] * target.n_seq_max
 
     def find(self, owner: object) -> int | None:
-        """Return the sequence that is ``owner``'s; None where it has none."""
+        """Return the sequence of an ``owner``; None where it has none."""
         return next((seq for seq, holder in enumerate(self._owners) if holder is owner), None)
 
     def free(self) -> list[int]:
@@ -49,7 +49,7 @@ class Owners:
         return self._target.lengths[seq] + n_encoded
 
     def known(self) -> list[int]:
-        """Return the sequences with tokens that none was processed by hand."""
+        """Return the sequences whose tokens were all processed for owners; none is empty."""
         free, lengths = self.free(), self._target.lengths
         return [
             seq
@@ -66,7 +66,7 @@ class Owners:
         return self._last_used[seq]
 
     def claim(self, seq: int, owner: object) -> None:
-        """Make a free sequence ``owner``'s alone until it is released."""
+        """Give a free sequence to an ``owner`` until it is released."""
         self._owners[seq] = owner
         self.use(seq)
 

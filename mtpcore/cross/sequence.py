@@ -53,8 +53,8 @@ class SequenceState:
     ``last_logits`` is float32[n_vocab] of the newest row while no token was chosen from it.
     ``stream`` is the noise that a fork was given, None that of the settings. ``sampling`` are the
     settings with which its tokens were chosen or drafted last. ``rows`` are embedding rows that a
-    drafter has not read yet. ``is_released`` says that its owner left the text here, and that
-    nobody has changed it since; see ``Owners``.
+    drafter has not read yet. ``is_released`` says that an owner released the sequence with this
+    text, and that it has not changed since; see ``Owners``.
     """
 
     __slots__ = (
@@ -95,7 +95,7 @@ class SequenceState:
         return counts, chosen, self.stream, self.sampling, self.rows, self.is_released
 
     def restore(self, saved: Any) -> None:
-        """Be what it was."""
+        """Put back what ``save`` returned."""
         counts, (pending, last_logits, undecided), stream, self.sampling, self.rows, released = (
             saved
         )
@@ -274,7 +274,7 @@ class SequenceStates:
         Raises
         ------
         BatchError
-            There are none.
+            No token was chosen, and there are no logits.
         """
         token = self._states[seq].pending
         if token is None:

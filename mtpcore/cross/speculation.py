@@ -50,9 +50,9 @@ class Drafted(NamedTuple):
 class Speculation:
     """Graphs in roles, the links between them, and what drafts for the target, the role ``llm``.
 
-    Its verbs are those of a ``Cross``, without what makes these safe: nothing here refuses a second
-    caller, or takes back what an exception leaves half done. A Cross does both, and calls these
-    within its acts, as a round of a generator does.
+    It has the methods of a ``Cross`` without their safety: nothing here refuses a second caller, or
+    undoes what an exception leaves half done. A Cross does both, and calls these methods within its
+    acts; so does a round of a generator.
 
     Parameters
     ----------
@@ -179,11 +179,11 @@ class Speculation:
         *,
         verified: Sequence[int] = (),
     ) -> Drafted:
-        """Draft for each sequence: of those that its plan names the first that proposes anything.
+        """Draft for each sequence, by the first drafter in its plan that proposes anything.
 
-        Sequences that ask the same drafter at the same turn are drafted for together. ``verified``
-        are the sequences that ``verify`` will be asked of at once, in its order, with nothing else
-        in its pass: where devices allow it, the pass is a part of the draft run then.
+        Sequences that ask the same drafter at the same turn draft together. ``verified`` are the
+        sequences, in order, that the next call will ``verify`` with nothing else in its pass: then
+        a backend may run that pass as a part of the draft run.
         """
         jobs: dict[int, DraftJob] = {}
         for s, plan in wanted.items():
@@ -250,10 +250,10 @@ class Speculation:
         seqs: Sequence[int],
         drafts: Sequence[int] | Sequence[DraftTree],
     ) -> Verification | None:
-        """Return the pass that verifies a round behind a draft run for these sequences, or None.
+        """Return the pass that verifies what a draft run for these sequences makes, or None.
 
-        There is none where the run is only one of several for the ``n_drafted`` sequences, where
-        there is no room: ``verify`` will say so.
+        None if the run is only one of several for the ``n_drafted`` sequences, if the plans cannot
+        be joined, or if there is no room, which ``verify`` will report.
         """
         n_rows = len(verified) + sum(n if isinstance(n, int) else len(n) for n in drafts)
         if len(seqs) < n_drafted:
@@ -279,7 +279,7 @@ class Speculation:
         return self._ahead.verification
 
     def _follow(self, drafter: Drafter, seq: int) -> bool:
-        """Say whether a drafter can read all that the target read of a sequence."""
+        """Say whether a drafter can read everything that the target read of a sequence."""
         state = self.states[seq]
         if state.n_known == state.n or not drafter.reads_text:
             return True
@@ -551,7 +551,7 @@ class Speculation:
         return place
 
     def reachable(self, seq: int, n: int) -> int:
-        """Return the greatest place, at most ``n``, that every role goes back to; 0: to none.
+        """Return the greatest place, at most ``n``, that every role can go back to; 0: none.
 
         Recurrent layers have states of few places, and a sliding window has lost what lies far
         behind it.
@@ -671,9 +671,9 @@ class Speculation:
 
 
 class Overwritten:
-    """What an act that processes a target's tokens anew writes over, in one sequence.
+    """The rows of a sequence that an act writes over when it processes tokens again.
 
-    A journal brings it back behind all else: places are what they were by then.
+    A journal restores them last: by then the sequence has the places that it had.
     """
 
     def __init__(self, speculation: Speculation, seq: int) -> None:
@@ -682,13 +682,13 @@ class Overwritten:
         self._parts, self._boxes = memory.parts if memory else (), [*speculation.links.boxes]
 
     def save(self) -> Any:
-        """Return copies of the rows, stored and waiting, and of the tokens."""
+        """Return copies of the rows in memory and in inboxes, and of the tokens."""
         stored = [part.snapshot(self._seq) for part in self._parts]
         waiting = [box.snapshot(self._seq) for box in self._boxes]
         return stored, waiting, self._state.history[: self._state.n + 1].copy()
 
     def restore(self, saved: Any) -> None:
-        """Put them where they were."""
+        """Put back what ``save`` returned."""
         stored, waiting, history = saved
         for part, rows in zip(self._parts, stored, strict=True):
             part.refill(self._seq, rows)
@@ -702,7 +702,7 @@ def _name_of(role: str, drafter: Drafter) -> str:
 
 
 def _ask(wanted: Mapping[int, DraftPlan], seqs: Collection[int], turn: int) -> dict[int, str]:
-    """Return whom each of these sequences asks at a turn; those are left out that ask nobody."""
+    """Return the drafter that each of these sequences asks at a turn, if it asks one."""
     orders = {s: [name for name, k in wanted[s].items() if k] for s in seqs}
     return {s: order[turn] for s, order in orders.items() if turn < len(order)}
 

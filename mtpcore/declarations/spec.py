@@ -2,8 +2,7 @@
 
 Plugins fill these structs and mtpcore reads them once, at load. Everything the core must know of
 a model or a drafter is a field here; what only the graph knows (the order of a concatenation, the
-norms, the block) is a line of its ``build`` function. Imports only ``mtpcore.errors`` and
-the declarations beside it.
+norms, the block) is a line of its ``build`` function.
 
 Where a number may differ from file to file a field also takes the metadata key that holds it: a
 plain string is a key that must be there, ``Key`` one with a default. ``{arch}`` in a key stands
@@ -162,14 +161,14 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     ``taps`` are concatenated in order along the last axis; ``layer_input:`` with a metadata key
     instead of a number stands for one tap for each layer listed there. ``src`` has the taps: the
     ``target``, or one of the declaration's own graphs by the name of its type. In a trunk's
-    declaration ``target`` is any context that a user links; of its own graphs ``link`` makes the
-    contexts. ``graph`` has the slot
-    (empty: the graph that drafts). ``recycle`` names the graph output that feeds the slot in later
-    draft steps; None: nothing is recycled. ``mask`` names the tensor float[width] that feeds the
-    slot for the mask tokens of a block. ``evidence`` is the source for tap and pairing.
+    declaration ``target`` is any context that a user links; ``link`` makes the contexts of its own
+    graphs. ``graph`` has the slot (empty: the graph that drafts). ``recycle`` names the graph
+    output that feeds the slot in later draft steps; None: nothing is recycled. ``mask`` names the
+    tensor float[width] that feeds the slot for the mask tokens of a block. ``evidence`` is the
+    source for tap and pairing.
 
-    ``missing``, of a trunk's slot: ``zeros`` where rows belong to some tokens alone, as those of
-    an image do.
+    ``missing="zeros"``, of a trunk's slot, is for rows that only some tokens have, as those of an
+    image.
 
     ``width`` is that of the rows that are recycled, where the taps' is another one: of heads for
     each step the first reads rows of the taps, the others rows of this width. Without ``taps`` the
@@ -433,11 +432,9 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
         Further graphs (a fusion of taps) by the name of their type. Each has a context of its own,
         in the role ``<role of the drafter>_<type of the graph>``.
     hparams : callable, optional
-        As a ModelSpec's, but what it returns lies over the trunk's hyper-parameters: the graph's
-        ``h`` has those too that it lacks. Default: the trunk's. With ``standalone`` there is no
-        trunk, and it also gives
-        ``target_width``, the width of the target's taps, and ``n_vocab`` counts the target's
-        tokens.
+        As a ModelSpec's; what it lacks, the graph's ``h`` takes from the trunk. Default: the
+        trunk's. With ``standalone`` there is no trunk: it must also have ``target_width``, the
+        width of the target's taps, and ``n_vocab`` counts the target's tokens.
     standalone : bool
         Whether it is a draft model, in its own file with its own architecture.
     min_types, checkpoint, layouts, plugin, version

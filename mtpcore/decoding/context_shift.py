@@ -15,7 +15,7 @@ from mtpcore.errors import BatchError, CapacityError, LinkError
 __all__ = ["check_shift", "shift_full"]
 
 _NEXT_STREAM = 0x9E3779B97F4A7C15
-"""2**64 over the golden ratio: streams that somebody numbered are nowhere near each other's."""
+"""2**64 over the golden ratio: shifts of streams with small numbers never meet."""
 
 
 def check_shift(cross: Cross, request: Request) -> None:

@@ -84,7 +84,7 @@ class FrameRequest:
         return int(self.beside[n]) if n < len(self.beside) else -1
 
     def take(self, n: int, frame: I32 | None, reason: FinishReason | None) -> None:
-        """Note the ``frame`` behind ``n`` others, and the ``reason`` of an end; twice is once."""
+        """Apply a round: the ``frame`` behind ``n`` others, and the ``reason`` of an end."""
         self.frames[n:] = [] if frame is None else [frame]
         self.finish_reason = reason
 
@@ -315,9 +315,9 @@ class Frames(RequestQueue[FrameRequest]):
         return _Progress(n, frame, reason)
 
     def _publish(self, progress: list[tuple[FrameRequest, _Progress]]) -> None:
-        """Give requests what a round brought, and free the sequences of those that end with it.
+        """Give requests what a round brought, and free the sequences of those that end.
 
-        Twice is once.
+        Calling it twice is calling it once.
         """
         for request, now in progress:
             request.take(now.n, now.frame, now.reason)

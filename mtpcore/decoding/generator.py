@@ -300,9 +300,9 @@ class Generator(RequestQueue[Request]):
         stats.length_seconds += watch.lap()
 
     def _publish(self, progress: Sequence[tuple[Request, Progress]]) -> None:
-        """Give requests what a round brought, and free the sequences of those that end with it.
+        """Give requests what a round brought, and release the sequences of those that end.
 
-        Of finished texts as many stay as there may be. Twice is once.
+        Forgets finished texts that exceed the prefix cache. Calling it twice is calling it once.
         """
         for request, now in progress:
             request.take(now)

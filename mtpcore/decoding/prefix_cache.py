@@ -29,19 +29,19 @@ _SIZE = Annotated[Length | Literal["all"] | None, Meta(description=">= 0, 'all' 
 
 
 class PrefixCache:
-    """Finds sequences for requests, and keeps the texts of those that are finished.
+    """Finds sequences for requests, and keeps the texts of finished ones.
 
-    A request forks the sequence that has most in common with its prompt, whether its text is
-    finished or still written: both share the pages, and what recurrent layers keep. Where nothing
-    else is lost it goes on in that sequence itself. All of it is in sequences that nobody needs: a
-    request never waits for a finished text.
+    A request forks the sequence that has most in common with its prompt, whether that text is
+    finished or still being written: both share the pages, and the states of recurrent layers. If
+    nothing else would be lost, it goes on in that sequence itself. Finished texts stay only in
+    sequences that no request needs: a request never waits for one.
 
     Parameters
     ----------
     cross : Cross
     size : int or "all" or None
-        Bytes that texts which are finished may take in the memory of all roles, where no running
-        request shares them; "all": as many as there is room for. None: requests share nothing.
+        Bytes that finished texts may take in the memory of all roles, besides what running requests
+        share with them; "all": as many as there is room for. None: requests share nothing.
     """
 
     def __init__(self, cross: Cross, size: PrefixCacheSize) -> None:
@@ -91,12 +91,12 @@ class PrefixCache:
         return seq
 
     def _free(self) -> list[int]:
-        """Return the sequences that nobody needs: empty ones, then those used longest ago."""
+        """Return the sequences that no request uses: empty ones, then those used longest ago."""
         lengths, last_used = self._target.lengths, self._owners.last_used
         return sorted(self._owners.free(), key=lambda seq: (lengths[seq] > 0, last_used(seq)))
 
     def _fill(self, seq: int, prompt: NDArray[np.int32]) -> int:
-        """Let a sequence hold the most that can be had of a prompt, nothing else; return it."""
+        """Let a sequence hold as much of a prompt as others have, and nothing else; return it."""
         source, n = self._find(prompt, seq)
         cross, speculation = self._cross, self._cross.speculation
         if self._target.lengths[seq] and (source != seq or not n):
@@ -156,7 +156,7 @@ class PrefixCache:
     def trim(self) -> None:
         """Forget finished texts, those used longest ago first, until the others are few enough.
 
-        It is part of what a commit does: no transaction is around it, and twice is once.
+        Part of a commit: there is no transaction around it, and calling it twice is harmless.
         """
         if self._most is None:
             return
@@ -183,7 +183,7 @@ def _stops_near_end(begin: int, end: int) -> list[int]:
 
 
 def _array(request: Request) -> NDArray[np.int32]:
-    """Return the tokens by which a prompt is known: rows that are none are equal to nothing."""
+    """Return the tokens of a prompt up to its first row that is none: rows equal nothing."""
     return np.array(request.known, np.int32)
 
 

@@ -213,7 +213,7 @@ class _SimulatedDrafter:
         self._drafter.paused = n
 
     def draft(self, jobs: list[DraftJob], verify: Verify | None = None) -> dict[int, Draft]:
-        """Let the drafter draft, and correct what it says, which nobody verifies before."""
+        """Let the drafter draft, without a verification behind it, and correct its drafts."""
         history = {job.seq: job.history for job in jobs}
         drafts = self._drafter.draft(jobs)
         return {seq: self._acceptance.correct(history[seq], draft) for seq, draft in drafts.items()}

@@ -34,8 +34,8 @@ _EXACT_IN_F32 = 1 << 24
 class MappedFile:
     """A read-only map of one file, kept alive by every array cut from it.
 
-    To read a map behind the end that a file has got since kills the process. So whoever asks for
-    bytes is refused where the file has become shorter; whoever reads on in an array that was taken
+    Reading a map beyond the end of a file that was truncated kills the process. So bytes are
+    refused where the file has become shorter; but a caller that reads on in an array that was taken
     before is not safe from it.
 
     Attributes

@@ -26,8 +26,8 @@ class _Settled(NamedTuple):
 class Job:
     """A request and its consumer's view of it.
 
-    Whoever runs rounds calls ``update``, nobody else meanwhile; the consumer reads, in any thread:
-    ``is_done`` first, then ``pieces``, which only grow.
+    The thread that runs rounds calls ``update``, and no other thread at the same time. The consumer
+    reads in any thread: ``is_done`` first, then ``pieces``, which only grow.
 
     Parameters
     ----------

@@ -117,7 +117,7 @@ class Portable(Protocol):
         """Return a copy of rows that an act is to write over: what ``restore`` does not undo."""
 
     def refill(self, seq: int, rows: bytes) -> None:
-        """Store ``rows``, a snapshot, at their places again, behind ``restore``; twice is once."""
+        """Store ``rows``, a snapshot, at their places again, after ``restore``; may be repeated."""
 
     def length(self, seq: int) -> int:
         """Return the place after the newest row."""

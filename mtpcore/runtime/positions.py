@@ -129,7 +129,7 @@ class Positions:
         return self._own, self._trees
 
     def restore(self, saved: Any) -> None:
-        """Be what it was at the last ``save``."""
+        """Put back what ``save`` returned."""
         self._own, self._trees = saved
 
 

@@ -71,9 +71,9 @@ class Tapped(NamedTuple):
 class GraphRunner:
     """One graph of a model with the memory of its sequences.
 
-    Its verbs are those of a ``Context``, without what makes these safe: nothing here refuses a
-    second caller, or takes back what an exception leaves half done. A Context or a Cross does both,
-    and calls these within its acts.
+    It has the methods of a ``Context`` without their safety: nothing here refuses a second caller,
+    or undoes what an exception leaves half done. A Context or a Cross does both, and calls these
+    methods within its acts.
 
     ``sources`` give slots their rows; ``deliver`` is told of each batch that was processed;
     ``lent`` is another graph's memory, which a graph without its own reads.

@@ -219,7 +219,7 @@ class Controller:
         costs.observe_choices(len(done.asked) + sum(done.accepted.values()), done.choose_seconds)
         if done.prompt_rows:
             return
-        # What cost an unknown price until now is thought over at once.
+        # A price that was unknown until now is considered at once.
         self._due = self._due or not costs.passes.n_seen(done.rows)
         if self._prices_passes:
             costs.passes.observe(done.rows, done.pass_seconds, now, is_warm=done.is_warm)
@@ -234,9 +234,9 @@ class Controller:
         return self._unread.get(seq, self.limit + 2) > self.limit + 1
 
     def _calibrate(self, done: Round) -> None:
-        """Go on to the next length to be measured; stop early where drafting is too dear."""
+        """Go on to the next length to be measured; stop early where drafting costs too much."""
         plain = not any(done.asked.values())
-        # The first draft had a prompt to read. If its round was dear, the next one is short too.
+        # The first draft had a prompt to read. If its round cost much, the next one is short too.
         if plain and not len(self.costs.drafts) and 2 * done.pass_seconds < self._first_seconds:
             self._calibration.insert(1, 1)
         self._first_seconds = self._first_seconds or done.draft_seconds + done.pass_seconds

@@ -82,7 +82,7 @@ class Outlook:
 
         Drafts are added one by one, the likeliest first, to whichever sequence they belong; a row
         more costs the same wherever it is. All of these steps are compared, for the price of rows
-        has jumps: what is dear at five rows may be cheap at eight.
+        has jumps: five rows may be expensive, and eight cheap.
         """
         lengths = dict.fromkeys(self.reach, 0)
         steps = sorted(
