@@ -213,7 +213,7 @@ def _merge_heads(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signature
 
 
 def _rope(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
-    _want(len(x[0]) == 3, "rope turns heads", "[rows, heads, width]", x[0])
+    _want(len(x[0]) == 3, "rope rotates heads", "[rows, heads, width]", x[0])
     _want(x[0][0] == x[1][0], "each row has a position", x[1][0], x[0][0])
     pairs = len(a["frequencies"])
     _want(
@@ -225,7 +225,7 @@ def _rope(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     _want(a["style"] in ("halves", "pairs"), "unknown rope style", "halves, pairs", a["style"])
     _want(
         len(a["axes"]) == pairs and 0 <= min(a["axes"]) <= max(a["axes"]) < int(x[1][1]),
-        "each pair turns by one of the position's axes",
+        "each pair is rotated by one of the position's axes",
         f"{pairs} axes below {x[1][1]}",
         a["axes"],
     )

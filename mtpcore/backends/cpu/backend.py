@@ -27,7 +27,7 @@ from mtpcore.backends.base import (
 )
 from mtpcore.backends.cpu.fetch_cache import load_once
 from mtpcore.backends.cpu.lower import Lowering
-from mtpcore.backends.cpu.schedule import allocate, arrange, copy_bytes, share_products
+from mtpcore.backends.cpu.schedule import allocate, arrange, copy_bytes, share_matmuls
 from mtpcore.backends.cpu.sharing import nanoseconds, share_out
 from mtpcore.backends.cpu.states import CpuStateStore
 from mtpcore.backends.cpu.steps import Sharing, Step
@@ -64,7 +64,7 @@ With less, more runs are slow until all are packed, and a gigabyte is so later."
 
 _SHARING = {Sharing.COPIES: IN_COPIES, Sharing.COLUMNS: BY_COLUMNS}
 
-_PRODUCTS_PER_NS = 100.0  # of one thread, roughly
+_MULTIPLICATIONS_PER_NS = 100.0  # of one thread, roughly
 
 
 class CpuBackend:
@@ -142,7 +142,7 @@ class CpuPlan:
         shared = share_out(lowered.steps, lowered.buffers, max(threads, 1))
         self.steps: list[Step] = arrange(shared, lowered.buffers)
         offsets, arena_bytes = allocate(self.steps, lowered.buffers, threads)
-        share_products(self.steps)
+        share_matmuls(self.steps)
         self._executor = Executor(
             n_threads=threads,
             n_batch=lowered.n_batch,
@@ -365,7 +365,7 @@ def _work(steps: Sequence[Step]) -> tuple[float, float]:
         if step.kind == "matmul":
             n_outputs, n_inputs = step.matrices[0].shape
             fixed += nanoseconds(step)
-            by_row += n_outputs * n_inputs / _PRODUCTS_PER_NS
+            by_row += n_outputs * n_inputs / _MULTIPLICATIONS_PER_NS
         elif step.kind == "expert_matmul":
             by_row += nanoseconds(step)
     return fixed, by_row

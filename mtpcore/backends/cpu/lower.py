@@ -260,7 +260,7 @@ class Lowering:
 
         return self._cached(("prepared", view, axis, kind), make)
 
-    def _product(self, node: Node, matrix: PackedMatrix, bias: Any, out: View) -> None:
+    def _multiply(self, node: Node, matrix: PackedMatrix, bias: Any, out: View) -> None:
         axis = self._axis(node.inputs[0])
         view = self._flat(self._views[node.inputs[0]], axis)
         prepared = self._prepared(view, axis, matrix)
@@ -273,7 +273,7 @@ class Lowering:
         assert weight is not None
         bias = self.weights.vector(node.weights[1]) if len(node.weights) > 1 else None
         out = self._make(node.outputs[0])
-        self._product(node, self.weights.matrix(weight), bias, out)
+        self._multiply(node, self.weights.matrix(weight), bias, out)
 
     def _lower_route(self, node: Node) -> None:
         weight, attrs = node.weights[0], node.attrs
@@ -281,7 +281,7 @@ class Lowering:
         further = [self.weights.vector(one) for one in node.weights[1:]]
         correction, bias, factors = (*further, None, None, None)[:3]
         logits = self._new(weight.shape[0])
-        self._product(node, self.weights.exact_matrix(weight), bias, logits)
+        self._multiply(node, self.weights.exact_matrix(weight), bias, logits)
         outs = [self._make(i) for i in node.outputs]
         ints = [
             attrs["n_used"],
@@ -312,7 +312,7 @@ class Lowering:
             x = self._contiguous_rows(x, axis)
         lists = self._sorted_by_expert(ids, weight.shape[0], axis)
         bias = self.weights.vector(node.weights[1]) if len(node.weights) > 1 else None
-        self._products_by_lists(node, x, lists, self.weights.stack(weight), bias)
+        self._multiply_by_lists(node, x, lists, self.weights.stack(weight), bias)
 
     def _lower_cluster_matmul(self, node: Node) -> None:
         """Multiply as if each cluster were an expert, then put the products where they belong."""
@@ -325,7 +325,7 @@ class Lowering:
         rows, matrices = self.weights.clusters(weight, ordering, n_clusters)
         lists = self._sorted_by_expert(ids, n_clusters, axis)
         products = self._new(ids.width, size)
-        self._products_by_lists(node, x, lists, matrices, out=products)
+        self._multiply_by_lists(node, x, lists, matrices, out=products)
         out = self._make(node.outputs[0])
         ints = [size, n_clusters]
         self.steps.append(Step("scatter", axis, [products, ids], [out], axes=rows, ints=ints))
@@ -355,7 +355,7 @@ class Lowering:
 
         x = self._contiguous_rows(self._views[node.inputs[0]], axis)
         lists = self._cached(("lists of heads", n_heads, axis), sort)
-        self._products_by_lists(node, x, lists, self.weights.stack(weight))
+        self._multiply_by_lists(node, x, lists, self.weights.stack(weight))
 
     def _lower_matmul_by_position(self, node: Node) -> None:
         """Multiply as if the matrix of a row's position were the one expert that it uses."""
@@ -371,9 +371,9 @@ class Lowering:
 
         x = self._flat(self._views[node.inputs[0]], axis)
         lists = self._cached(("lists of positions", n, first, axis), sort)
-        self._products_by_lists(node, x, lists, self.weights.stack(weight))
+        self._multiply_by_lists(node, x, lists, self.weights.stack(weight))
 
-    def _products_by_lists(
+    def _multiply_by_lists(
         self,
         node: Node,
         x: View,
@@ -431,7 +431,7 @@ class Lowering:
         axes = np.array(attrs["axes"], np.int32)
         axis = self._axis(node.inputs[0])
         if axis or self._shape(node.inputs[1])[0] != TOKENS:
-            raise BackendError("rope turns rows of the batch", where=node.name)
+            raise BackendError("rope rotates rows of the batch", where=node.name)
 
         def make() -> View:
             view = self._new(2 * n)

@@ -8,7 +8,7 @@ from mtpcore._ext._plan import BARRIER_IF_FEW, BARRIER_IF_MANY, HAS_ASAN
 from mtpcore.backends.cpu.steps import GROUP, Buffer, Sharing, Step
 from mtpcore.errors import BackendError
 
-__all__ = ["allocate", "arrange", "copy_bytes", "share_products"]
+__all__ = ["allocate", "arrange", "copy_bytes", "share_matmuls"]
 
 _LINE = 64
 _BARRIERS = (BARRIER_IF_FEW, BARRIER_IF_MANY)
@@ -158,7 +158,7 @@ def _lines(n_bytes: int) -> int:
     return -(-n_bytes // _LINE) * _LINE + _LINE
 
 
-def share_products(steps: Sequence[Step]) -> None:
+def share_matmuls(steps: Sequence[Step]) -> None:
     """Let matmuls without a barrier between them share the threads as one.
 
     Those whose columns are shared already keep their parts.

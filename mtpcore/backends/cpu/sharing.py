@@ -3,11 +3,11 @@
 Threads need not wait for each other between two steps where each one goes on with what it made
 itself. Two ways lead there:
 
-- A product leaves to each thread the columns that the steps after it want: the sum with the
+- A matmul leaves to each thread the columns that the steps after it want: the sum with the
   residual stream, or activation and quantisation of a feed-forward block, or rotation, memory and
   attention of whole key heads. Steps that hang together in this way cut their columns in the same
   number of parts, the most that suits them all.
-- What is cheap and feeds a product, such as a norm and its quantisation, is computed by every
+- What is cheap and feeds a matmul, such as a norm and its quantisation, is computed by every
   thread for itself while there are few rows.
 """
 
@@ -31,7 +31,7 @@ _LANES = 16  # values of a cache line, which two threads should not share
 _EACH_VALUE = {"add", "mul", "scale", "scale_by", "shift_by", "activation", "gated"}
 _EACH_VALUE |= {"copy", "take", "block_mean", "block_mix"}
 _EACH_HEAD = {"rms_norm", "l2_norm", "layer_norm", "rope"}
-_PRODUCTS = {"matmul", "expert_matmul"}
+_MATMULS = {"matmul", "expert_matmul"}
 
 
 def share_out(steps: Sequence[Step], buffers: Sequence[Buffer], n_threads: int) -> list[Step]:
@@ -80,14 +80,14 @@ class _Cluster:
         return self if self._joined is None else self._joined.whole
 
     def wastes(self, n_units: int, n_threads: int) -> bool:
-        """Say whether threads would wait in a product, cut in so many parts, for too long."""
+        """Say whether threads would wait too long in a matmul that is cut in ``n_units`` parts."""
         if n_units == self.n_units or n_units % n_threads == 0:
             return False
         largest = -(-n_units // n_threads) / n_units
         return any(
             nanoseconds(step) * (largest - _largest_alone(step, cut, n_threads)) > BARRIER_NS
             for step, cut in self.members
-            if step.kind in _PRODUCTS
+            if step.kind in _MATMULS
         )
 
     def join(self, other: _Cluster) -> None:
@@ -97,14 +97,14 @@ class _Cluster:
             other._joined = self
 
 
-def nanoseconds(product: Step) -> float:
+def nanoseconds(matmul: Step) -> float:
     """Estimate how long one thread multiplies: for any batch; of experts, for each row."""
-    return product.outputs[0].n_heads * product.matrices[0].nbytes / _BYTES_PER_NS
+    return matmul.outputs[0].n_heads * matmul.matrices[0].nbytes / _BYTES_PER_NS
 
 
-def _largest_alone(product: Step, cut: _Cut, n_threads: int) -> float:
-    """Return the busiest thread's part of a product that is cut for itself."""
-    n = cut.most * product.outputs[0].n_heads
+def _largest_alone(matmul: Step, cut: _Cut, n_threads: int) -> float:
+    """Return the busiest thread's part of a matmul that is cut for itself."""
+    n = cut.most * matmul.outputs[0].n_heads
     return -(-n // n_threads) / n
 
 
@@ -116,7 +116,7 @@ def _share_columns(steps: Sequence[Step], n_threads: int) -> None:
         cut = _cut_of(step)
         if cut is None or any(n_writers[buffer] > 1 for buffer in step.writes):
             continue
-        if step.kind in _PRODUCTS:
+        if step.kind in _MATMULS:
             cluster = _Cluster(cut.most)
         else:
             sources = [makers[access].whole for access in cut.accesses if access in makers]
@@ -141,7 +141,7 @@ def _share_columns(steps: Sequence[Step], n_threads: int) -> None:
 def _cut_of(step: Step) -> _Cut | None:
     """Return how a step can be shared by columns, if at all."""
     ins, outs = step.inputs, step.outputs
-    if step.kind in _PRODUCTS:
+    if step.kind in _MATMULS:
         n_outputs = step.matrices[0].shape[0]
         if n_outputs % GROUP:
             return None

@@ -21,7 +21,7 @@ from mtpcore.backends.base import F32
 __all__ = ["GROUP", "Access", "Buffer", "Sharing", "Step", "View"]
 
 GROUP = 32
-"""Outputs of a product that belong together."""
+"""Outputs of a matmul that are computed together."""
 
 
 class View(NamedTuple):

@@ -55,20 +55,20 @@ class CpuStore:
                 offset = self._add_views(offset, layer.n_heads, layer.v_width, False)
             self._offsets[layer.layer] = k_offset, v_offset
 
-    def _add_views(self, begin: int, n_heads: int, width: int, turned: bool) -> int:
+    def _add_views(self, begin: int, n_heads: int, width: int, transposed: bool) -> int:
         """View keys (transposed) or values of a layer by page, place, head; return their end."""
         n_pages = self.n_pages
         if self.dtype in _FLOATS:
             kind = np.dtype(_FLOATS[self.dtype])
             end = begin + n_heads * width * PAGE * kind.itemsize
             rows = self._pages[:, begin:end].view(kind).reshape(n_pages, n_heads, -1)
-            self._views.append(_by_place(rows, 1 if turned else width))
+            self._views.append(_by_place(rows, 1 if transposed else width))
             return end
         n_codes, n_scales = coded_widths(width)
         end = begin + n_heads * (n_codes + 4 * n_scales) * PAGE
         heads = self._pages[:, begin:end].reshape(n_pages, n_heads, -1)
         codes = heads[:, :, : n_codes * PAGE].view(np.int8)
-        self._views.append(_by_place(codes, 4 if turned else n_codes))
+        self._views.append(_by_place(codes, 4 if transposed else n_codes))
         self._views.append(_by_place(heads[:, :, n_codes * PAGE :].view(np.float32), 1))
         return end
 
@@ -114,7 +114,7 @@ class CpuStore:
         return np.concatenate(parts, axis=1).tobytes() if parts else b""
 
     def write(self, page: int, row: int, data: memoryview) -> None:
-        """Store ``data``, places that ``read`` returned, from row ``row`` of a ``page`` on."""
+        """Store ``data``, places that ``read`` retransposed, from row ``row`` of a ``page`` on."""
         places = np.frombuffer(data, np.uint8).reshape(-1, max(self.place_bytes, 1))
         begin = 0
         for view in self._views:
