@@ -87,16 +87,16 @@ cdef int64_t own_values(Executor executor, int64_t buffer):
 
 
 cdef int check_recycled(Executor executor, int64_t output, int64_t axis, int64_t width) except -1:
-    """Check that rows of so many values can be taken from an output."""
+    """Check that rows of ``width`` values can be taken from an output."""
     if axis not in (MTP_TOKENS, MTP_OUTPUTS) or not 1 <= width < MOST_TOKENS:
         raise BackendError("no such rows to recycle", got=(axis, width))
     if own_values(executor, output) < width * executor.run_state.n_rows[axis]:
-        raise BackendError("an output with less values than are recycled", got=output)
+        raise BackendError("an output with fewer values than are recycled", got=output)
     return 0
 
 
 cdef int check_fed(Executor executor, int64_t slot, int64_t width) except -1:
-    """Check that rows of so many values are all that a slot reads."""
+    """Check that rows of ``width`` values are all that a slot reads."""
     cdef int64_t n_tokens = executor.run_state.n_rows[MTP_TOKENS]
     if (own_values(executor, slot) < max(width * n_tokens, 1) or executor.reaches[slot].is_written
             or executor.reaches[slot].row_stride[MTP_TOKENS] > width
@@ -128,7 +128,7 @@ cdef int take_pass(mtp_draft *loop, int64_t number, list passes) except -1:
                          got=executor.run_state.n_rows[MTP_OUTPUTS])
     if (n_logits < 1 or own_values(executor, logits) < n_logits * executor.run_state.n_rows[1]
             or mtp_plan_n_logits(&executor.plan, logits) not in (0, n_logits)):
-        raise BackendError("not a buffer of so many logits", where=f"pass {number}", got=n_logits)
+        raise BackendError("a buffer without room for the logits", where=f"pass {number}", got=n_logits)
     own.plan, own.run = &executor.plan, &executor.run_state
     own.sampling, own.sampling.logits = executor.sampling, logits
     own.n_rows = executor.run_state.n_rows[MTP_TOKENS] if number else loop.n_sequences
@@ -156,7 +156,7 @@ cdef int take_pass(mtp_draft *loop, int64_t number, list passes) except -1:
 
 
 cdef int check_room(int64_t n_slots) except -1:
-    """Check that the loop feeds so many slots."""
+    """Check that the loop can feed ``n_slots`` slots."""
     if n_slots > MTP_MOST_RECYCLED:
         raise CapacityError("too many slots are fed", got=n_slots,
                             wanted=f"{MTP_MOST_RECYCLED} at most", fix="join some in one slot")

@@ -278,7 +278,7 @@ class TreeRun(msgspec.Struct, frozen=True, kw_only=True):
 
     Pass p ranks the children of the branches of depth p, as ``Sampler.rank`` does, after the
     sequence's ``history`` and the branch's path. ``nodes`` come by branch, and these by depth. A
-    node is there if so many tokens are ranked, if none on its way is less probable than
+    node is there if its rank exists, if none on its way is less probable than
     ``p_min[i]``, and if all above it were run: those with a token from ``n_tokens`` on (0: none) or
     a recycled row that is not finite are not.
 
@@ -486,7 +486,7 @@ class Backend(Protocol):
     ) -> Plan:
         """Lower a program for batches of at most ``n_batch`` rows and places below ``n_ctx``.
 
-        Weights come from ``source``; the plan computes with so many ``threads``. ``stores`` hold
+        Weights come from ``source``; the plan computes with ``threads`` threads. ``stores`` hold
         the pages of the program's memory layers, one for each of the ``groups`` of the memory that
         the plan will run with; ``states`` holds those of its recurrent layers.
         """

@@ -65,7 +65,7 @@ def check_block(run: DraftRun, program: Program) -> None:
 
 
 def _check_rows(run: DraftRun, seq: list[int], where: str) -> None:
-    """Raise BatchError where outputs are not so many rows of each sequence."""
+    """Raise BatchError where a sequence does not have ``k[i]`` outputs."""
     ends = np.cumsum([0, *run.k]).tolist()
     parts = [seq[begin:end] for begin, end in pairwise(ends)]
     sequences = [part[0] for part in parts if part]
@@ -82,7 +82,7 @@ def _check_rows(run: DraftRun, seq: list[int], where: str) -> None:
 def draft_block(plan: Plan, run: DraftRun, memory: Memory | None, n_tokens: int) -> list[list[int]]:
     """Return the drafts of each sequence, by ``plan.run``.
 
-    So many tokens have embeddings in a post-head's plan; 0: it reads none.
+    ``n_tokens`` ids have embeddings in the post-head's plan; 0: it reads none.
     """
     none: list[list[int]] = [[] for _ in run.k]
     if run.post_head is None:
@@ -168,7 +168,7 @@ def _draft_in_passes(
 
 
 def until_unreadable(ids: list[int], n_tokens: int) -> list[int]:
-    """Return drafts up to the first one without an embedding, if so many tokens have one."""
+    """Return drafts up to the first one without an embedding: ``n_tokens`` have one (0: all)."""
     ends = (at for at, token in enumerate(ids, start=1) if 0 < n_tokens <= token)
     return ids[: next(ends, len(ids))]
 
@@ -220,7 +220,7 @@ def _n_sound(fed: Mapping[str, F32], rows: range) -> int:
 def _with_choices(
     batch: CheckedBatch, run: DraftRun, k: Sequence[int], before: Sequence[Sequence[int]]
 ) -> CheckedBatch:
-    """Return a batch whose outputs choose so many drafts, where that needs no text before them."""
+    """Return a batch whose outputs choose ``k[i]`` drafts, where that needs no text before them."""
     places = [(i, len(before[i]) + number) for i, n in enumerate(k) for number in range(n)]
     samplers = [
         run.samplers[i] if run.samplers[i].is_gumbel_max and run.p_min[i] <= 0 else None

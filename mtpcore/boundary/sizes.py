@@ -9,7 +9,7 @@ import msgspec
 __all__ = ["Count", "Depth"]
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
-"""A size: at least one, and small enough that no list of so many things is a danger."""
+"""A size: at least one, and small enough that a list with that many entries does no harm."""
 
 Depth: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1 << 10)]
-"""Of blocks, each of which costs a plan something even where its tensors are tiny."""
+"""A number of blocks: each costs a plan something even where its tensors are tiny."""

@@ -285,7 +285,7 @@ def _plan(described: dict[str, Any]) -> list[str]:
 
 
 def _states(part: dict[str, Any]) -> str:
-    """Say what recurrent layers keep of a sequence; nothing where there are none."""
+    """Say what recurrent layers keep of a sequence; empty without such layers."""
     if not part["slot"]:
         return ""
     return (

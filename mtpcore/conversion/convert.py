@@ -213,7 +213,7 @@ def _tokenizer(
         special = ask(special, config, what="no special tokens", where=config.file)
     n_vocab = source.get("text_vocab_size", "vocab_size", type=Count)
     tables = [tensor.shape[0] for tensor in plan.tensors if tensor.name == "token_embd.weight"]
-    if n_vocab is not None and tables and n_vocab > tables[0]:  # before so many texts are made
+    if n_vocab is not None and tables and n_vocab > tables[0]:  # before that many texts are made
         raise ModelFileError(
             "the tokenizer has more tokens than the model has rows",
             where=f"{source.file}: vocab_size",

@@ -58,12 +58,12 @@ def scale_blocks(
 
 
 def find_ranks(n_rows: int, n_scales: int, block: int, candidates: tuple[int, ...]) -> int:
-    """Return the first number of ranks whose rows take so many row blocks of scales.
+    """Return the first of ``candidates`` whose ranks have ``n_scales`` row blocks together.
 
     Raises
     ------
     ModelFileError
-        None of the candidates does.
+        None of the candidates has.
     """
     for n_ranks in candidates:
         if n_rows % n_ranks == 0 and n_ranks * -(-n_rows // n_ranks // block) == n_scales:

@@ -20,7 +20,7 @@ def as_draft_model(trunk: ModelSpec) -> DrafterSpec:
         build=trunk.build,
         hparams=trunk.hparams,
         standalone=True,
-        limit=15,  # and so many rows, with the pending token, recurrent layers take back
+        limit=15,  # with the pending token, the 16 rows that recurrent layers can take back
         acceptance=(0.4, 0.8),
         plugin=trunk.plugin,
         version=trunk.version,

@@ -256,9 +256,10 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     these tokens itself. ``post_head`` names the further graph that chooses the drafts one after the
     other: for each it reads what the drafting graph made of the row, and the token before.
 
-    With ``passes`` the post-head chooses all drafts at once, so many times: each pass has the rows
-    of all drafts, and reads behind them what the pass before has chosen, the first one what the
-    drafting graph alone would draft. Its rows may see each other, but none behind their own.
+    With ``passes`` the post-head chooses all drafts at once, and does so ``passes`` times: each
+    pass has the rows of all drafts, and reads behind them what the pass before has chosen, the
+    first one what the drafting graph alone would draft. Its rows may see each other, but none
+    behind their own.
     """
 
     size: int | str | Key

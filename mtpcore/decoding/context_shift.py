@@ -26,7 +26,7 @@ def check_shift(cross: Cross, request: Request) -> None:
     BatchError
         Its prompt has rows that are no tokens.
     CapacityError
-        It keeps so many tokens that none can be dropped.
+        It keeps too many tokens for any to be dropped.
     LinkError
         The target reads rows of another role by their positions.
     """

@@ -158,7 +158,7 @@ def _chain(draft: Sequence[int]) -> DraftTree:
 
 
 def _mark(tree: DraftTree, truth: Sequence[int], n_right: int) -> list[int]:
-    """Return a tree's tokens with the first so many of a text on its first branch, and no more."""
+    """Return a tree's tokens, of which exactly ``n_right`` levels of its first branch are true."""
     tokens: list[int] = tree.tokens.tolist()
     at = -1
     for level, token in enumerate(truth):

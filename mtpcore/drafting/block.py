@@ -240,7 +240,7 @@ class BlockDrafter(GraphDrafter):
         )
 
     def _read_rows(self, k: int) -> range:
-        """Return the rows of a block that are read for so many drafts."""
+        """Return the rows of a block that are read for ``k`` drafts."""
         return range(self._first_row, self._first_draft + k) if k else range(0)
 
 

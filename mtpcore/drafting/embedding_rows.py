@@ -69,7 +69,7 @@ class EmbeddingRows:
 
     @property
     def end(self) -> int:
-        """The place behind the last one; 0 where there are none."""
+        """The place behind the last row; 0 if there are no rows."""
         return self._pieces[-1].end if self._pieces else 0
 
     def put(self, piece: Piece) -> EmbeddingRows:

@@ -42,7 +42,7 @@ class Outline:
     children : list of range
         The nodes of each branch.
     order : list of int
-        Nodes in the order in which they are verified; of a grown tree any so many.
+        Nodes in the order in which they are verified; of a grown tree as many as are verified.
     """
 
     def __init__(self, shape: TreeShape, depth: int) -> None:

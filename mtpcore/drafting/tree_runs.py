@@ -78,8 +78,8 @@ class PassRows:
     ) -> int:
         """Add a row, and return its number.
 
-        It stands for a ``branch``, or -1: it is ``token``. From its logits the children of so many
-        branches are ranked, which come in their order.
+        The row's token is that of ``branch``, or ``token`` if that is -1. Its logits rank the
+        children of the next ``n_ranked`` branches.
         """
         self.outputs += [sum(self._wanted)] * n_ranked
         self.branches.append(branch)

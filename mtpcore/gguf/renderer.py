@@ -149,7 +149,7 @@ class _Process:
         return self._status() is not None
 
     def end(self) -> None:
-        """End it; in a fork of its parent let go of it."""
+        """End the process; a fork of its parent only drops its connection."""
         self._connection.close()
         if self._owner != os.getpid():
             self._process.returncode = 0  # or Popen would look after it

@@ -7,7 +7,7 @@ sorting, long numbers and the folding of constants are all ways to it. The opera
 whatever happens here.
 
 Arguments are seconds, bytes and characters (see ``renderer.py``), then folders where Jinja is.
-Standard input is a socket. A message is its length in eight bytes, and so many bytes. This side
+Standard input is a socket. A message is its length in eight bytes, then its bytes. This side
 says "ready"; then the template comes, and then, as JSON, what each rendering takes. The answer is
 "text" and a text, or "fail" and why, and at a limit that this process ends.
 """

@@ -512,8 +512,8 @@ class GraphBuilder:
         Parameters
         ----------
         q, k, v : Value
-            [T, H, Dk], [T, Hk, Dk] and [T, Hk, Dv]. A number as ``v`` means that the first so many
-            entries of each key are its value (a latent cache); then the keys alone are stored.
+            [T, H, Dk], [T, Hk, Dk] and [T, Hk, Dv]. If ``v`` is a number, the first ``v`` entries
+            of each key are its value (a latent cache), and only the keys are stored.
         layer : int
             Layer of the KV cache; each is written once.
         scale : float
@@ -753,8 +753,8 @@ class GraphBuilder:
         x : Value
             [T, width]
         size : int
-            The rows of a sequence in a batch are blocks of so many, one behind the other; the last
-            one may have fewer.
+            Rows of each block. A sequence's rows in a batch are cut into blocks one after the
+            other; the last one may have fewer.
         """
         return self.add_node("block_mean", [x], name=name, size=size)[0]
 

@@ -191,7 +191,7 @@ class Engine:
             self._cancelled.popleft()
 
     def _update(self) -> None:
-        """Give jobs what the round brought, and let go of those that are done."""
+        """Give jobs what the round brought, and drop those that are done."""
         for job in list(self._jobs):
             job.update()
             if job.is_done:

@@ -321,7 +321,7 @@ class LM:
         Returns
         -------
         Stream
-            An iterator of ``Piece``; ``close`` it, or let go of it, to end the text.
+            An iterator of ``Piece``; ``close`` it, or drop it, to end the text.
 
         Raises
         ------

@@ -61,7 +61,8 @@ class Memory(Protocol):
     def nearest(self, seq: int, length: int) -> int:
         """Return the greatest place, at most ``length``, whose state recurrent layers have.
 
-        ``length`` where there are none, and the first place where nothing before it is left.
+        That is ``length`` without recurrent layers, and the sequence's first place if no state
+        before it is left.
         """
 
     def check_rewind(self, seq: int, length: int) -> None:
@@ -123,7 +124,7 @@ class Portable(Protocol):
         """Return the place after the newest row."""
 
     def most_bytes(self, n_places: int) -> int:
-        """Return how many bytes ``dump`` gives at most of a sequence of so many places."""
+        """Return how many bytes ``dump`` gives at most of a sequence of ``n_places``."""
 
     def dump(self, seq: int) -> Iterator[bytes]:
         """Yield, in pieces, all that ``load`` needs, wherever it is stored."""

@@ -139,7 +139,7 @@ class PagedKV:
         self._fill(seq, self.pages.first.item(seq), self.length(seq), memoryview(rows))
 
     def most_bytes(self, n_places: int) -> int:
-        """Return how many bytes ``dump`` gives at most of so many places."""
+        """Return how many bytes ``dump`` gives at most of ``n_places``."""
         return _BOUNDS.size + n_places * self.store.place_bytes
 
     def dump(self, seq: int) -> Iterator[bytes]:

@@ -30,15 +30,15 @@ from mtpcore.memory.base import LOG, StateStore
 __all__ = ["CHECKPOINTS", "NO_SLOT", "Pass", "RecurrentMemory", "checkpoints_in", "slots_for"]
 
 CHECKPOINTS: Final = 6
-"""Checkpoints that each sequence keeps where nothing is said of their bytes.
+"""Checkpoints that each sequence keeps if nothing limits their bytes.
 
-So many that one near the end of a long prompt is still there when the text behind it has gone on.
+Enough that one near the end of a long prompt is still there after the text behind it has grown.
 """
 
 _MOST: Final = 64
 """Checkpoints of each sequence on average, however many bytes they may take.
 
-Every pass looks through all of them, and so many are close enough to each other.
+Every pass looks through all of them; with this many they are close enough to each other.
 """
 
 _DUMPED: Final = 2
@@ -63,14 +63,14 @@ NO_SLOT: Final = -1
 
 
 def checkpoints_in(n_bytes: int | None, slot_bytes: int, n_seq: int) -> int | None:
-    """Return how many checkpoints all sequences keep together in so many bytes; None: in any."""
+    """Return how many checkpoints all sequences keep together in ``n_bytes``; None: any."""
     return None if n_bytes is None else min(n_bytes // slot_bytes, n_seq * _MOST)
 
 
 def slots_for(n_seq: int, n_checkpoints: int | None = None) -> int:
-    """Return how many slots memory of so many sequences has, with their checkpoints.
+    """Return how many slots memory of ``n_seq`` sequences has, with their checkpoints.
 
-    ``n_checkpoints`` is of all together; None: ``CHECKPOINTS`` of each sequence.
+    ``n_checkpoints`` counts those of all sequences; None: ``CHECKPOINTS`` of each.
     """
     return n_seq * _WORKING + (n_seq * CHECKPOINTS if n_checkpoints is None else n_checkpoints)
 

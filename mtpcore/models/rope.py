@@ -174,8 +174,8 @@ def interleaved_axes(sections: Sequence[int], n_pairs: int) -> tuple[int, ...]:
     Parameters
     ----------
     sections : sequence of int
-        Pairs of each axis: axis a has pairs a, a + 3, a + 6, ..., so many of them. Axis 3 has the
-        rest, whatever its section says. Without sections all pairs are axis 0's.
+        Pairs of each axis: axis a has the first ``sections[a]`` of pairs a, a + 3, a + 6, ... Axis
+        3 has the rest, whatever its section says. Without sections all pairs are axis 0's.
     n_pairs : int
         Of a head.
 

@@ -255,7 +255,7 @@ def _resolve_block(block: Block | None, fields: Fields) -> Block | None:
     Raises
     ------
     ModelFileError, PluginError
-        A key is missing, or a block of so many rows drafts nothing.
+        A key is missing, or the block is too short to draft anything.
     """
     if block is None:
         return None

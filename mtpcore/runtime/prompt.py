@@ -1,4 +1,4 @@
-"""Prompts of tokens and of rows that are none: embeddings of images, video and audio, and codes."""
+"""Prompts of tokens and other rows: embeddings of images, video and audio, and codes."""
 
 from __future__ import annotations
 

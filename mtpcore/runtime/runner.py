@@ -432,10 +432,9 @@ def run_drafts(
 ) -> list[list[int]]:
     """Draft up to ``k[i]`` tokens after the newest row of each sequence i of the first batch.
 
-    One runner goes on by itself; of several each makes the draft of its number, and its batch has
-    the sequences that want so many. A block's batch has ``k[i]`` outputs of each sequence.
-    What the batches bring is kept, as far as they ran; rows of drafts are not, and nothing of a
-    post-head's.
+    A single runner runs once for each draft; of several, runner j makes draft j, and its batch has
+    the sequences with ``k[i] > j``. A block's batch has ``k[i]`` outputs of each sequence. The
+    memory keeps the rows of the batches that ran, but neither rows of drafts nor a post-head's.
 
     Raises
     ------

@@ -80,7 +80,7 @@ class Lowering:
     # Buffers and views
 
     def _buffer(self, n_bytes: Callable[[int], int]) -> int:
-        """Return a new buffer of so many bytes for each number of rows."""
+        """Return a new buffer; ``n_bytes`` gives its size for a number of rows."""
         self.buffers.append(Buffer(n_bytes(self.n_batch), n_bytes(min(UNIT, self.n_batch))))
         return len(self.buffers) - 1
 

@@ -112,7 +112,7 @@ class Weights:
         return rows, self._cached("clusters", weight, lambda: self._cut(weight, rows, n_clusters))
 
     def _cut(self, weight: Weight, rows: NDArray[np.int32], n: int) -> list[PackedMatrix]:
-        """Pack the rows of a matrix in another order, as so many matrices."""
+        """Pack the rows of a matrix in another order, as ``n`` matrices."""
         n_rows, n_cols = weight.shape
         step = max(1, _CONVERTED // n_cols)
         ranges = [(begin, min(begin + step, n_rows)) for begin in range(0, n_rows, step)]
@@ -285,7 +285,7 @@ class Weights:
         return matrices
 
     def _read(self, weight: Weight, form: str, step: int) -> list[PackedMatrix]:
-        """Convert a tensor, so many rows at a time."""
+        """Convert a tensor, ``step`` rows at a time."""
         tensor, n_rows = self._source.tensors[weight.tensor], weight.shape[-2]
         ranges = [
             (first + begin, first + min(begin + step, n_rows))
@@ -315,7 +315,7 @@ class _Room:
         self._free, self._changed = self._whole, threading.Condition()
 
     def share(self, n_threads: int) -> int:
-        """Return the window of each of so many threads."""
+        """Return the window of each of ``n_threads``."""
         return min(self._window, self._whole // n_threads)
 
     @contextlib.contextmanager

@@ -69,7 +69,7 @@ class CudaBackend:
     ) -> CudaPlan:
         """Compile the kernels, and make room for the weights, shared by all plans of the source.
 
-        So many ``threads`` reorder them when they are sent.
+        ``threads`` threads of the processor reorder them when they are sent.
 
         Raises
         ------

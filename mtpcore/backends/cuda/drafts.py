@@ -459,7 +459,7 @@ class DraftLoop:
         return stages
 
     def _keep(self, feeds: tuple[tuple[str, tuple[str, ...]], ...], n: int, n_marked: int) -> None:
-        """Make room for n rows of each slot, and for marks of so many."""
+        """Make room for n rows of each slot, and for marks of ``n_marked``."""
         program = self._plan.program
         for slot, names in feeds:
             width = sum(int(program.shape(name)[1]) for name in names)
@@ -531,7 +531,7 @@ class DraftLoop:
         )
 
         def work(is_recorded: bool) -> None:
-            condition = None  # of the pass at hand, set by the one before
+            condition = None  # of this pass, set by the one before
             for stage, table in zip(stages, tables, strict=True):
                 is_last, following = stage is stages[-1], None
                 is_last_draft = is_last or (verifies and stage is stages[-2])
@@ -686,7 +686,7 @@ def without_drafts(batch: CheckedBatch, lengths: Mapping[int, tuple[int, int]]) 
 
 
 def _chain(batch: CheckedBatch, order: DraftOrder, step: int) -> list[CheckedBatch]:
-    """Return the later passes of a chain: a row of each sequence, so many places on; no slots."""
+    """Return the later passes of a chain: each has a row of each sequence, ``step`` places on."""
     batches = []
     for p, active in enumerate(order.passes):
         newest, ahead = batch.outputs[active], np.int32(p * step)

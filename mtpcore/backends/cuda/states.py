@@ -158,7 +158,7 @@ class CudaStateStore:
         return self._n_slots * (self.base_bytes + LOG * self.row_bytes)
 
     def walks(self, n_rows: int) -> StateWalks:
-        """Make room to say how the states go on in batches of at most so many rows."""
+        """Make room to say how the states go on in batches of at most ``n_rows``."""
         n_seq = self._n_slots // slots_for(1, 0)
         return StateWalks(self._device, n_rows, max(min(n_seq, n_rows), 1))
 

@@ -96,7 +96,7 @@ class TreeOrder:
         return found[::-1]
 
     def text(self, branch: TreeBranch) -> list[int]:
-        """Return the nodes in the text of a branch; while it is not known, none so many times."""
+        """Return the nodes in the text of a branch; until it is known, as many of no node."""
         if branch.node is None:
             return [len(self._run.nodes)] * branch.depth
         return self.path(branch.node)

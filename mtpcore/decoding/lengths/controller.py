@@ -422,5 +422,5 @@ class Controller:
 
 
 def _waits(failures: int) -> int:
-    """Return how many times the first wait follows so many failures in a row."""
+    """Return the wait after ``failures`` in a row, as a multiple of the first one."""
     return int(min(2 ** max(failures - 1, 0), _MOST_WAITS))

@@ -12,7 +12,7 @@ __all__ = ["Costs", "Curve", "DraftCurves", "Passes"]
 _KEPT = 9
 """Measurements of one size: their median stands against four slow rounds."""
 _STALE = 64
-"""After so many rounds what was measured at another time gives way to what is measured now."""
+"""Rounds without a measurement of a size after which only the newest of its old ones counts."""
 _LEAST = 1e-9
 """Seconds of anything: a clock that is too coarse to see it must not make it free."""
 _WELL_KNOWN, _AGREEING = 3, 5
@@ -224,14 +224,14 @@ class Costs:
         self.drafts.observe(n_seqs, longest, seconds / self.slowness, now, is_warm=is_warm)
 
     def observe_choices(self, tokens: int, seconds: float) -> None:
-        """Take the choice of so many tokens."""
+        """Take how long it took to choose ``tokens``."""
         each = seconds / self.slowness / tokens
         # A slow round is taken for twice the usual at most.
         self.choosing += 0.1 * (min(each, 2 * self.choosing) - self.choosing)
         self.choosing = self.choosing or each
 
     def observe_catching_up(self, texts: int, seconds: float) -> None:
-        """Take how long it took to read so many texts; the latest ones count most."""
+        """Take how long it took to read ``texts`` anew; the latest measurements count most."""
         each = max(seconds / self.slowness / texts, 0.0)
         self.catching_up += 0.5 * (each - self.catching_up) if self.catching_up else each
 

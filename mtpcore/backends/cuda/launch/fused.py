@@ -55,7 +55,7 @@ class FusedStep(msgspec.Struct, frozen=True):
 
 
 def fused(step: FusedStep, n_rows: int) -> list[Launch]:
-    """Make rows, turn them into codes while they are at hand, and multiply these."""
+    """Make rows, quantise them before they are stored, and multiply."""
     if step.op == "mix":
         return _mix(step, n_rows)
     if not step.products:

@@ -72,7 +72,7 @@ def spread(block: DeviceArray, table: int, n_parts: int) -> Launch:
 
 
 def place(x: DeviceArray, pairs: DeviceArray, y: DeviceArray, n_pairs: int, width: int) -> Launch:
-    """Let rows of y become rows of x, each of so many words; pairs are of type ``PAIR``."""
+    """Copy rows of x, each of ``width`` words, to rows of y; pairs are of type ``PAIR``."""
     return Launch(_PLACE, (n_pairs, blocks_of(width)), (x, pairs, y, np.int32(width)))
 
 

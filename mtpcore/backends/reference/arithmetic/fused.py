@@ -32,7 +32,7 @@ def fma(a: Any, b: Any, c: Any) -> F32:
         op_dtypes=[np.float64, np.float64, np.float64, np.float32],
         order="C",
         casting="same_kind",
-        buffersize=1 << 12,  # what is at hand stays in the processor's cache
+        buffersize=1 << 12,  # a part stays in the processor's cache
     )
     with parts:
         for x, y, z, rounded in parts:
