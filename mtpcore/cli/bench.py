@@ -17,7 +17,14 @@ from mtpcore.cli.report import describe_settings
 from mtpcore.cli.session import Session, finish, make_context, open_model, open_session
 from mtpcore.cli.terminal import harmless, note
 from mtpcore.cross import link
-from mtpcore.decoding import Controller, Generator, OrderController, SimulatedAcceptance, Stats
+from mtpcore.decoding import (
+    Controller,
+    Generator,
+    OrderController,
+    SimulatedAcceptance,
+    Stats,
+    controller_for,
+)
 from mtpcore.errors import SamplingError
 from mtpcore.runtime.model import Model
 from mtpcore.sampling import Sampling
@@ -78,7 +85,7 @@ def execute(options: argparse.Namespace) -> int:
         longest = max(map(len, prompts.values()))
         n_ctx = options.ctx_size or max(longest + options.predict, _DEPTH) + max(ROWS)
         session = open_session(options, model, n_ctx, pack=True)
-        controller = session.controller()
+        controller = controller_for(session.cross) if session.auto else None
         arms = _arms(options, session, sampling, controller)
         simulated = _simulate(options, session)
         n_trees = session.draft if session.drafter and session.drafter.tree else 0
@@ -140,7 +147,7 @@ def _arms(
 
     def drafted(draft: int | Literal["auto"]) -> Generator:
         return Generator(
-            session.source,
+            session.cross,
             sampling=sampling,
             draft=draft,
             draft_sampler=options.draft_sampler,
@@ -168,7 +175,7 @@ def _simulate(options: argparse.Namespace, session: Session) -> SimulatedAccepta
         )
     except SamplingError as error:
         options.parser.error(f"--synthetic-length: {error}")
-    simulated.install(session.source)
+    simulated.install(session.cross)
     return simulated
 
 

@@ -72,12 +72,11 @@ def execute(options: argparse.Namespace) -> int:
             )
         session = open_session(options, model, options.ctx_size or default_n_ctx(model))
         generator = Generator(
-            session.source,
+            session.cross,
             sampling=sampling,
-            draft="auto" if session.auto else session.draft,
+            draft=session.draft_or_auto,
             draft_sampler=options.draft_sampler,
             p_min=options.p_min,
-            lengths=session.controller(),
             prefix_cache="all",
         )
         with LM.of(generator) as lm, _interrupts():

@@ -115,7 +115,7 @@ def measure_costs(
     rows = sorted({*ROWS, session.draft + 1})
     runs: list[Callable[[], float]] = [prefill, *(partial(verify, n_rows) for n_rows in rows)]
     lengths = range(1, session.draft + 1)
-    cross = session.source if session.drafter else None
+    cross = session.cross if session.drafter else None
     trees: dict[int, Batch] = {}
     if cross is not None:
         if cross.encoder is not None:

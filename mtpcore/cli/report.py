@@ -26,7 +26,7 @@ def describe_settings(session: Session, generator: Generator) -> dict[str, Any]:
     return {
         "model": str(session.model.path),
         "drafter": ", ".join(session.names) or None,
-        "draft": "auto" if session.auto else session.draft,
+        "draft": session.draft_or_auto,
         "tree": msgspec.to_builtins(session.drafter.tree) if session.drafter else None,
         "draft_sampler": generator.draft_sampler,
         "p_min": generator.p_min,

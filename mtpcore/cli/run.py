@@ -98,12 +98,11 @@ def execute(options: argparse.Namespace) -> int:
         n_ctx = _count_places(options, model, len(prompt))
         session = open_session(options, model, n_ctx, pack=options.compare)
         generator = Generator(
-            session.source,
+            session.cross,
             sampling=sampling,
-            draft="auto" if session.auto else session.draft,
+            draft=session.draft_or_auto,
             draft_sampler=options.draft_sampler,
             p_min=options.p_min,
-            lengths=session.controller(),
         )
         request = _add(generator, prompt, options)
         interrupted = _write(generator, request, session, options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import msgspec
 
@@ -13,14 +14,7 @@ from mtpcore.cli.progress import progress
 from mtpcore.cli.terminal import note
 from mtpcore.cross import Cross, find_drafter, link
 from mtpcore.declarations.spec import TARGET, DrafterSpec
-from mtpcore.decoding import (
-    Controller,
-    Generator,
-    OrderController,
-    Request,
-    controller_for,
-    default_length,
-)
+from mtpcore.decoding import Generator, Request, default_length
 from mtpcore.discovery.loading import load_model
 from mtpcore.errors import GraphError, LinkError, ModelFileError
 from mtpcore.runtime.context import Context
@@ -45,7 +39,7 @@ class Session(msgspec.Struct, frozen=True):
     """
 
     model: Model
-    source: Cross
+    cross: Cross
     drafter: DrafterSpec | None
     draft: int
     auto: bool = False
@@ -54,13 +48,12 @@ class Session(msgspec.Struct, frozen=True):
     @property
     def llm(self) -> Context:
         """The target's context."""
-        return self.source.llm
+        return self.cross.llm
 
-    def controller(self) -> Controller | OrderController | None:
-        """Return something new that chooses lengths; None where the length is fixed."""
-        if not self.auto:
-            return None
-        return controller_for(self.source)
+    @property
+    def draft_or_auto(self) -> int | Literal["auto"]:
+        """The drafts that a ``Generator`` is asked for."""
+        return "auto" if self.auto else self.draft
 
 
 def open_model(options: argparse.Namespace) -> Model:
@@ -88,9 +81,9 @@ def open_session(
         A drafter was asked for and none fits; says what to do.
     """
     session = _link(options, model, n_ctx)
-    _make_plans(session.source)
+    _make_plans(session.cross)
     if pack or not session.llm.backend.packs_behind_runs:
-        _pack(session.source)
+        _pack(session.cross)
     return session
 
 
@@ -148,9 +141,9 @@ def make_context(options: argparse.Namespace, model: Model, n_ctx: int) -> Conte
     )
 
 
-def _make_plans(source: Cross) -> None:
+def _make_plans(cross: Cross) -> None:
     """Make the plans, with a progress bar while weights of types without kernels are converted."""
-    contexts = source.contexts.values()
+    contexts = cross.contexts.values()
     sizes: dict[tuple[Model, str], int] = {}
     for model, program in [(context.model, context.program) for context in contexts]:
         own_tensors = model.tensors if model.repack else {}
@@ -164,14 +157,14 @@ def _make_plans(source: Cross) -> None:
         return sum(sizes.get(name, 0) for name in ready), total
 
     with progress("reading weights", count, "bytes"):
-        source.prepare(pack=False)
+        cross.prepare(pack=False)
 
 
-def _pack(source: Cross) -> None:
+def _pack(cross: Cross) -> None:
     """Pack the weights, with a progress bar."""
-    total = source.bytes_to_pack
-    with progress("packing weights", lambda: (total - source.bytes_to_pack, total), "bytes"):
-        source.prepare()
+    total = cross.bytes_to_pack
+    with progress("packing weights", lambda: (total - cross.bytes_to_pack, total), "bytes"):
+        cross.prepare()
 
 
 @contextmanager

@@ -80,7 +80,7 @@ def check_drafts(
     AssertionError
         Nothing was drafted, or drafts differ: names place, drafts and scores.
     """
-    expect(subject, Subject, "a family under test")
+    expect(subject, Subject, "a subject under test")
     if scores is not None and not callable(scores):
         raise BatchError("scores is a function", where="check_drafts", got=spell(scores))
     k = read(k, Length, "a number of drafts", where="check_drafts")

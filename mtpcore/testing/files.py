@@ -35,7 +35,7 @@ def check_layouts(subject: Subject, folder: Path) -> None:
     ------
     AssertionError
     """
-    model = expect(subject, Subject, "a family under test").model
+    model = expect(subject, Subject, "a subject under test").model
     in_head = {n for n in model.tensors if (block_of(n) or 0) >= model.hparams.n_layers}
     outer = {n for n in model.tensors if block_of(n) is None}
     trunk = _write(folder / "trunk.gguf", model, set(model.tensors) - in_head)
@@ -64,7 +64,7 @@ def check_ties(subject: Subject, folder: Path) -> int:
     ------
     AssertionError
     """
-    expect(subject, Subject, "a family under test")
+    expect(subject, Subject, "a subject under test")
     source = subject.draft_model or subject.model
     if subject.draft_model is not None:
         source.borrow_from(subject.model)

@@ -71,7 +71,7 @@ def check_graphs(
     AssertionError
         Names the graph, the output, its first entry that differs, and both values.
     """
-    expect(subject, Subject, "a family under test")
+    expect(subject, Subject, "a subject under test")
     bound = read(bound, Finite, "a bound", where="check_graphs")
     seed = read(seed, Length, "a seed", where="check_graphs")
     n_compared = 0

@@ -50,7 +50,7 @@ def check_readers(
     AssertionError
         Names the graph and the output that differs.
     """
-    expect(subject, Subject, "a family under test")
+    expect(subject, Subject, "a subject under test")
     rng = np.random.default_rng(read(seed, Length, "a seed", where="check_readers"))
     options: dict[str, Any] = {"n_seq_max": N_SEQ, "kv_dtype": kv_dtype}
     tested = subject.link(threads=threads, **options)

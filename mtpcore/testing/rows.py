@@ -58,7 +58,7 @@ def check_rows(subject: Subject, batching: Batching, kv_dtype: str = "f16") -> N
     AssertionError
         Names the graph and the output that differs.
     """
-    expect(subject, Subject, "a family under test")
+    expect(subject, Subject, "a subject under test")
     expect(batching, Batching, "how rows reach a context")
     wanted = _trace(subject, Batching(n_tokens=batching.n_tokens), kv_dtype)
     trace = _trace(subject, batching, kv_dtype)

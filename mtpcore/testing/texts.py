@@ -92,7 +92,7 @@ def check_texts(
     AssertionError
         A text differs.
     """
-    expect(subject, Subject, "a family under test")
+    expect(subject, Subject, "a subject under test")
     expect(texts, Texts, "texts to compare")
     options: dict[str, Any] = {"n_seq_max": texts.n_texts, "n_batch": texts.n_batch}
     cross = subject.link(drafter=drafter, draft_vocabulary=draft_vocabulary, **options)
@@ -152,7 +152,7 @@ def check_broken_rows(subject: Subject, place: int, sampling: Sampling | None = 
     AssertionError
         A text differs, or something was drafted of broken rows.
     """
-    expect(subject, Subject, "a family under test")
+    expect(subject, Subject, "a subject under test")
     texts = Texts(sampling=sampling or Sampling.greedy(), n_texts=2, n_tokens=24)
     cross = subject.link(n_seq_max=texts.n_texts, n_batch=texts.n_batch)
     taps = [tap for feed in subject.spec.feeds if feed.src == "target" for tap in feed.taps]
