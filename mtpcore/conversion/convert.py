@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ from mtpcore.conversion.metadata import family_metadata, general_metadata, table
 from mtpcore.conversion.output import FilePart, Report, write_checked
 from mtpcore.conversion.parts import MTP, check_parts
 from mtpcore.conversion.plan import Plan, PlannedTensor, make_plan
-from mtpcore.conversion.published import convert_json, read_tensors
+from mtpcore.conversion.published import PublishedTensor, convert_json, read_tensors
 from mtpcore.conversion.tokenizer import tokenizer_metadata, with_control_tokens
 from mtpcore.conversion.types import OutType, TypeChoice
 from mtpcore.conversion.values import check_scales, read_values
@@ -86,6 +86,7 @@ def convert(
     plugins : Registry, optional
         The plugins to ask; default: all that are installed.
     report : callable, optional
+        Called as ``report(n_bytes, total)`` while the data is written.
 
     Returns
     -------
@@ -106,11 +107,7 @@ def convert(
     values = read_config(folder)
     inner = further_folders(values, folder, known)
     _refuse_own_file(path, folder, target, *(folder / name for name in inner))
-    published = read_tensors(folder, values.get("transformers_weights"))
-    for name in inner:
-        for tensor in read_tensors(folder / name).values():
-            called = f"{name}/{tensor.name}"
-            published[called] = msgspec.structs.replace(tensor, name=called)
+    published = _read_all(folder, values, inner)
     family = find_family(values, published, folder, known)
     _check_options(family, folder, mtp, target)
     if mtp != "drop" and family.n_declared not in (0, family.n_heads):
@@ -150,19 +147,43 @@ def convert(
     for planned in plan.tensors:
         streamed[planned.is_beside].append(_streamed(planned, plan, config, choice))
     merged = {**general, **tokens, **metadata}
-    model, companion = FilePart(path, family.architecture, merged, streamed[False]), None
-    if family.companion is not None and family.main.companion is not None:
-        beside = table_metadata(family.architecture, family.main.companion, config)
-        companion = FilePart(
-            companion_path(family.companion, path),
-            family.companion.architecture,
-            {**general, "general.type": "mmproj", **beside},
-            streamed[True],
-        )
+    model = FilePart(path, family.architecture, merged, streamed[False])
+    companion = _companion(family, config, path, general, streamed[True])
     write_checked(model, companion, known, report)
     if family.main.note:
         log.warning("%s: %s", path, family.main.note)
     return plan.left_out
+
+
+def _read_all(
+    folder: Path, values: Mapping[str, Any], inner: Sequence[str]
+) -> dict[str, PublishedTensor]:
+    """Return the tensors of a checkpoint, and those of folders inside it as ``folder/name``."""
+    published = read_tensors(folder, values.get("transformers_weights"))
+    for name in inner:
+        for tensor in read_tensors(folder / name).values():
+            called = f"{name}/{tensor.name}"
+            published[called] = msgspec.structs.replace(tensor, name=called)
+    return published
+
+
+def _companion(
+    family: Family,
+    config: Config,
+    path: Path,
+    general: Mapping[str, Value],
+    tensors: Sequence[StreamedTensor],
+) -> FilePart | None:
+    """Return the file beside the model's; None if the family has none."""
+    if family.companion is None or family.main.companion is None:
+        return None
+    own = table_metadata(family.architecture, family.main.companion, config)
+    return FilePart(
+        companion_path(family.companion, path),
+        family.companion.architecture,
+        {**general, "general.type": "mmproj", **own},
+        tensors,
+    )
 
 
 def _refuse_own_file(path: Path, *folders: Path | None) -> None:

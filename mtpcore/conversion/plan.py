@@ -115,15 +115,6 @@ def make_plan(
         Tensors are missing or stand in no table; all are named. A stack of unequal shapes, a
         matrix of eight bits without its scales.
     """
-    wishes = [*_wishes(family.main, config, n_experts, range(config.n_layers), False)]
-    if (beside := family.main.companion) is not None:
-        wishes += [
-            msgspec.structs.replace(wish, is_beside=True)
-            for wish in _wishes(beside, config, n_experts, range(config.n_layers), False)
-        ]
-    if family.heads:
-        blocks = range(config.n_layers, config.n_layers + family.n_heads)
-        wishes += _wishes(family.heads, config, n_experts, blocks, True)
     scales = {
         name.removesuffix(SCALES): tensor
         for name, tensor in tensors.items()
@@ -133,7 +124,7 @@ def make_plan(
     left_out: dict[str, str] = {}
     missing: list[str] = []
     chosen: dict[str, _Wish] = {}
-    for wish in wishes:
+    for wish in _wishes_of(family, config, n_experts):
         lacking = [name for name in wish.names if name not in tensors]
         unknown.difference_update(wish.names)
         if len(lacking) == len(wish.names) and _optional(wish.rename, config):
@@ -152,25 +143,50 @@ def make_plan(
             )
         else:
             chosen[wish.tensor] = wish
-    dropped = [drop for table in (family.main, family.heads) if table for drop in table.dropped]
-    for name in sorted(unknown):
-        if drop := next((one for one in dropped if pattern(one).fullmatch(name)), ""):
-            left_out[name] = "of no use" if drop == name else f"of no use: {drop}"
+    left_out |= _dropped(family, sorted(unknown))
     left_out |= {name + SCALES: left_out[name] for name in scales if name in left_out}
     strange = unknown - left_out.keys()
     _refuse(missing, sorted(strange | {n + SCALES for n in strange if n in scales}), config)
     for wish in chosen.values():
         for name in wish.names:
-            if tensors[name].kind == "F8_E4M3" and name not in scales:
-                raise ModelFileError(
-                    "a matrix of eight bits without its scales",
-                    where=f"{tensors[name].file}: {tensors[name].name}",
-                    wanted=tensors[name].name + SCALES,
-                )
+            if name not in scales:
+                _refuse_float8(tensors[name])
     planned = [_planned(wish, tensors, config) for wish in chosen.values()]
     planned += _made(family.main, config)
     by_source = {tensors[name].name: one for name, one in scales.items()}
     return Plan(tuple(sorted(planned, key=_place)), by_source, left_out)
+
+
+def _wishes_of(family: Family, config: Config, n_experts: int) -> Iterator[_Wish]:
+    """Yield what the trunk's table asks for, then its companion's, then that of the heads."""
+    trunk = range(config.n_layers)
+    yield from _wishes(family.main, config, n_experts, trunk, False)
+    if (beside := family.main.companion) is not None:
+        for wish in _wishes(beside, config, n_experts, trunk, False):
+            yield msgspec.structs.replace(wish, is_beside=True)
+    if family.heads:
+        blocks = range(config.n_layers, config.n_layers + family.n_heads)
+        yield from _wishes(family.heads, config, n_experts, blocks, True)
+
+
+def _dropped(family: Family, names: Sequence[str]) -> dict[str, str]:
+    """Return why tensors are left out that the tables drop, by name."""
+    dropped = [drop for table in (family.main, family.heads) if table for drop in table.dropped]
+    reasons = {}
+    for name in names:
+        if drop := next((one for one in dropped if pattern(one).fullmatch(name)), ""):
+            reasons[name] = "of no use" if drop == name else f"of no use: {drop}"
+    return reasons
+
+
+def _refuse_float8(tensor: PublishedTensor) -> None:
+    """Raise where a tensor needs scales, which it does not have."""
+    if tensor.kind == "F8_E4M3":
+        raise ModelFileError(
+            "a matrix of eight bits without its scales",
+            where=f"{tensor.file}: {tensor.name}",
+            wanted=tensor.name + SCALES,
+        )
 
 
 def _wishes(

@@ -60,6 +60,7 @@ def quantize(
     plugins : Registry, optional
         The plugins to ask; default: all that are installed.
     report : callable, optional
+        Called as ``report(n_bytes, total)`` while the data is written.
 
     Returns
     -------
