@@ -213,7 +213,7 @@ class GraphBuilder:
         )
         return outputs
 
-    # Verbs
+    # Operations
 
     def embed(
         self,
@@ -550,10 +550,8 @@ class GraphBuilder:
             v_width=v if isinstance(v, int) else 0,
             max_distance=max_distance if bias else 0,
         )[0]
-        self._check_layer(layer)
-        self._memory[layer] = MemoryLayer(
-            layer, int(k.shape[1]), int(k.shape[2]), int(attended.shape[2]), window, latent
-        )
+        heads, k_width, v_width = int(k.shape[1]), int(k.shape[2]), int(attended.shape[2])
+        self._write(self._memory, MemoryLayer(layer, heads, k_width, v_width, window, latent))
         return attended
 
     def attend(
@@ -610,9 +608,13 @@ class GraphBuilder:
             )
         return attended
 
-    def _check_layer(self, layer: int) -> None:
-        if layer in self._memory or layer in self._delivered:
-            raise GraphError("memory layer is written twice", where=self._nodes[-1].name, got=layer)
+    def _write(self, layers: dict[int, MemoryLayer], layer: MemoryLayer) -> None:
+        """Note what the newest node stores, in ``_memory`` or in ``_delivered``."""
+        number = layer.layer
+        if number in self._memory or number in self._delivered:
+            where = self._nodes[-1].name
+            raise GraphError("memory layer is written twice", where=where, got=number)
+        layers[number] = layer
 
     def remember(
         self, k: Value, v: Value, *, layer: int, window: int = 0, name: str | None = None
@@ -643,10 +645,8 @@ class GraphBuilder:
                 got=k.shape,
                 fix="g.cross_attention attends to whole sequences",
             )
-        self._check_layer(layer)
-        self._memory[layer] = MemoryLayer(
-            layer, int(k.shape[1]), int(k.shape[2]), int(v.shape[2]), window
-        )
+        heads, k_width, v_width = int(k.shape[1]), int(k.shape[2]), int(v.shape[2])
+        self._write(self._memory, MemoryLayer(layer, heads, k_width, v_width, window))
 
     def cross_attention(
         self, q: Value, k: Value, v: Value, *, layer: int, scale: float, name: str | None = None
@@ -683,9 +683,8 @@ class GraphBuilder:
             )
         if q.shape[2:] != k.shape[2:]:
             raise GraphError("q and k widths differ", where=where, wanted=k.shape, got=q.shape)
-        self._check_layer(layer)
         heads, k_width, v_width = int(k.shape[1]), int(k.shape[2]), int(v.shape[2])
-        self._delivered[layer] = MemoryLayer(layer, heads, k_width, v_width)
+        self._write(self._delivered, MemoryLayer(layer, heads, k_width, v_width))
         return self.add_node(
             "cross_attention",
             [q],
@@ -969,6 +968,27 @@ class GraphBuilder:
                 wanted=", ".join(missing),
                 got=", ".join(self._offered) or "no taps",
             )
+        program = Program(
+            self.name,
+            values=tuple(self._values),
+            nodes=tuple(self._nodes),
+            inputs=dict(self._inputs),
+            outputs=self._outputs_of(results),
+            memory=_in_order(self._memory),
+            taps=tuple(dict.fromkeys(self._offered)),
+            states=tuple(sorted(self._states.values(), key=lambda s: (s.layer, type(s).__name__))),
+            delivered=_in_order(self._delivered),
+            shared=_in_order(self._read),
+        )
+        if program.shared and (program.memory or program.states):
+            raise GraphError(
+                "a graph that reads another one's memory has none of its own", where=self.name
+            )
+        check(program)
+        return program
+
+    def _outputs_of(self, results: Outputs) -> dict[str, int]:
+        """Return the ids of logits, of other results and of taps, checked, by name."""
         outputs = {name: value.id for name, value in (*results.rows.items(), *self._taps.items())}
         if results.logits is not None:
             if len(results.logits.shape) != 2 or results.logits.shape[0] != OUTPUTS:
@@ -982,7 +1002,7 @@ class GraphBuilder:
         for name, i in outputs.items():
             if self._values[i].dtype != "f32":
                 raise GraphError(
-                    f"the output {name!r} is no rows of numbers",
+                    f"the output {name!r} does not consist of numbers",
                     where=self.name,
                     wanted="f32",
                     got=f"{self._values[i].name}, {self._values[i].dtype}",
@@ -994,21 +1014,9 @@ class GraphBuilder:
                     wanted=TOKENS,
                     got=self._values[i].name,
                 )
-        program = Program(
-            self.name,
-            tuple(self._values),
-            tuple(self._nodes),
-            dict(self._inputs),
-            outputs,
-            tuple(self._memory[i] for i in sorted(self._memory)),
-            tuple(dict.fromkeys(self._offered)),
-            tuple(sorted(self._states.values(), key=lambda s: (s.layer, type(s).__name__))),
-            tuple(self._delivered[i] for i in sorted(self._delivered)),
-            tuple(self._read[i] for i in sorted(self._read)),
-        )
-        if program.shared and (program.memory or program.states):
-            raise GraphError(
-                "a graph that reads another one's memory has none of its own", where=self.name
-            )
-        check(program)
-        return program
+        return outputs
+
+
+def _in_order(layers: Mapping[int, MemoryLayer]) -> tuple[MemoryLayer, ...]:
+    """Return layers by their numbers."""
+    return tuple(layers[number] for number in sorted(layers))

@@ -162,15 +162,32 @@ class Program(msgspec.Struct, frozen=True):
     Nodes whose rows are ``SOURCES`` run once, when a whole sequence is delivered, the others with
     each batch: ``split_sources`` parts them. What the former leave to the latter is in memory.
 
-    Inputs: ``tokens`` i32[n_tokens] (-1 where an embedding row stands), ``positions``
-    i32[n_tokens, axes], where the graph takes them ``embeddings`` f32[n_tokens, width] and
-    ``codes`` i32[n_tokens, n], and one ``f32[n_tokens, width]`` for each slot, or
-    ``f32[n_sources, width]`` of whole sequences. Outputs: ``logits`` f32[n_outputs, n_vocab], taps
-    and recycled states f32[n_tokens, width]. ``taps`` are all that the graph offers, asked for or
-    not. ``states`` are those of recurrent layers, by number, a layer's convolution first.
-    ``delivered`` are memory layers of whole sequences; no number is in ``memory``, too.
-    ``shared`` are layers of another graph's memory, which this one reads and never writes; then it
-    has none.
+    Attributes
+    ----------
+    name : str
+    values : tuple of Value
+        By id.
+    nodes : tuple of Node
+        In the order in which they run.
+    inputs : dict of str to int
+        Ids of values: ``tokens`` i32[n_tokens] (-1 where an embedding row stands), ``positions``
+        i32[n_tokens, axes], where the graph takes them ``embeddings`` f32[n_tokens, width] and
+        ``codes`` i32[n_tokens, n], and each slot, f32[n_tokens, width], or f32[n_sources, width]
+        of whole sequences.
+    outputs : dict of str to int
+        Ids of values: ``logits`` f32[n_outputs, n_vocab], taps and recycled states
+        f32[n_tokens, width].
+    memory : tuple of MemoryLayer
+        What its attention stores, by number of the layer.
+    taps : tuple of str
+        All that the graph offers, asked for or not.
+    states : tuple of StateLayer
+        Of recurrent layers, by number, a layer's convolution first.
+    delivered : tuple of MemoryLayer
+        Layers of whole sequences; their numbers are not in ``memory``.
+    shared : tuple of MemoryLayer
+        Layers of another graph's memory, which this one reads and never writes; a graph that has
+        any has no memory and no states of its own.
     """
 
     name: str
@@ -194,7 +211,7 @@ class Program(msgspec.Struct, frozen=True):
         return int(self.values[self.inputs["positions"]].shape[1])
 
     def slots(self) -> dict[str, int]:
-        """Return the width of each slot that has a row for each token, no input of every batch."""
+        """Return the width of each slot that has a row for each token."""
         own = ("tokens", "positions", "embeddings", "codes")
         return {
             name: int(self.values[value].shape[1])

@@ -225,7 +225,7 @@ def test_a_bias_counts_distances_where_no_row_lies_in_a_span(mask):
 def test_outputs_are_rows_of_numbers():
     g = builder()[0]
     outputs = Outputs(mine=g.inputs.tokens)
-    with pytest.raises(GraphError, match="'mine' is no rows of numbers") as caught:
+    with pytest.raises(GraphError, match="'mine' does not consist of numbers") as caught:
         g.finish(outputs)
     assert caught.value.got == "tokens, i32"
 
