@@ -9,14 +9,14 @@ post-head chooses them in passes of its own, which read the block's rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from mtpcore.backends.base import (
     CheckedBatch,
@@ -27,14 +27,11 @@ from mtpcore.backends.base import (
     Verification,
 )
 from mtpcore.backends.block_draft import until_unreadable
-from mtpcore.backends.cuda.choice import DraftedParts
-from mtpcore.backends.cuda.device import DeviceArray
+from mtpcore.backends.cuda.draft_order import DraftOrder
 from mtpcore.backends.cuda.launch.passes import (
     DRAFT,
     NEXT,
-    NO_DRAFT,
     PAIR,
-    STEP,
     WORDS,
     complete,
     judge,
@@ -42,129 +39,15 @@ from mtpcore.backends.cuda.launch.passes import (
     spread,
 )
 from mtpcore.backends.cuda.launch.rows import copy_rows, mark_not_finite
-from mtpcore.backends.cuda.launch.step import Launch, start
+from mtpcore.backends.cuda.launch.step import Launch
 from mtpcore.backends.cuda.launch.tokens import Drafted
+from mtpcore.backends.cuda.rounds import EVERY_TOKEN, Rounds, n_tokens_of, without_drafts
 from mtpcore.backends.cuda.runs import DevicePlan, PlannedRun
-from mtpcore.backends.cuda.staging import Part
 from mtpcore.backends.draft import check_draft, n_embeddings
 from mtpcore.graph.program import OUTPUTS
 from mtpcore.memory.base import Memory
 
-__all__ = ["EVERY_TOKEN", "DraftLoop", "DraftOrder", "n_tokens_of", "without_drafts"]
-
-EVERY_TOKEN = int(np.iinfo(np.int32).max)
-
-
-class DraftOrder:
-    """Which sequences are in each pass, and the numbers of their drafts.
-
-    Sequence i is in pass p if ``k[i] > p``, and each is in the first; ``passes`` has them in order.
-    Of a block all drafts come from one pass, and those are its steps, without sequences that get
-    none. The drafts of a pass have the numbers from ``first`` of it on, ``n`` are all.
-
-    Each draft is chosen behind a row of those of a block that feed its post-head: ``read`` are the
-    rows of each sequence. Without them what feeds a pass is in the order of its sequences.
-    """
-
-    def __init__(self, k: list[int], *, is_block: bool = False, read: Sequence[range] = ()) -> None:
-        self.k, self.read_rows, each = k, read, range(max(k))
-        self.passes = [
-            [i for i, most in enumerate(k) if most > p or not (p or is_block)] for p in each
-        ]
-        self.first = [sum(map(len, self.passes[:p])) for p in each]
-        self.n = sum(map(len, self.passes))
-
-    def number(self, i: int, p: int) -> int:
-        """Return the number of the draft that sequence i gets from pass p."""
-        return self.first[p] + self.passes[p].index(i)
-
-    @property
-    def none(self) -> NDArray[np.void]:
-        """``DRAFT`` [n] before any is made."""
-        return np.array([(NO_DRAFT, 0, 0)] * self.n, DRAFT)
-
-    def texts(
-        self, lengths: Mapping[int, tuple[int, int]]
-    ) -> tuple[NDArray[np.int32], DraftedParts]:
-        """Return the drafts that texts go on with, and the part of each output.
-
-        ``lengths`` are of each output its sequence, and how many of its drafts.
-        """
-        numbers: list[int] = []
-        parts = dict[int, tuple[int, int]]()
-        for output, (i, n) in lengths.items():
-            parts[output] = len(numbers), n
-            numbers += [self.number(i, p) for p in range(n)]
-        return np.array(numbers, np.int32), parts
-
-    def steps(self, p: int, p_min: list[float]) -> NDArray[np.void]:
-        """Return ``STEP`` of each sequence of a pass."""
-        before = [self.number(i, p - 1) if p else -1 for i in self.passes[p]]
-        steps = np.zeros(len(before), STEP)
-        steps["p_min"] = [p_min[i] for i in self.passes[p]]
-        steps["number"] = self.first[p] + np.arange(len(steps))
-        steps["before"] = before
-        steps["is_to_go_on"] = [self.k[i] > p + 1 for i in self.passes[p]]
-        steps["read_next"] = np.arange(len(steps))
-        if self.read_rows:
-            rows = [(self.read_rows[i], self.k[i] - p) for i in self.passes[p]]
-            steps["first_read"] = [read.start for read, _ in rows]
-            steps["n_read"] = [0 if p else len(read) - n + 1 for read, n in rows]
-            steps["read_next"] = [read.stop - n + 1 for read, n in rows]
-        return steps
-
-    def steps_at_once(self, steps: range, p_min: list[float]) -> NDArray[np.void]:
-        """Return ``STEP`` of each draft of some steps of a block, which are judged together.
-
-        They come by sequence, as rows do.
-        """
-        parts = [self.steps(p, p_min) for p in steps]
-        for depth, part in enumerate(parts):
-            part["depth"] = depth
-        numbers = [self.number(i, p) for i, k in enumerate(self.k) for p in steps if p < k]
-        at = np.array(numbers) - self.first[steps[0]]
-        made: NDArray[np.void] = np.concatenate(parts)[at]
-        return made
-
-    def chained(self, p: int) -> NDArray[np.void]:
-        """Return ``PAIR`` of drafts and rows, where a pass has one row of each sequence."""
-        pairs = [(self.number(i, p - 1), row) for row, i in enumerate(self.passes[p]) if p]
-        return np.array(pairs, PAIR)
-
-    def filled(self, p: int, batch: CheckedBatch) -> NDArray[np.void]:
-        """Return ``PAIR`` of drafts and rows, where a pass has the newest rows of its sequences."""
-        pairs = []
-        for i, newest in zip(self.passes[p], batch.outputs.tolist(), strict=True):
-            for draft in range(p):
-                row = newest - p + 1 + draft
-                if row >= 0 and batch.seq[row] == batch.seq[newest]:
-                    pairs.append((self.number(i, draft), row))
-        return np.array(pairs, PAIR)
-
-    def behind(self) -> NDArray[np.void]:
-        """Return ``PAIR`` of drafts and the rows behind them, where a post-head has all rows."""
-        drafts = [(i, p) for i, k in enumerate(self.k) for p in range(k - 1)]
-        rows = [(self.number(i, p), self.read_rows[i].stop - self.k[i] + p + 1) for i, p in drafts]
-        return np.array(rows, PAIR)
-
-    def verified(self, first: list[int]) -> NDArray[np.void]:
-        """Return ``PAIR`` of all drafts and their rows, which follow ``first`` of each sequence."""
-        drafts = [(i, p) for i, k in enumerate(self.k) for p in range(k)]
-        return np.array([(self.number(i, p), first[i] + 1 + p) for i, p in drafts], PAIR)
-
-    def read(self, drafted: NDArray[np.void]) -> tuple[list[list[int]], int]:
-        """Return the drafts of each sequence from ``DRAFT`` [n], and how many passes they took."""
-        drafts: list[list[int]] = [[] for _ in self.k]
-        n_passes = 0
-        for p, sequences in enumerate(self.passes):
-            if p and not drafted["goes_on"][self.first[p - 1] : self.first[p]].any():
-                break
-            n_passes += 1
-            for i in sequences:
-                token = int(drafted["token"][self.number(i, p)])
-                if token >= 0 and self.k[i]:
-                    drafts[i].append(token)
-        return drafts, n_passes
+__all__ = ["DraftLoop"]
 
 
 class RoundShape(NamedTuple):
@@ -226,39 +109,8 @@ class Stage(NamedTuple):
         return len(self.brought.get(f"pairs of {what}", ()))
 
 
-class RoundStage(Protocol):
-    """What rounds are made of: stages of chains and blocks, or of trees."""
-
-    @property
-    def plan(self) -> DevicePlan:
-        """Of the pass."""
-
-    @property
-    def run(self) -> PlannedRun:
-        """The pass."""
-
-    @property
-    def brought(self) -> dict[str, NDArray[Any]]:
-        """What it brings from the host by the round's array, besides its run."""
-
-    @property
-    def n(self) -> int:
-        """How many drafts, or nodes, it makes; 0 where it verifies."""
-
-    @property
-    def may_end(self) -> bool:
-        """Whether the next one runs only if some sequence goes on."""
-
-    @property
-    def key(self) -> Hashable:
-        """What its launches depend on, besides the arrays of the round."""
-
-
-_Stage = TypeVar("_Stage", bound=RoundStage)
-
-
 class DraftLoop:
-    """Rounds that begin with a plan, and the arrays in which its passes leave each other rows.
+    """Rounds of chains and blocks that begin with a plan.
 
     Parameters
     ----------
@@ -267,9 +119,7 @@ class DraftLoop:
     """
 
     def __init__(self, plan: DevicePlan) -> None:
-        self._plan, self._device = plan, plan.device
-        self.arrays: dict[str, DeviceArray] = {}
-        self._n_made = 0  # arrays, of which some have gone
+        self._plan, self._rounds = plan, Rounds(plan)
 
     def can_run(self, run: DraftRun) -> bool:
         """Say whether only tokens, recycled rows and penalties depend on what is drafted."""
@@ -278,13 +128,9 @@ class DraftLoop:
             plans.append(run.post_head.plan)
         return (
             max(run.k, default=0) > 0
-            and all(self.is_here(plan) for plan in plans)
+            and all(self._rounds.is_here(plan) for plan in plans)
             and len({id(plan) for plan in plans}) == len(plans)
         )
-
-    def is_here(self, plan: Plan | DevicePlan) -> TypeGuard[DevicePlan]:
-        """Whether a plan is on the same device."""
-        return isinstance(plan, type(self._plan)) and plan.device is self._device
 
     def run(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
         """Return the drafts of each sequence, and how many passes ran; see ``Plan.draft``."""
@@ -297,12 +143,12 @@ class DraftLoop:
             stages = (self._filling if run.is_block else self._drafting)(run, order, memory)
         verification = run.verification
         target = verification and verification.plan
-        if verification and target and self.is_here(target):
+        if verification and target and self._rounds.is_here(target):
             stages.append(self._verifying(order, target, verification))
             wanted = [order.number(i, k - 1) for i, k in enumerate(order.k) if k]
             stages[0].brought["wanted"] = np.array(wanted, np.int32)  # the last draft looks at it
         shape = self._launch(run, stages)
-        raw = self._device.read(self.arrays["drafts"], 0, order.n * DRAFT.itemsize)
+        raw = self._plan.device.read(self._rounds.arrays["drafts"], 0, order.n * DRAFT.itemsize)
         drafts, n_passes = order.read(np.frombuffer(raw, DRAFT))
         if run.post_head is not None:
             n_tokens = n_embeddings(run.post_head.plan.program)
@@ -463,8 +309,8 @@ class DraftLoop:
         program = self._plan.program
         for slot, names in feeds:
             width = sum(int(program.shape(name)[1]) for name in names)
-            self.room(f"rows of {slot}", n, np.float32, width)
-        self.room("marks", len(feeds) * n_marked, np.int32)
+            self._rounds.room(f"rows of {slot}", n, np.float32, width)
+        self._rounds.room("marks", len(feeds) * n_marked, np.int32)
 
     def _verifying(self, order: DraftOrder, plan: DevicePlan, verification: Verification) -> Stage:
         """Return the pass of the target."""
@@ -478,15 +324,6 @@ class DraftLoop:
         brought = {"drafted": drafted, **_placed(order.verified(first))}
         return Stage(plan, plan.take(batch, memory, drafted=parts), brought)
 
-    def room(self, name: str, n: int, dtype: DTypeLike, *width: int) -> DeviceArray:
-        """Return an array of n rows, or more: it stays where it is as long as it has room."""
-        held = self.arrays.get(name)
-        if held is None or held.shape[0] < n or held.shape[1:] != width:
-            most = 1 << max(n - 1, 0).bit_length()
-            self._n_made += 1  # first: cut off in between, no graph is taken for another's
-            self.arrays[name] = self._device.empty((most, *width), dtype)
-        return self.arrays[name]
-
     # What the device does
 
     def _launch(self, run: DraftRun, stages: list[Stage]) -> RoundShape:
@@ -497,61 +334,14 @@ class DraftLoop:
         is_chain = not run.is_block or (run.post_head is not None and not run.post_head.passes)
         n_tokens = n_tokens_of(drafting) if is_chain else EVERY_TOKEN
         shape = RoundShape(n_tokens, n_tokens_of(stages), n_drafting, verifies)
-        self.start(shape, stages, partial(self._launches, shape), max(run.p_min) > 0)
+        self._rounds.start(shape, stages, partial(self._launches, shape), max(run.p_min) > 0)
         return shape
-
-    def start(
-        self,
-        shape: Hashable,
-        stages: Sequence[_Stage],
-        launches: Callable[[_Stage, int, bool, Any], Iterator[Launch]],
-        has_conditions: bool,
-    ) -> None:
-        """Start stages, each with what it brings; ``launches`` are those of a stage.
-
-        They depend on nothing but ``shape`` and the stage. ``launches`` is given where the table of
-        what is brought begins, whether it is the last one that drafts, and the condition of the
-        following one, if that may be left out.
-        """
-        staging, verifies = self._plan.staging, not stages[-1].n
-        for stage in stages:
-            for name, values in stage.brought.items():
-                self.room(name, len(values), values.dtype)
-        parts = [
-            [
-                *stage.run.parts,
-                *(Part(values, self.arrays[name]) for name, values in stage.brought.items()),
-            ]
-            for stage in stages
-        ]
-        tables = staging.send(parts)
-        key = (
-            *(shape, has_conditions, tuple(stage.key for stage in stages), tuple(tables)),
-            *(self._n_made, staging.array.shape),
-        )
-
-        def work(is_recorded: bool) -> None:
-            condition = None  # of this pass, set by the one before
-            for stage, table in zip(stages, tables, strict=True):
-                is_last, following = stage is stages[-1], None
-                is_last_draft = is_last or (verifies and stage is stages[-2])
-                may_end = stage.may_end or is_last_draft
-                if has_conditions and is_recorded and may_end and not is_last:
-                    following = self._device.condition()
-                started = launches(stage, table, is_last_draft, following)
-                if condition is None:
-                    start(self._device, started)
-                else:
-                    self._device.when(condition, partial(start, self._device, started))
-                condition = following
-
-        self._plan.graphs.start(key, work)
 
     def _launches(
         self, shape: RoundShape, stage: Stage, table: int, is_last_draft: bool, following: Any
     ) -> Iterator[Launch]:
         """Yield the launches of a pass; ``following`` is the condition of the next one."""
-        plan, arrays, program = stage.plan, self.arrays, stage.plan.program
+        plan, arrays, program = stage.plan, self._rounds.arrays, stage.plan.program
         yield spread(self._plan.staging.array, table, len(stage.run.parts) + len(stage.brought))
         if n := stage.n_placed("tokens"):
             pairs, tokens = arrays["pairs of tokens"], plan.arrays[program.inputs["tokens"]]
@@ -590,7 +380,7 @@ class DraftLoop:
 
     def _keeping(self, plan: DevicePlan, kept: Kept) -> Iterator[Launch]:
         """Yield what keeps rows of a pass, and says which are not finite."""
-        arrays, program = self.arrays, plan.program
+        arrays, program = self._rounds.arrays, plan.program
         for number, (slot, names) in enumerate(kept.feeds):
             rows, left = arrays[f"rows of {slot}"], 0
             for name in names:
@@ -632,12 +422,6 @@ def _row_of_each(batch: CheckedBatch, rows: list[int]) -> CheckedBatch:
     )
 
 
-def n_tokens_of(stages: Sequence[RoundStage]) -> int:
-    """Return how many tokens have an embedding in every pass."""
-    tables = [n_embeddings(stage.plan.program) for stage in stages]
-    return min(filter(None, tables), default=EVERY_TOKEN)
-
-
 def _choosing(batch: CheckedBatch, run: DraftRun, active: list[int], p: int) -> CheckedBatch:
     """Return a pass's batch with the samplers of its sequences, and the texts before all drafts."""
     wanted = FusedSampling(
@@ -667,21 +451,6 @@ def _choosing_in_block(
         texts=[run.history[i] for i, _ in places],
         n_prompt=[run.n_prompt[i] for i, _ in places],
     )
-    return msgspec.structs.replace(batch, fused_sampling=wanted)
-
-
-def without_drafts(batch: CheckedBatch, lengths: Mapping[int, tuple[int, int]]) -> CheckedBatch:
-    """Return a batch whose texts end before their drafts, which are any tokens there.
-
-    ``lengths`` are as in ``DraftOrder.texts``.
-    """
-    wanted = batch.fused_sampling
-    if wanted is None or not wanted.texts:
-        return batch
-    texts = [*wanted.texts]
-    for output, (_, n) in lengths.items():
-        texts[output] = texts[output][: max(len(texts[output]) - n, 0)]
-    wanted = msgspec.structs.replace(wanted, texts=texts)
     return msgspec.structs.replace(batch, fused_sampling=wanted)
 
 

@@ -27,7 +27,6 @@ from mtpcore.backends.base import (
     Verification,
 )
 from mtpcore.backends.cuda.choice import DraftedParts
-from mtpcore.backends.cuda.drafts import EVERY_TOKEN, DraftLoop, n_tokens_of, without_drafts
 from mtpcore.backends.cuda.launch.passes import (
     DRAFT,
     NEXT,
@@ -58,6 +57,7 @@ from mtpcore.backends.cuda.launch.trees import (
     select_best,
     show_verified,
 )
+from mtpcore.backends.cuda.rounds import EVERY_TOKEN, Rounds, n_tokens_of, without_drafts
 from mtpcore.backends.cuda.runs import DevicePlan, PlannedRun
 from mtpcore.graph.program import OUTPUTS
 
@@ -179,7 +179,7 @@ class TreeLoop:
     """
 
     def __init__(self, plan: DevicePlan) -> None:
-        self._plan, self._device, self._round = plan, plan.device, DraftLoop(plan)
+        self._plan, self._rounds = plan, Rounds(plan)
 
     def can_grow(self, run: TreeRun) -> bool:
         """Say whether a run needs nothing of the host between its passes.
@@ -187,7 +187,7 @@ class TreeLoop:
         Where several branches are ranked from the same logits, no penalty may change these; and
         rows may not see what is reserved for later passes.
         """
-        here = self._round.is_here
+        here = self._rounds.is_here
         is_shared = any(len({*one.outputs}) < len(one.outputs) for one in run.passes)
         has_penalties = any(sampler.sampling.has_penalties for sampler in run.samplers)
         return (
@@ -202,7 +202,7 @@ class TreeLoop:
         order = TreeOrder(run)
         stages = self._growing(run, order)
         n_tokens, verification = run.n_tokens or EVERY_TOKEN, run.verification
-        if verification and self._round.is_here(verification.plan):
+        if verification and self._rounds.is_here(verification.plan):
             follow = self._verifying_best if run.width else self._verifying
             stages += follow(run, order, verification.plan, verification)
         n_wanted, n_nodes = sum(map(len, run.order)), len(run.nodes)
@@ -210,7 +210,7 @@ class TreeLoop:
             *(tuple(run.recycle.items()), n_tokens, min(n_tokens, n_tokens_of(stages))),
             *(n_wanted, n_nodes, len(run.passes), len(run.order) if run.width else 0),
         )
-        self._round.start(shape, stages, partial(self._launches, shape), max(run.p_min) > 0)
+        self._rounds.start(shape, stages, partial(self._launches, shape), max(run.p_min) > 0)
         nodes, branches = self._found(run, n_wanted)
         grown = _read(run, nodes, branches)
         tokens = [token for one in grown for token in one.tokens]
@@ -225,7 +225,7 @@ class TreeLoop:
 
     def _found(self, run: TreeRun, n_wanted: int) -> tuple[NDArray[np.void], NDArray[np.int32]]:
         """Return ``DRAFT`` of each node, and the nodes of branches and of what is verified."""
-        read, arrays = self._device.read, self._round.arrays
+        read, arrays = self._plan.device.read, self._rounds.arrays
         nodes = np.frombuffer(read(arrays["nodes"], 0, len(run.nodes) * DRAFT.itemsize), DRAFT)
         if not run.width:
             return nodes, _branches(run)
@@ -330,13 +330,13 @@ class TreeLoop:
         brought = {"drafted": drafted, "verified rows": np.array(verified, VERIFIED_ROW)}
         if plan.walks:
             brought["trees"] = _trees(batch.seq, verification.first)
-        self._round.room("depths", len(verified), np.int32)
-        self._round.room("pairs of tokens", len(verified), PAIR)
+        self._rounds.room("depths", len(verified), np.int32)
+        self._rounds.room("pairs of tokens", len(verified), PAIR)
         return [TreeStage(plan, plan.take(batch, memory, drafted=parts), brought)]
 
     def _make_room(self, run: TreeRun, stages: list[TreeStage]) -> None:
         """Make the arrays that nothing is brought to."""
-        room, program = self._round.room, self._plan.program
+        room, program = self._rounds.room, self._plan.program
         n_outputs = sum(stage.n_outputs for stage in stages)
         for slot, name in run.recycle.items():
             width = program.values[program.outputs[name]].shape[1]
@@ -359,7 +359,7 @@ class TreeLoop:
         self, shape: RoundShape, stage: TreeStage, table: int, is_last: bool, following: Any
     ) -> Iterator[Launch]:
         """Yield the launches of a pass; ``following`` is the condition of the next one."""
-        plan, arrays, program = stage.plan, self._round.arrays, stage.plan.program
+        plan, arrays, program = stage.plan, self._rounds.arrays, stage.plan.program
         n_brought = len(stage.run.parts) + len(stage.brought)
         yield spread(self._plan.staging.array, table, n_brought)
         yield from self._find_rows(shape, stage)
@@ -408,7 +408,7 @@ class TreeLoop:
 
     def _find_rows(self, shape: RoundShape, stage: TreeStage) -> Iterator[Launch]:
         """Yield what finds the nodes of a pass, and where its rows stand, if that is not known."""
-        plan, arrays, n = stage.plan, self._round.arrays, stage.n_placed
+        plan, arrays, n = stage.plan, self._rounds.arrays, stage.n_placed
         if not shape.n_lists or not n:
             return
         found = Found(arrays["branches"], arrays["makers"], arrays["outputs"])
@@ -438,12 +438,12 @@ class TreeLoop:
     def _walk_trees(self, stage: TreeStage) -> Iterator[Launch]:
         """Yield what lets states of recurrent layers go on as rows were found to follow."""
         if stage.plan.walks:
-            trees, parents = self._round.arrays["trees"], stage.plan.rows.parent
+            trees, parents = self._rounds.arrays["trees"], stage.plan.rows.parent
             yield stage.plan.walks.of_trees(trees, parents, len(stage.brought["trees"]))
 
     def _select_best(self, what: str, n: int, *, is_to_run: bool) -> Launch:
         """Return what finds the best nodes of n lists."""
-        arrays = self._round.arrays
+        arrays = self._rounds.arrays
         lists = arrays[f"lists {what}"], arrays[f"listed {what}"]
         found = arrays["places"], arrays["branches"]
         return select_best(

@@ -1,0 +1,159 @@
+"""Rounds: passes that follow each other on the device, started together.
+
+``drafts.py`` and ``trees.py`` say which passes a round has, and what is launched for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeGuard, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from mtpcore.backends.base import CheckedBatch, Plan
+from mtpcore.backends.cuda.device import DeviceArray
+from mtpcore.backends.cuda.launch.step import Launch, start
+from mtpcore.backends.cuda.runs import DevicePlan, PlannedRun
+from mtpcore.backends.cuda.staging import Part
+from mtpcore.backends.draft import n_embeddings
+
+__all__ = ["EVERY_TOKEN", "RoundStage", "Rounds", "n_tokens_of", "without_drafts"]
+
+EVERY_TOKEN = int(np.iinfo(np.int32).max)
+"""In place of the number of tokens that have embeddings, where every token may be drafted."""
+
+
+class RoundStage(Protocol):
+    """What rounds are made of: stages of chains and blocks, or of trees."""
+
+    @property
+    def plan(self) -> DevicePlan:
+        """Of the pass."""
+
+    @property
+    def run(self) -> PlannedRun:
+        """The pass."""
+
+    @property
+    def brought(self) -> dict[str, NDArray[Any]]:
+        """What it brings from the host by the round's array, besides its run."""
+
+    @property
+    def n(self) -> int:
+        """How many drafts, or nodes, it makes; 0 where it verifies."""
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the next one runs only if some sequence goes on."""
+
+    @property
+    def key(self) -> Hashable:
+        """What its launches depend on, besides the arrays of the round."""
+
+
+_Stage = TypeVar("_Stage", bound=RoundStage)
+
+
+class Rounds:
+    """Starts rounds, and holds the arrays in which their passes leave each other rows.
+
+    Parameters
+    ----------
+    plan : DevicePlan
+        Of the first pass.
+
+    Attributes
+    ----------
+    arrays : dict of str to DeviceArray
+        By name; ``room`` makes them.
+    """
+
+    def __init__(self, plan: DevicePlan) -> None:
+        self._device, self._staging, self._graphs = plan.device, plan.staging, plan.graphs
+        self._kind = type(plan)
+        self.arrays: dict[str, DeviceArray] = {}
+        self._n_made = 0  # arrays, of which some have gone
+
+    def is_here(self, plan: Plan | DevicePlan) -> TypeGuard[DevicePlan]:
+        """Whether a plan is on the same device."""
+        return isinstance(plan, self._kind) and plan.device is self._device
+
+    def room(self, name: str, n: int, dtype: DTypeLike, *width: int) -> DeviceArray:
+        """Return an array of n rows, or more: it stays where it is as long as it has room."""
+        held = self.arrays.get(name)
+        if held is None or held.shape[0] < n or held.shape[1:] != width:
+            most = 1 << max(n - 1, 0).bit_length()
+            self._n_made += 1  # first: cut off in between, no graph is taken for another's
+            self.arrays[name] = self._device.empty((most, *width), dtype)
+        return self.arrays[name]
+
+    def start(
+        self,
+        shape: Hashable,
+        stages: Sequence[_Stage],
+        launches: Callable[[_Stage, int, bool, Any], Iterator[Launch]],
+        has_conditions: bool,
+    ) -> None:
+        """Start stages, each with what it brings; ``launches`` are those of a stage.
+
+        They depend on nothing but ``shape`` and the stage. ``launches`` is given where the table of
+        what is brought begins, whether it is the last one that drafts, and the condition of the
+        following one, if that may be left out.
+        """
+        verifies = not stages[-1].n
+        for stage in stages:
+            for name, values in stage.brought.items():
+                self.room(name, len(values), values.dtype)
+        parts = [
+            [
+                *stage.run.parts,
+                *(Part(values, self.arrays[name]) for name, values in stage.brought.items()),
+            ]
+            for stage in stages
+        ]
+        tables = self._staging.send(parts)
+        key = (
+            *(shape, has_conditions, tuple(stage.key for stage in stages), tuple(tables)),
+            *(self._n_made, self._staging.array.shape),
+        )
+
+        def work(is_recorded: bool) -> None:
+            condition = None  # of this pass, set by the one before
+            for stage, table in zip(stages, tables, strict=True):
+                is_last, following = stage is stages[-1], None
+                is_last_draft = is_last or (verifies and stage is stages[-2])
+                may_end = stage.may_end or is_last_draft
+                if has_conditions and is_recorded and may_end and not is_last:
+                    following = self._device.condition()
+                started = launches(stage, table, is_last_draft, following)
+                if condition is None:
+                    start(self._device, started)
+                else:
+                    self._device.when(condition, partial(start, self._device, started))
+                condition = following
+
+        self._graphs.start(key, work)
+
+
+def n_tokens_of(stages: Sequence[RoundStage]) -> int:
+    """Return how many tokens have an embedding in every pass."""
+    tables = [n_embeddings(stage.plan.program) for stage in stages]
+    return min(filter(None, tables), default=EVERY_TOKEN)
+
+
+def without_drafts(batch: CheckedBatch, lengths: Mapping[int, tuple[int, int]]) -> CheckedBatch:
+    """Return a batch whose texts end before their drafts, which are any tokens there.
+
+    ``lengths`` are as in ``DraftOrder.texts``.
+    """
+    wanted = batch.fused_sampling
+    if wanted is None or not wanted.texts:
+        return batch
+    texts = [*wanted.texts]
+    for output, (_, n) in lengths.items():
+        texts[output] = texts[output][: max(len(texts[output]) - n, 0)]
+    wanted = msgspec.structs.replace(wanted, texts=texts)
+    return msgspec.structs.replace(batch, fused_sampling=wanted)
