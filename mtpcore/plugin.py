@@ -47,7 +47,7 @@ from mtpcore.models.depth import (
     depth_keys,
     in_depth,
 )
-from mtpcore.models.fused import (
+from mtpcore.models.eagle3 import (
     DRAFT_VOCABULARY,
     FUSED_KEYS,
     FUSED_MADE,
@@ -90,7 +90,7 @@ from mtpcore.models.published import (
     separate,
 )
 from mtpcore.models.rope import Rope, interleaved_axes
-from mtpcore.models.rotation import (
+from mtpcore.models.rope_conversion import (
     FACTORED_ROPE_KEYS,
     ROPE_KEYS,
     long_context_factors,

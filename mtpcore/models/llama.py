@@ -28,7 +28,7 @@ from mtpcore.models.published import (
     optional,
 )
 from mtpcore.models.rope import Style
-from mtpcore.models.rotation import FACTORED_ROPE_KEYS, long_context_factors
+from mtpcore.models.rope_conversion import FACTORED_ROPE_KEYS, long_context_factors
 
 __all__ = ["LLAMA", "LlamaHparams", "build"]
 

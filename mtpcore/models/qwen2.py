@@ -15,7 +15,7 @@ from mtpcore.models.published import (
     TABLES,
     block_renames,
 )
-from mtpcore.models.rotation import ROPE_KEYS
+from mtpcore.models.rope_conversion import ROPE_KEYS
 
 __all__ = ["QWEN2"]
 

@@ -24,7 +24,7 @@ from mtpcore.models.published import (
     block_renames,
     on_layers,
 )
-from mtpcore.models.rotation import ROPE_KEYS
+from mtpcore.models.rope_conversion import ROPE_KEYS
 
 __all__ = ["QWEN3_MOE", "Qwen3MoeHparams", "build"]
 

@@ -24,7 +24,7 @@ from mtpcore.models.published import (
     block_renames,
 )
 from mtpcore.models.rope import Style
-from mtpcore.models.rotation import FACTORED_ROPE_KEYS, long_context_factors
+from mtpcore.models.rope_conversion import FACTORED_ROPE_KEYS, long_context_factors
 
 __all__ = [
     "DRAFT_VOCABULARY",
