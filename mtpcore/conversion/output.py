@@ -130,7 +130,8 @@ def _build_graphs(part: Path, path: Path, known: Registry, rest: Path | None = N
         try:
             if model.file_layout != "mtp-only":
                 _refuse_integers(model, model.program(), path)
-            for drafter in model.drafters if model.spec is not None else ():
+            drafters = model.drafters if model.spec is not None else ()
+            for drafter in (one for one in drafters if one.shape != "proposer"):
                 for head in range(cast(int, drafter.heads.count)):
                     program = model.program(GraphType.DRAFT, drafter=drafter, head=head)
                     _refuse_integers(model, program, path)

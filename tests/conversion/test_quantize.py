@@ -3,14 +3,18 @@
 import importlib
 
 import gguf
+import mtpcore_glm_nextn
 import numpy as np
 import pytest
+import toy
 from harness.fixtures import model_file
 
 import mtpcore
 from mtpcore.conversion import quantize
+from mtpcore.discovery.registry import Registry
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import open_model_file, write_model_file
+from mtpcore.plugin import DrafterSpec, Fit
 
 
 def raw(path):
@@ -53,6 +57,15 @@ def test_a_quantised_file_may_be_the_source(tmp_path):
         assert big.n_bytes > 1.5 * small.n_bytes
     with mtpcore.load_model(tmp_path / "q8_0.gguf") as model:
         assert [drafter.name for drafter in model.drafters] == ["glm_nextn"]
+
+
+def test_a_plugin_that_drafts_without_a_graph_is_no_obstacle(tmp_path):
+    """It fits every model, and has nothing to build of the file."""
+    guess = DrafterSpec(name="guess", fit=Fit(), shape="proposer", proposer=lambda model: None)
+    known = Registry.of(mtpcore_glm_nextn, toy.offering(guess))
+    quantize("demo", tmp_path / "q8_0.gguf", outtype="q8_0", plugins=known)
+    with mtpcore.load_model(tmp_path / "q8_0.gguf", plugins=known) as model:
+        assert [drafter.name for drafter in model.drafters] == ["glm_nextn", "guess"]
 
 
 def test_rows_that_are_no_whole_blocks_become_f16(tmp_path):
