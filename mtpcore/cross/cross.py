@@ -314,8 +314,8 @@ class Cross:
         Raises
         ------
         BatchError, CapacityError, LinkError
-            There is no encoder, ids that are no tokens, a sequence that was begun, or no room;
-            nothing changed.
+            There is no encoder, ids that are no tokens, or none, a sequence that was begun, or no
+            room; nothing changed.
         """
         given = read_ids(prompts, "prompts")
         with self.transaction(given):
@@ -608,7 +608,7 @@ class Cross:
         seq = self.llm.check_seq(seq)
         self.journal.settle()
         runners = self.speculation.runners.values()
-        check_empty(seq, max(runner.lengths[seq] for runner in runners))
+        check_empty(seq, max(runner.sequences.n_held(seq) for runner in runners))
         width = sum(box.width for box in self.links.boxes) + 1
         n_bytes = 4 * (width * self.llm.n_ctx + self.llm.model.hparams.n_vocab)
         state = open_state(source, most_bytes(runners) + 4 * n_bytes)

@@ -133,7 +133,14 @@ class Speculation:
                 got=", ".join(self.runners),
                 fix="link(Context(model)) makes an encoder's context where the model has one",
             )
-        for seq in prompts:
+        for seq, ids in prompts.items():
+            if not isinstance(ids, list) or not ids:
+                raise BatchError(
+                    "an encoder reads one token or more",
+                    where=f"sequence {seq}",
+                    wanted="a list of token ids",
+                    got=spell(ids),
+                )
             if n := encoder.lengths[encoder.sequences.check(seq)]:
                 raise BatchError(
                     "the sequence has a prompt already",
@@ -628,9 +635,7 @@ class Speculation:
             )
         for drafter in self.drafters.values():
             drafter.remove(new)
-        for name, runner in self._others.items():
-            if name != "llm":
-                runner.remove(new)
+        for runner in self._others.values():
             runner.fork(seq, new)
         for drafter in self.drafters.values():
             drafter.fork(seq, new)

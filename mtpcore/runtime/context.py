@@ -458,7 +458,7 @@ class Context:
         self._check_free("load")
         seq = self.check_seq(seq)
         self.journal.settle()
-        check_empty(seq, self.runner.lengths[seq])
+        check_empty(seq, self.runner.sequences.n_held(seq))
         state = open_state(source, most_bytes([self.runner]))
         state.check_origin("Context", {_ROLE: self.runner})
         with self._transaction(()):

@@ -57,6 +57,11 @@ class Sequences:
         """Return the sequence; raise BatchError where there is none of this number."""
         return read_below(seq, self.n_seq_max, "no such sequence", fix="make n_seq_max larger")
 
+    def n_held(self, seq: int) -> int:
+        """Return how many rows there are of a sequence, or were delivered to it; 0: it is empty."""
+        delivered = self.memory.delivered if self.memory else None
+        return self.lengths[seq] or (delivered.length(seq) if delivered else 0)
+
     def check_decided(self, seq: int) -> None:
         """Raise BatchError where a draft tree of a sequence is undecided."""
         if seq in self.undecided:
@@ -188,11 +193,11 @@ class Sequences:
         """
         seq, new = self.check(seq), self.check(new)
         self.check_decided(seq)
-        if self.lengths[new] or seq == new:
+        if (n := self.n_held(new)) or seq == new:
             raise BatchError(
                 "a fork goes to an empty sequence",
                 where=f"sequence {new}",
-                got=f"{self.lengths[new]} rows",
+                got=f"{n} rows",
                 fix="remove it first",
             )
         if self.memory:

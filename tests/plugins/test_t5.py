@@ -21,6 +21,7 @@ from mtpcore import (
     CapacityError,
     Context,
     Cross,
+    DraftTree,
     Generator,
     Prompt,
     Rows,
@@ -221,6 +222,36 @@ def test_forks_and_saved_states_go_on(made):
     assert other.digest(1) == before
     found = other.llm.process(Batch.of(tokens[4:], seq=1, pos=4, outputs="all")).logits
     assert (found == wanted).all()
+
+
+def test_a_sequence_whose_prompt_was_read_is_not_empty(made):
+    """Nothing goes on there: that would forget the prompt, or mix it with another one."""
+    s, model, refs = made
+    short, long = refs["hidden"][:5], np.resize(refs["hidden"], (150, t5.WIDTH))
+    cross = link(open_context(model, n_seq_max=2), [])
+    cross.encode({0: t5.source(s).tolist(), 1: [5, 4, 3]})
+    one = open_context(model, n_seq_max=2)
+    one.receive("encoded", 0, short)
+    one.receive("encoded", 1, long)
+    for either in (cross, one):
+        saved, before = either.save(0), [either.digest(seq) for seq in range(2)]
+        for act in (lambda e=either: e.fork(0, 1), lambda e=either, s=saved: e.load(1, s)):
+            with pytest.raises(mtpcore.BatchError, match="an empty sequence") as caught:
+                act()
+            assert caught.value.fix == "remove it first"
+            assert [either.digest(seq) for seq in range(2)] == before
+        either.remove(1)
+        either.load(1, saved)
+        assert either.digest(1) == before[0]
+
+
+@pytest.mark.parametrize("prompt", [[], Prompt([5, 4, 3]), DraftTree([5], [-1])], ids=repr)
+def test_an_encoder_reads_one_token_or_more(made, prompt):
+    cross = link(open_context(made[1], n_seq_max=2), [])
+    with pytest.raises(mtpcore.BatchError, match="one token or more") as caught:
+        cross.encode({0: [1, 2], 1: prompt})
+    assert caught.value.where == "sequence 1"
+    assert [cross.contexts["encoder"].length(seq) for seq in range(2)] == [0, 0]
 
 
 def test_an_act_that_fails_takes_the_encoder_back(made):
