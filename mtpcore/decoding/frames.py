@@ -199,6 +199,11 @@ class Frames(RequestQueue[FrameRequest]):
                 got=len(text),
                 fix="make n_ctx= (-c) larger",
             )
+        target = self.cross.speculation.target
+        try:
+            target.check_rows(text.batch(n_axes=target.program.n_axes))
+        except BatchError as error:
+            raise error.at("prompt") from None
         own = self.sampling if sampling is None else check_sampling(sampling)
         inner = self.depth_sampling if depth_sampling is None else check_sampling(depth_sampling)
         request = FrameRequest(text, own, inner or own, max_frames, beside)
@@ -259,8 +264,6 @@ class Frames(RequestQueue[FrameRequest]):
         ------
         CapacityError
             Requests wait, and further rounds will not free a sequence for them.
-        BatchError
-            A prompt has rows that the model does not read; cancel that request.
         """
         self._admit()
         running = self._running()

@@ -108,6 +108,19 @@ class Admission:
         )
         return checked, ranges, rows_of_seq
 
+    def check_rows(self, batch: Batch) -> None:
+        """Refuse rows that the graph does not read, wherever they are stored.
+
+        Raises
+        ------
+        BatchError
+            Naming the first one.
+        """
+        self._check_positions(batch)
+        self._check_tokens(batch)
+        self._embeddings(batch)
+        self._codes(batch)
+
     def _chains(self, batch: Batch) -> Placed | None:
         """Place rows that are tokens, one after the other; None where there is anything else."""
         if batch.pos.ndim != 1 or batch.parent is not None or batch.embeddings is not None:

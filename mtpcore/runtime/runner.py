@@ -135,7 +135,7 @@ class GraphRunner:
             starts_late=drafter is not None,
         )
         self.sources = self._admission.sources
-        self.admit = self._admission.admit
+        self.admit, self.check_rows = self._admission.admit, self._admission.check_rows
         self.deliver: Deliver | None = None
         self.lent: ContextMemory | None = None
         self._plan: Plan | None = None

@@ -16,6 +16,7 @@ from mtpcore import (
     Generator,
     LinkError,
     Prompt,
+    Rows,
     Sampling,
     link,
     load_model,
@@ -169,10 +170,17 @@ def test_mistakes(model):
         frames.add([1] * 65)
     with pytest.raises(BatchError):
         frames.add([1], max_frames=-1)
-    request = frames.add(Prompt(Codes([[1, 2]])))
-    with pytest.raises(BatchError, match="codebooks"):
-        frames.step()
-    frames.cancel(request)
+    for prompt, said in (
+        (Prompt(Codes([[1, 2]])), "another number of codebooks"),
+        (Prompt([1], Codes(csm.speech() + 10**6)), "no such code"),
+        ([1, 10**6], "no such token"),
+        (Prompt([1], Rows(np.zeros((2, 5)))), "another width"),
+    ):
+        for ask in (frames.add, frames.generate):
+            with pytest.raises(BatchError, match=said) as caught:
+                ask(prompt)
+            assert caught.value.where.startswith("prompt")
+    assert not frames.active
     with pytest.raises(BatchError):
         frames.cancel(open_frames(model).add([1]))
     frames.cross.llm.process(Batch.of([1, 2]))
