@@ -66,7 +66,7 @@ class Generator(RequestQueue[Request]):
         Bytes that finished texts may take in the memory of all roles, in sequences that no request
         needs; "all": as many as there are. A request whose prompt begins with the same tokens as a
         text, finished or running, then processes only the others. The text is the same. Default:
-        every request begins anew.
+        every request begins anew, and so it does where the target reads rows of another role.
 
     Raises
     ------

@@ -46,8 +46,8 @@ class PrefixCache:
 
     def __init__(self, cross: Cross, size: PrefixCacheSize) -> None:
         self._most = sys.maxsize if size == "all" else size
-        if cross.speculation.encoder is not None:  # texts begin alike and go on from other prompts
-            self._most = None
+        if cross.speculation.encoder is not None or cross.links.inboxes("llm"):
+            self._most = None  # texts that begin alike were made of other rows besides
         self._cross, self._owners, self._target = cross, cross.owners, cross.llm.runner
 
     @property

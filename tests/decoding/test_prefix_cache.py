@@ -3,6 +3,7 @@
 import pytest
 from harness import hybrid_family
 from harness.hashed import N_VOCAB, Planted
+from harness.requests import seeing
 from harness.scripted import cross_of, plain, run, settings
 from harness.search import searching
 from hypothesis import given
@@ -246,6 +247,19 @@ def test_as_many_bytes_are_kept_as_there_may_be(n_texts, n_left):
     assert kept_bytes(generator.cross) == n_left * 2 * PAGE * 64
     held = sorted(generator.cross.tokens(seq)[:1] for seq in range(3))
     assert held == sorted([[]] * (3 - n_left) + [text[:1] for text in texts[3 - n_left :]])
+
+
+def test_texts_that_see_different_pictures_share_nothing():
+    """The same tokens are not the same text where the target reads other rows beside them."""
+    texts = []
+    for size in (None, "all"):
+        generator = Generator(seeing(), sampling=WARM, prefix_cache=size)
+        for _ in range(3):
+            request = generator.add(PROMPT, max_tokens=10)
+            run(generator)
+            texts.append(request.tokens)
+    assert texts[:3] == texts[3:]
+    assert len({*map(tuple, texts)}) == 3
 
 
 def test_shared_pages_count_once():
