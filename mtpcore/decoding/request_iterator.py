@@ -43,6 +43,8 @@ class RequestIterator(Iterator[T], Generic[R, T]):
             The request gave its sequence to another one after an interruption.
         """
         request, n = self._request, self._n_given
+        if self._is_closed:
+            raise StopIteration
         try:
             request.resting = False
             if not self._is_queued:
@@ -58,7 +60,7 @@ class RequestIterator(Iterator[T], Generic[R, T]):
         except BaseException:
             request.resting, self._n_given = True, n
             raise
-        if request.finish_reason == "cancelled" and not self._is_closed:
+        if request.finish_reason == "cancelled":
             raise CapacityError(
                 "the text was given up: another one needed its sequence",
                 where=f"after {n} of it",

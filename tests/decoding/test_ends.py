@@ -239,6 +239,17 @@ def test_a_reader_that_stops_reading():
     assert list(generator.generate(PROMPT, max_tokens=30)) == TRUTH[:30]
 
 
+@pytest.mark.parametrize("n_read", [0, 1, 3])
+def test_nothing_comes_of_a_reader_that_was_closed(n_read):
+    """Neither tokens that its last round brought, nor a text that was not begun yet."""
+    generator, _ = generator_of()
+    tokens = generator.generate(PROMPT, max_tokens=30)
+    assert [next(tokens) for _ in range(n_read)] == TRUTH[:n_read]
+    tokens.close()
+    assert list(tokens) == []
+    assert not generator.active
+
+
 @pytest.mark.parametrize("row", range(0, 40, 3))
 def test_a_round_that_raises_can_be_stepped_again(row):
     """Whichever row fails, of a prompt, a draft or a verification: contents are as before."""
