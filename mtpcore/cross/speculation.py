@@ -23,6 +23,7 @@ from mtpcore.cross.sequence import SequenceState, SequenceStates, Verdict
 from mtpcore.cross.verification import RoundBatch, Verdicts, match_drafts, tree_rows
 from mtpcore.declarations.draft_tree import Draft, DraftTree
 from mtpcore.drafting.drafters import Drafter, DraftJob, Verify
+from mtpcore.drafting.embedding_rows import NO_ROWS
 from mtpcore.errors import BatchError, CapacityError, LinkError, spell
 from mtpcore.links.links import Links
 from mtpcore.runtime.batch import Batch, Wanted
@@ -214,7 +215,11 @@ class Speculation:
             for name, drafter in self.drafters.items():
                 limit = drafter.spec.limit if drafter.spec else self.target.n_ctx
                 open_jobs = [
-                    msgspec.structs.replace(jobs[s], k=min(jobs[s].k, wanted[s][name], limit))
+                    msgspec.structs.replace(
+                        jobs[s],
+                        k=min(jobs[s].k, wanted[s][name], limit),
+                        rows=jobs[s].rows if drafter.reads_rows else NO_ROWS,
+                    )
                     for s in jobs
                     if asked.get(s) == name and self._follow(drafter, s)
                 ]
@@ -599,11 +604,11 @@ class Speculation:
         state = self.states.decided(seq)
         n_prompt = min(state.n_prompt, keep) + max(state.n_prompt - keep - drop, 0)
         pending, chooses = state.pending, state.last_logits is not None
-        tail = state.history[keep + drop : state.n].copy()
-        if chooses and not len(tail):  # the newest row's logits are wanted, and not kept
-            keep, tail = keep - 1, state.history[keep - 1 : keep].copy()
-        begin = keep + drop if keep + drop < state.n else keep
-        if (tail < 0).any() or self._own_positions(seq, begin, begin + len(tail)) is not None:
+        begin, end = keep + drop, state.n
+        if chooses and begin == end:  # the newest row's logits are wanted, and not kept
+            keep, begin, end = keep - 1, keep - 1, keep
+        tail = state.history[begin:end].copy()
+        if (tail < 0).any() or self._own_positions(seq, begin, end) is not None:
             raise BatchError(
                 "embedding rows, tokens at own positions and codes cannot be processed again",
                 where=f"sequence {seq}",

@@ -196,6 +196,45 @@ def test_tokens_keep_positions_of_their_own(made):
         assert one.llm.next_position(0) == 19 + 7
 
 
+def test_a_row_whose_logits_are_wanted_again_stands_where_it_stood(made):
+    """Where all behind it is dropped it is read once more: text is, and nothing else."""
+    model, _ = made
+    text, own = np.arange(5), np.repeat([[20], [22], [21], [25], [30]], 4, axis=1)
+    first, behind = Batch.of(text), Batch(text + 5, pos=own)
+    cross, fresh = (link(open_context(model)) for _ in range(2))
+    for cross_or_fresh in (cross, fresh):
+        cross_or_fresh.llm.process(first)
+    cross.llm.process(behind)
+    cross.shift(0, keep=5, drop=5)
+    assert cross.digest(0) == fresh.digest(0)
+    assert cross.pending(0, SAMPLED) == fresh.pending(0, SAMPLED)
+    cross.remove(0)
+    cross.llm.process(behind)
+    cross.llm.process(Batch.of(text, pos=5))
+    digest = cross.digest(0)
+    with pytest.raises(BatchError, match="tokens at own positions"):
+        cross.shift(0, keep=5, drop=5)
+    assert cross.digest(0) == digest
+
+
+def test_a_draft_model_beside_a_head_reads_tokens_alone(made):
+    """As the text that they are, also where the head reads them at positions of their own."""
+    model, _ = made
+    places = np.arange(20)
+    own = np.repeat((places + 7 * (places >= 15))[:, None], 4, axis=1)
+    with load_model(model.path) as draft_model:
+
+        def read_tokens():
+            roles = ["qwen_mtp", "draft_model"]
+            cross = link(open_context(model), roles, draft_model=draft_model)
+            cross.llm.process(Batch(places % 9, pos=own))
+            return cross
+
+        cross = read_tokens()
+        assert len(cross.draft(0, 3, SAMPLED, drafters=["draft_model"])) == 3
+        assert cross.digest(0) == read_tokens().digest(0)
+
+
 def generate(model, prompts, sampling, draft, n_batch=64, n_tokens=12, **options):
     cross = link(open_context(model, n_seq_max=2, n_batch=n_batch))
     generator = Generator(cross, sampling=sampling, draft=draft, **options)
