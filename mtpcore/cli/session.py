@@ -97,7 +97,7 @@ def _link(options: argparse.Namespace, model: Model, n_ctx: int) -> Session:
         return Session(model, link(make_context(options, model, n_ctx), []), None, 0)
     drafter = next((spec for spec in chosen if spec.shape != "proposer"), chosen[0])
     for beside in model.sidecars:
-        if beside.used:
+        if beside.used and drafter.shape != "proposer":
             note(f"{drafter.name} is in {beside.path}")
     if options.draft_tree:
         drafter = msgspec.structs.replace(drafter, shape="tree", tree=options.draft_tree)

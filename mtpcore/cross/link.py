@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mtpcore.boundary.arguments import offers
 from mtpcore.cross.contexts import codes_contexts, drafter_contexts, feeding_contexts
 from mtpcore.cross.cross import Cross
-from mtpcore.cross.finding import DrafterLike, find_with_tree
+from mtpcore.cross.finding import BUILT_IN, DrafterLike, find_with_tree
 from mtpcore.declarations.draft_model import is_independent
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec, TreeShape
@@ -104,7 +104,8 @@ def _lies_beside(model: Model, drafter: DrafterLike) -> bool:
     if drafter == "auto":
         return all(spec.shape == "proposer" for spec in model.drafters)
     name = getattr(drafter, "name", drafter)
-    return isinstance(drafter, (str, DrafterSpec)) and name not in {s.name for s in model.drafters}
+    known = {*BUILT_IN, *(spec.name for spec in model.drafters)}
+    return isinstance(drafter, (str, DrafterSpec)) and name not in known
 
 
 def _link(

@@ -207,9 +207,10 @@ def test_the_one_beside_the_target_drafts(command, beside, monkeypatch, name):
     said = f"eagle3 is in {beside.with_name('eagle3-big-Q8_0.gguf')}"
     assert code == 0
     assert said in err
-    code, _, err = command(name, beside, *PROMPT, *rest, "--draft", 0)
-    assert code == 0
-    assert said not in err
+    for others in (("--draft", 0), ("--drafter", "lookup")):
+        code, _, err = command(name, beside, *PROMPT, *rest, *others)
+        assert code == 0
+        assert " is in " not in err
 
 
 def test_inspect_says_which_are_beside_the_target_and_why(command, beside, pair):

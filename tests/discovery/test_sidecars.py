@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import types
 
 import msgspec
@@ -486,6 +487,16 @@ def test_contexts_that_draft_at_once_share_the_draft_model(pair):
     held = model.open_draft_model()
     held.close()
     assert model.open_draft_model() is not held
+
+
+def test_who_drafts_without_a_file_opens_none(pair, tmp_path):
+    target, head = (shutil.copy(path, tmp_path / path.name) for path in pair)
+    model = load_model(target)
+    head.unlink()
+    cross = mtpcore.link(mtpcore.Context(model, 64), "lookup")
+    assert [drafter.spec.name for drafter in cross.drafters.values()] == ["lookup"]
+    with pytest.raises(ModelFileError, match="cannot open"):
+        mtpcore.link(mtpcore.Context(model, 64))
 
 
 @pytest.mark.parametrize(
