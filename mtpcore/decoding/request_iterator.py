@@ -60,7 +60,7 @@ class RequestIterator(Iterator[T], Generic[R, T]):
         except BaseException:
             request.resting, self._n_given = True, n
             raise
-        if request.finish_reason == "cancelled":
+        if request.finish_reason == "cancelled" and not self._is_closed:
             raise CapacityError(
                 "the text was given up: another one needed its sequence",
                 where=f"after {n} of it",
