@@ -47,7 +47,7 @@ from mtpcore.models.depth import (
     depth_keys,
     in_depth,
 )
-from mtpcore.models.eagle3 import (
+from mtpcore.models.fused_heads import (
     DRAFT_VOCABULARY,
     FUSED_KEYS,
     FUSED_MADE,

@@ -128,7 +128,8 @@ cdef int take_pass(mtp_draft *loop, int64_t number, list passes) except -1:
                          got=executor.run_state.n_rows[MTP_OUTPUTS])
     if (n_logits < 1 or own_values(executor, logits) < n_logits * executor.run_state.n_rows[1]
             or mtp_plan_n_logits(&executor.plan, logits) not in (0, n_logits)):
-        raise BackendError("a buffer without room for the logits", where=f"pass {number}", got=n_logits)
+        raise BackendError("a buffer without room for the logits", where=f"pass {number}",
+                           got=n_logits)
     own.plan, own.run = &executor.plan, &executor.run_state
     own.sampling, own.sampling.logits = executor.sampling, logits
     own.n_rows = executor.run_state.n_rows[MTP_TOKENS] if number else loop.n_sequences

@@ -210,9 +210,9 @@ class Request:
         return self.prompt[: self.prompt.index(-1)] if self.rows is not None else self.prompt
 
     def chunk(self, begin: int, end: int, *, whole: bool) -> list[int] | Prompt:
-        """Return a part of the prompt: a list of tokens where it has no other rows.
+        """Return rows ``begin`` to ``end`` of the prompt: tokens, if all of them are tokens.
 
-        Where pictures stay ``whole``, it ends before or behind one.
+        Where pictures stay ``whole``, the part ends before or behind one.
         """
         tokens = self.prompt[begin:end]
         if self.rows is None or -1 not in tokens:

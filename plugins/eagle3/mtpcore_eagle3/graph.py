@@ -1,6 +1,6 @@
 """The two graphs of EAGLE-3: a fusion of the target's taps, and one layer that drafts.
 
-What they are made of, and where it comes from, is in ``mtpcore.models.eagle3``.
+What they are made of, and where it comes from, is in ``mtpcore.models.fused_heads``.
 """
 
 from collections.abc import Mapping

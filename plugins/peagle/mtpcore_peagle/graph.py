@@ -1,6 +1,6 @@
 """The graphs of P-EAGLE, EAGLE-3's layers over rows that know no token yet, and of PARD.
 
-P-EAGLE: 2026 (arXiv 2602.01469). What a head is made of is in ``mtpcore.models.eagle3``.
+P-EAGLE: 2026 (arXiv 2602.01469). What a head is made of is in ``mtpcore.models.fused_heads``.
 """
 
 from mtpcore.plugin import (
