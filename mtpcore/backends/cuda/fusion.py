@@ -120,8 +120,8 @@ class _Found(msgspec.Struct, frozen=True):
 
     @property
     def last(self) -> _Found:
-        """What runs last: a follower, or the group itself."""
-        return self.followers[-1] if self.followers else self
+        """What runs last: the last follower's last, or the group itself."""
+        return self.followers[-1].last if self.followers else self
 
     @property
     def members(self) -> list[int]:
@@ -334,7 +334,7 @@ class _Fusion:
         Nothing runs between that and the group behind it, so that its codes are not written over.
         """
         if group.followers:
-            followers = (*group.followers[:-1], self._leading(i, group.last))
+            followers = (*group.followers[:-1], self._leading(i, group.followers[-1]))
             return msgspec.structs.replace(group, followers=followers)
         readers = (j for value in self._made_last(group) for j in self._readers[value])
         for j in (j for j in readers if self._nodes[j].op in _NORMS and j not in self._taken):

@@ -341,6 +341,27 @@ def test_products_follow_others_only_where_all_is_there(emulated):
         assert outs[0].tobytes() == outs[1].tobytes()
 
 
+@pytest.mark.parametrize("names", ["a", "ab", "abc"])
+def test_products_of_a_norm_of_what_the_last_of_a_chain_makes(emulated, names):
+    """Of any length: the launch that makes it makes codes for the products behind the norm."""
+    kinds = dict.fromkeys("abcd", "Q8_0")
+    tensors = tensors_of(kinds, embd=(20, 64), norm=(64,), **dict.fromkeys(kinds, (64, 64)))
+    g = GraphBuilder("chain", tensors)
+    x = g.embed(g.inputs.tokens, "embd.weight")
+    for name in names:
+        x = g.matmul(x, f"{name}.weight")
+    y = g.matmul(g.rms_norm(x, "norm.weight", 1e-5), "d.weight")
+    program = g.finish(Outputs(hidden=y))
+    runners = [
+        fused_as(way, CudaBackend(emulated), program, Weights(tensors), n_batch=16)
+        for way in (fuse, unfused)
+    ]
+    for n_rows in (1, 3, 12):
+        outs = [np.asarray(runner.feed(np.arange(n_rows))["hidden"]) for runner in runners]
+        assert np.isfinite(outs).all()
+        assert outs[0].tobytes() == outs[1].tobytes()
+
+
 def test_products_that_are_heads_of_attention_follow_no_gates(emulated):
     """These are turned, and stored, by the launch that makes them."""
     shapes = {"embd": (20, 64), "o": (64, 64)} | {name: (64, 64) for name in ("gate", "up", *"qkv")}
