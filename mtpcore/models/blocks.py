@@ -237,6 +237,8 @@ def moe(
     """
     block = f"blk.{layer}"
     gated = gated or g.gated
+    # Before the chosen experts, so that what mixes these may add it.
+    shared = _shared_expert(g, x, layer) if g.has(f"{block}.ffn_gate_shexp.weight") else None
 
     def multiply(rows: Value, name: str) -> Value:
         name = f"{block}.{name}"
@@ -263,12 +265,14 @@ def moe(
     else:
         gate, up = multiply(x, "ffn_gate_exps"), multiply(x, "ffn_up_exps")
     y = g.mix(multiply(gated(gate, up), "ffn_down_exps"), shares)
-    if g.has(f"{block}.ffn_gate_shexp.weight"):
-        shared = swiglu(g, x, layer, "_shexp")
-        if g.has(f"{block}.ffn_gate_inp_shexp.weight"):
-            share = g.activation(g.matmul(x, f"{block}.ffn_gate_inp_shexp.weight"), "sigmoid")
-            shared = g.mix(g.split_heads(shared, 1), share)
-        y = g.add(y, shared)
+    return y if shared is None else g.add(y, shared)
+
+
+def _shared_expert(g: GraphBuilder, x: Value, layer: int) -> Value:
+    """Return the SwiGLU of a block's shared expert, times its share where it has one."""
+    y, share = swiglu(g, x, layer, "_shexp"), f"blk.{layer}.ffn_gate_inp_shexp.weight"
+    if g.has(share):
+        y = g.mix(g.split_heads(y, 1), g.activation(g.matmul(x, share), "sigmoid"))
     return y
 
 

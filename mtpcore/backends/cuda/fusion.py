@@ -29,10 +29,11 @@ class Group(msgspec.Struct, frozen=True):
     are read elsewhere, too. Where it is None, the products read rows that are there. ``ropes`` turn
     the queries and keys of a maker that is attention; with a ``norm`` they turn parts of them, and
     keys begin with what that makes. ``route`` reads a norm's rows, and its choice
-    is what products of experts wait for. ``total`` adds the only product, or what a maker mixes,
-    to something that was there before. ``followers`` are groups that read products, their nodes
-    this group's, too: the maker of one takes two of them together, a gate and what it lets through;
-    one without a maker multiplies the rows of the value ``passed``, or columns of their heads.
+    is what products of experts wait for. ``totals`` add the only product, or what a maker mixes,
+    to something that was there before; what is mixed may be added to two, one after the other.
+    ``followers`` are groups that read products, their nodes this group's, too: the maker of one
+    takes two of them together, a gate and what it lets through; one without a maker multiplies the
+    rows of the value ``passed``, or columns of their heads.
     ``led`` is the group behind this one, whose maker is a norm of what this one makes last, and
     runs here; that one is the ``n_led``-th of such a row of groups, and its maker none of its
     nodes.
@@ -48,7 +49,7 @@ class Group(msgspec.Struct, frozen=True):
     norm: Node | None = None
     route: Node | None = None
     products: tuple[Node, ...] = ()
-    total: Node | None = None
+    totals: tuple[Node, ...] = ()
     followers: tuple[Group, ...] = ()
     led: Group | None = None
     n_led: int = 0
@@ -108,7 +109,7 @@ class _Found(msgspec.Struct, frozen=True):
     views: tuple[int, ...] = ()
     route: int | None = None
     products: tuple[int, ...] = ()
-    total: int | None = None
+    totals: tuple[int, ...] = ()
     followers: tuple[_Found, ...] = ()
     led: _Found | None = None
     n_led: int = 0
@@ -127,8 +128,9 @@ class _Found(msgspec.Struct, frozen=True):
     def members(self) -> list[int]:
         """All nodes that run here, in the program's order."""
         makers = (None if self.n_led else self.maker, self.led.maker if self.led else None)
-        own = (*self.ropes, self.norm, *makers, *self.views, self.route, *self.products, self.total)
-        found = (*own, *(i for follower in self.followers for i in follower.members))
+        own = (*self.ropes, self.norm, *makers, *self.views, self.route, *self.products)
+        followed = (i for follower in self.followers for i in follower.members)
+        found = (*own, *self.totals, *followed)
         return sorted(i for i in found if i is not None)
 
 
@@ -184,7 +186,7 @@ class _Fusion:
             node_of(found.norm),
             node_of(found.route),
             nodes_of(found.products),
-            node_of(found.total),
+            nodes_of(found.totals),
             tuple(map(self._group, found.followers)),
             self._group(found.led) if found.led else None,
             found.n_led,
@@ -199,7 +201,7 @@ class _Fusion:
         """Return the group that runs at node i, which may be alone."""
         node = self._nodes[i]
         if node.op == "mix":
-            return _Found(i, total=self._total_of(i, i))
+            return _Found(i, totals=self._totals_of(i, i, 2))
         if node.op in _PRODUCTS:
             group = self._multiplying(i, i)
             return self._with_heads(i, group) if group and len(group.members) > 1 else _Found(i)
@@ -220,9 +222,9 @@ class _Fusion:
             return _Found(i, ropes, norm, is_stored=is_stored)
         if not any(self._reads(j, route) for j in products):
             route = None
-        total = self._total(i, products)
+        totals = self._totals(i, products)
         followers = () if node.op == "gated" else self._followers(i, products, route)
-        group = _Found(i, ropes, norm, views, route, products, total, followers, is_kept=is_kept)
+        group = _Found(i, ropes, norm, views, route, products, totals, followers, is_kept=is_kept)
         return self._with_heads(i, msgspec.structs.replace(group, is_stored=is_stored))
 
     def _multiplying(
@@ -235,8 +237,8 @@ class _Fusion:
         products = tuple(self._products(i, self._nodes[first].inputs[0], route))
         if products[:1] != (first,):
             return None
-        total, followers = self._total(i, products), self._followers(i, products, route)
-        return _Found(None, products=products, total=total, followers=followers, passed=passed)
+        totals, followers = self._totals(i, products), self._followers(i, products, route)
+        return _Found(None, products=products, totals=totals, followers=followers, passed=passed)
 
     def _with_heads(self, i: int, group: _Found) -> _Found:
         """Return a group that runs at node i, with attention's ropes where its products are heads.
@@ -307,7 +309,8 @@ class _Fusion:
                 continue
             value = self._nodes[group.products[0]].inputs[0]
             at = {k: tuple(self._products(k, value, route)) for k in (i, j)}
-            if at[i] == at[j] == group.products and self._total(i, at[i]) == self._total(j, at[j]):
+            totals = {self._totals(k, products) for k, products in at.items()}
+            if at[i] == at[j] == group.products and len(totals) == 1:
                 followers.append(msgspec.structs.replace(group, views=(*group.views, *views)))
         return tuple(followers)
 
@@ -345,8 +348,8 @@ class _Fusion:
 
     def _made_last(self, group: _Found) -> list[int]:
         """Return the rows that a group makes last, by products or a mix of experts."""
-        if group.total is not None:
-            return list(self._nodes[group.total].outputs)
+        if group.totals:
+            return list(self._nodes[group.totals[-1]].outputs)
         if group.maker is not None and self._nodes[group.maker].op == "mix":
             return list(self._nodes[group.maker].outputs)
         is_plain = not group.heads and all(self._nodes[j].op == "matmul" for j in group.products)
@@ -393,19 +396,21 @@ class _Fusion:
         made = self._made_by.get(value, -1)
         return made < i or made == route
 
-    def _total(self, i: int, products: Sequence[int]) -> int | None:
+    def _totals(self, i: int, products: Sequence[int]) -> tuple[int, ...]:
         """Return what adds the only product to something that is there at node i."""
         is_plain = len(products) == 1 and self._nodes[products[0]].op == "matmul"
-        return self._total_of(products[0], i) if is_plain else None
+        return self._totals_of(products[0], i, 1) if is_plain else ()
 
-    def _total_of(self, part: int, i: int) -> int | None:
-        """Return what adds a node's value to something that is there at node i."""
+    def _totals_of(self, part: int, i: int, most: int) -> tuple[int, ...]:
+        """Return what adds a node's value to something that is there at node i, then that sum."""
         value = self._nodes[part].outputs[0]
         reader = self._only_reader(value)
         if reader is None or reader in self._taken or self._nodes[reader].op != "add":
-            return None
+            return ()
         (other,) = (given for given in self._nodes[reader].inputs if given != value)
-        return reader if self._is_there(other, i) else None
+        if not self._is_there(other, i):
+            return ()
+        return reader, *(self._totals_of(reader, i, most - 1) if most > 1 else ())
 
     def _ropes(self, node: Node) -> tuple[int, ...]:
         """Return what turns the queries and the keys of attention, where one launch can do both."""

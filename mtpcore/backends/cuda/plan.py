@@ -297,12 +297,12 @@ class CudaPlan:
         """
         if group.n_led:
             room = f"led codes {group.n_led % 2}"
-        ropes, products = (
-            tuple(self._step(node) for node in nodes) for nodes in (group.ropes, group.products)
+        ropes, products, totals = (
+            tuple(self._step(node) for node in nodes)
+            for nodes in (group.ropes, group.products, group.totals)
         )
-        norm, route, total = (
-            None if node is None else self._step(node)
-            for node in (group.norm, group.route, group.total)
+        norm, route = (
+            None if node is None else self._step(node) for node in (group.norm, group.route)
         )
         return FusedStep(
             group.maker.op if group.maker else "",
@@ -311,7 +311,7 @@ class CudaPlan:
             norm,
             route,
             products,
-            total,
+            totals,
             tuple(self._fused_step(one, f"{room} {i}") for i, one in enumerate(group.followers)),
             self._fused_step(group.led) if group.led else None,
             group.n_led,

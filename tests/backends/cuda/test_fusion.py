@@ -23,6 +23,8 @@ from mtpcore.backends.cuda import plan as planning
 from mtpcore.backends.cuda.fusion import fuse, leave_alone
 from mtpcore.backends.cuda.launch import attention as attending
 from mtpcore.graph import GraphBuilder, Outputs
+from mtpcore.models.blocks import moe
+from mtpcore.models.hparams import Experts
 from mtpcore.testing import Runner, Weights
 
 
@@ -111,6 +113,20 @@ def experts(g, f, i):
     return g.mix(g.expert_matmul(g.gated(gate, up), ids, f"{i}.down_exps.weight"), shares)
 
 
+def shared_experts(g, f, i):
+    """A shared expert beside those, as models build them."""
+    return moe(g, f, i, Experts(n_used=2, gate="softmax", normalise=False))
+
+
+def shapes_of_experts(i, n_experts, width, n_ff):
+    """Return the shapes of a layer with a shared expert."""
+    shapes = {f"blk.{i}.ffn_gate_inp": (n_experts, width)}
+    for suffix, stack in (("exps", (n_experts,)), ("shexp", ())):
+        shapes |= {f"blk.{i}.ffn_{name}_{suffix}": (*stack, n_ff, width) for name in ("gate", "up")}
+        shapes |= {f"blk.{i}.ffn_down_{suffix}": (*stack, width, n_ff)}
+    return shapes
+
+
 def layers(n, attend, feed_forward):
     """Return a program of n layers, and its weights."""
     shapes = {"embd": (40, WIDTH)}
@@ -125,6 +141,7 @@ def layers(n, attend, feed_forward):
             "gate_exps": (5, 96, WIDTH), "up_exps": (5, 96, WIDTH), "down_exps": (5, WIDTH, 96),
         }  # fmt: skip
         shapes |= {f"{i}.{name}": shape for name, shape in of_layer.items()}
+        shapes |= shapes_of_experts(i, 5, WIDTH, 96)
     tensors = random_tensors(1, Type.Q8_0, **shapes)
     g = GraphBuilder("layers", tensors)
     x = g.embed(g.inputs.tokens, "embd.weight")
@@ -140,6 +157,7 @@ def layers(n, attend, feed_forward):
     [
         (grouped_attention, dense, 24, {1: 5, 8: 7, 40: 9}),
         (grouped_attention, experts, 30, {1: 7, 8: 9, 40: 13}),
+        (grouped_attention, shared_experts, 38, {1: 9, 8: 11, 40: 16}),
         (latent_attention, dense, 37, {1: 9, 8: 12, 40: 15}),
     ],
 )
@@ -188,6 +206,33 @@ def test_latent_rows_are_joined_where_they_are_stored(emulated, kv_dtype, style)
         assert not {"rope", "remember"} & {*kernels_of(runners[0], n_rows)}
     for seq in range(3):
         assert runners[0].memory.digest(seq) == runners[1].memory.digest(seq)
+
+
+@pytest.mark.parametrize("share", [None, "sigmoid"])
+def test_codes_that_wait_have_rooms_of_their_own(emulated, share):
+    """What a gate lets through of a shared expert, and of one that is chosen, of the same width.
+
+    The shared one's rows are added to those that are mixed, or are mixed themselves.
+    """
+    shapes = {"embd": (20, 64), "norm": (64,)} | shapes_of_experts(0, 3, 64, 96)
+    kinds = {name: "Q8_0" for name in shapes if name.endswith(("exps", "shexp"))}
+    shapes |= {"blk.0.ffn_gate_inp_shexp": (1, 64)} if share else {}
+    tensors = tensors_of(kinds, **shapes)
+    g = GraphBuilder("rooms", tensors)
+    x = g.embed(g.inputs.tokens, "embd.weight")
+    f = g.rms_norm(x, "norm.weight", 1e-5)
+    y = moe(g, f, 0, Experts(n_used=1, gate="softmax", normalise=False))
+    program = g.finish(Outputs(hidden=g.add(x, y)))
+    runners = [
+        fused_as(way, CudaBackend(emulated), program, Weights(tensors), n_batch=40)
+        for way in (fuse, unfused)
+    ]
+    for n_rows in (1, 5, 8, 40):
+        outs = [np.asarray(runner.feed(np.arange(n_rows) % 20)["hidden"]) for runner in runners]
+        assert np.isfinite(outs).all()
+        assert outs[0].tobytes() == outs[1].tobytes()
+        kernels = kernels_of(runners[0], n_rows)
+        assert kernels.count("elementwise") == (1 if share else 0)
 
 
 @pytest.mark.parametrize(("between", "is_sorted"), [(False, True), (True, False)])

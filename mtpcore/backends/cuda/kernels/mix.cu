@@ -1,6 +1,7 @@
 /* y[row] = sum over ranks of shares[row][rank] x[row][rank]: a chain of fused multiply-adds from
- * zero, in the order of the ranks; plus residual[row], where that is given. Where there is a counter,
- * the CTA that ends last normalises all rows (normalise.cuh), less their mean where they are centred.
+ * zero, in the order of the ranks; plus first[row], then second[row], where these are given. Where there
+ * is a counter, the CTA that ends last normalises all rows (normalise.cuh), less their mean where they are
+ * centred.
  * Grid: values / 256 rounded up. Block: 256.
  */
 #include "last.cuh"
@@ -11,8 +12,8 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     mix(const float *__restrict__ x, const float *__restrict__ shares,
-        const float *__restrict__ residual, float *y, int n_rows, int n_ranks, int width,
-        unsigned *counters, int is_centred, signed char *__restrict__ codes,
+        const float *__restrict__ first, const float *__restrict__ second, float *y, int n_rows,
+        int n_ranks, int width, unsigned *counters, int is_centred, signed char *__restrict__ codes,
         float *__restrict__ scales, short *__restrict__ sums, int of_codes,
         const float *__restrict__ weight, const float *__restrict__ bias,
         float *__restrict__ normed, float eps)
@@ -25,7 +26,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         float total = 0.0f;
         for (int rank = 0; rank < n_ranks; rank++)
             total = fmaf(shares[row * n_ranks + rank], in[(size_t)rank * width], total);
-        y[at] = residual ? total + residual[at] : total;
+        total = first ? total + first[at] : total;
+        y[at] = second ? total + second[at] : total;
     }
     if (!counters || !ends_last(counters, gridDim.x))
         return;

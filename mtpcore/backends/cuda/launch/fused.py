@@ -41,7 +41,7 @@ class FusedStep(msgspec.Struct, frozen=True):
     norm: Step | None
     route: Step | None
     products: tuple[Step, ...]
-    total: Step | None
+    totals: tuple[Step, ...]
     followers: tuple[FusedStep, ...]
     led: FusedStep | None
     n_led: int
@@ -87,8 +87,8 @@ def _route_and_sort(step: FusedStep, chooses: Step, n_rows: int) -> Launch | Non
 def _mix(step: FusedStep, n_rows: int) -> list[Launch]:
     norm = _norm_of(step)
     if norm and norm.fits(n_rows):
-        return [mix_rows(step.maker, n_rows, step.total, norm)]
-    launches = [mix_rows(step.maker, n_rows, step.total)]
+        return [mix_rows(step.maker, n_rows, step.totals, norm)]
+    launches = [mix_rows(step.maker, n_rows, step.totals)]
     return [*launches, norm.launch(n_rows)] if norm else launches
 
 
@@ -135,8 +135,8 @@ def _multiply(step: FusedStep, codes: Codes, n_rows: int) -> list[Launch]:
     for product in step.products:
         w, bias = (*product.weights, None)[:2]
         y = product.outputs[0]
-        if step.total:
-            residual, y = other_of(step.total, y), step.total.outputs[0]
+        for total in step.totals:
+            residual, y = other_of(total, y), total.outputs[0]
         if len(product.inputs) == 1:
             plain.append(Factor(w, bias, y))
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -307,19 +308,22 @@ class Norm(msgspec.Struct, frozen=True):
 
 
 def mix_rows(
-    step: Step, n_rows: int, total: Step | None = None, norm: Norm | None = None
+    step: Step, n_rows: int, totals: Sequence[Step] = (), norm: Norm | None = None
 ) -> Launch:
-    """Add the ranks' rows, each times its share, and what ``total`` adds to them."""
-    x, shares = step.inputs
-    y = step.outputs[0]
+    """Add the ranks' rows, each times its share, and what up to two ``totals`` add to them."""
+    (x, shares), y, residuals = step.inputs, step.outputs[0], list[DeviceArray]()
+    for total in totals:
+        residuals.append(other_of(total, y))
+        y = total.outputs[0]
+    first, second = (*residuals, None, None)[:2]
     sizes = (n_rows, *x.shape[1:])
     grid = (blocks_of(n_rows * x.shape[2]), 1)
-    into, more = (total.outputs[0], other_of(total, y)) if total else (y, None)
     counters, normed = None, (np.int32(0), *(None,) * 3, np.int32(0), *(None,) * 3, np.float32(0))
     if norm:
         counters = counters_for(step, 1)
         normed = (np.int32(norm.is_centred), *norm.made, *norm.arguments)
-    return Launch(_MIX, grid, (x, shares, more, into, *map(np.int32, sizes), counters, *normed))
+    arguments = (x, shares, first, second, y, *map(np.int32, sizes), counters, *normed)
+    return Launch(_MIX, grid, arguments)
 
 
 def other_of(total: Step, part: DeviceArray) -> DeviceArray:
