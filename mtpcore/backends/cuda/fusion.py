@@ -32,8 +32,8 @@ class Group(msgspec.Struct, frozen=True):
     is what products of experts wait for. ``totals`` add the only product, or what a maker mixes,
     to something that was there before; what is mixed may be added to two, one after the other.
     ``followers`` are groups that read products, their nodes this group's, too: the maker of one
-    takes two of them together, a gate and what it lets through; one without a maker multiplies the
-    rows of the value ``passed``, or columns of their heads.
+    takes two of them together, a gate and what it lets through, or mixes those of experts; one
+    without a maker multiplies the rows of the value ``passed``, or columns of their heads.
     ``led`` is the group behind this one, whose maker is a norm of what this one makes last, and
     runs here; that one is the ``n_led``-th of such a row of groups, and its maker none of its
     nodes.
@@ -335,16 +335,29 @@ class _Fusion:
         """Return a group that runs at node i, with the norm of what it makes last, if it has one.
 
         Nothing runs between that and the group behind it, so that its codes are not written over.
+        What mixes the products of experts that it makes last runs here, too.
         """
         if group.followers:
             followers = (*group.followers[:-1], self._leading(i, group.followers[-1]))
             return msgspec.structs.replace(group, followers=followers)
+        if mix := self._mixing(i, group):
+            self._taken.update(mix.members)
+            return self._leading(i, msgspec.structs.replace(group, followers=(mix,)))
         readers = (j for value in self._made_last(group) for j in self._readers[value])
         for j in (j for j in readers if self._nodes[j].op in _NORMS and j not in self._taken):
             if self._taken.issuperset(range(i + 1, j)):
                 led = msgspec.structs.replace(self._found_at(j), n_led=group.n_led + 1)
                 return msgspec.structs.replace(group, led=led)
         return group
+
+    def _mixing(self, i: int, group: _Found) -> _Found | None:
+        """Return what mixes a group's only product, of experts, if nothing runs in between."""
+        if [self._nodes[j].op for j in group.products] != ["expert_matmul"]:
+            return None
+        for j in self._readers[self._nodes[group.products[0]].outputs[0]]:
+            if self._nodes[j].op == "mix" and self._taken.issuperset(range(i + 1, j)):
+                return self._found_at(j)
+        return None
 
     def _made_last(self, group: _Found) -> list[int]:
         """Return the rows that a group makes last, by products or a mix of experts."""

@@ -81,6 +81,8 @@ def test_what_a_layer_launches_begins_early():
         ("matmul", "const int *members"),
         ("matmul", "const int *matrices"),
         ("matmul", "const float *residual"),
+        ("matmul", "const float *shares"),
+        ("matmul", "const float *first_residual"),
         ("matmul_float", "const int *members"),
         ("matmul_float", "const int *matrices"),
         ("matmul_float", "const float *x"),

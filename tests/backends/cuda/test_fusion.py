@@ -156,8 +156,8 @@ def layers(n, attend, feed_forward):
     ("attend", "feed_forward", "n_single", "n_fused"),
     [
         (grouped_attention, dense, 24, {1: 5, 8: 7, 40: 9}),
-        (grouped_attention, experts, 30, {1: 7, 8: 9, 40: 13}),
-        (grouped_attention, shared_experts, 38, {1: 9, 8: 11, 40: 16}),
+        (grouped_attention, experts, 30, {1: 6, 8: 8, 40: 13}),
+        (grouped_attention, shared_experts, 38, {1: 8, 8: 10, 40: 16}),
         (latent_attention, dense, 37, {1: 9, 8: 12, 40: 15}),
     ],
 )
@@ -231,8 +231,7 @@ def test_codes_that_wait_have_rooms_of_their_own(emulated, share):
         outs = [np.asarray(runner.feed(np.arange(n_rows) % 20)["hidden"]) for runner in runners]
         assert np.isfinite(outs).all()
         assert outs[0].tobytes() == outs[1].tobytes()
-        kernels = kernels_of(runners[0], n_rows)
-        assert kernels.count("elementwise") == (1 if share else 0)
+        assert kernels_of(runners[0], n_rows).count("elementwise") == (1 if share else 0)
 
 
 @pytest.mark.parametrize(("between", "is_sorted"), [(False, True), (True, False)])
@@ -474,23 +473,29 @@ NORMED = {
 
 
 @pytest.mark.parametrize("is_centred", [False, True], ids=["rms", "layer"])
-@pytest.mark.parametrize("is_mixed", [False, True], ids=["product", "mix"])
+@pytest.mark.parametrize("maker", ["product", "mix", "experts"])
 @pytest.mark.parametrize(("kind", "width"), NORMED.values(), ids=NORMED)
 @pytest.mark.parametrize("is_kept", [False, True], ids=["codes", "rows"])
-def test_rows_are_normalised_where_they_are_made(
-    emulated, kind, width, is_mixed, is_centred, is_kept
-):
-    """For products, others that read them, or none; by one block, while they are few."""
+def test_rows_are_normalised_where_they_are_made(emulated, kind, width, maker, is_centred, is_kept):
+    """For products, others that read them, or none; by one block, while they are few.
+
+    What is mixed is so in a launch of its own, or where the last products of experts are made.
+    """
     shapes = {"embd": (20, width), "first": (width, 32), "router": (3, 32), "norm": (width,)}
     shapes |= {"bias": (width,), "next": (16, width), "small": (20, 32), "experts": (3, width, 32)}
-    tensors = tensors_of(dict.fromkeys(("first", "experts"), "Q8_0") | {"next": kind}, **shapes)
+    shapes |= {name: (3, 32, 32) for name in ("gate", "up")}
+    quantised = dict.fromkeys(("first", "gate", "up", "experts"), "Q8_0")
+    tensors = tensors_of(quantised | {"next": kind}, **shapes)
     g = GraphBuilder("norms", tensors)
     x, small = (g.embed(g.inputs.tokens, f"{name}.weight") for name in ("embd", "small"))
-    if is_mixed:
-        ids, shares = g.route(small, "router.weight", n_used=2)
-        y = g.mix(g.expert_matmul(small, ids, "experts.weight"), shares)
-    else:
+    if maker == "product":
         y = g.matmul(small, "first.weight")
+    else:
+        ids, shares = g.route(small, "router.weight", n_used=2)
+        if maker == "experts":
+            both = (g.expert_matmul(small, ids, f"{name}.weight") for name in ("gate", "up"))
+            small = g.gated(*both)
+        y = g.mix(g.expert_matmul(small, ids, "experts.weight"), shares)
     x = g.add(y, x)
     normed = (
         g.layer_norm(x, "norm.weight", "bias.weight", 1e-5)
@@ -510,7 +515,44 @@ def test_rows_are_normalised_where_they_are_made(
             made, wanted = (np.asarray(out[name]) for out in outs)
             assert np.isfinite(made).all()
             assert made.tobytes() == wanted.tobytes()
-        assert kernels_of(runners[0], n_rows).count("normalise") == (0 if n_rows <= 2 else 1)
+        kernels = kernels_of(runners[0], n_rows)
+        assert kernels.count("normalise") == (0 if n_rows <= 2 else 1)
+        has_mix = maker == "mix" or (maker == "experts" and n_rows > 8)
+        assert kernels.count("mix") == (1 if has_mix else 0)
+
+
+MIXED = {"32": ("Q8_0", 64, 5, 2), "256": ("Q4_K", 96, 3, 3), "one of many": ("Q8_0", 48, 9, 1),
+         "no tiles": ("Q8_0", 40, 4, 2)}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "width", "n_experts", "n_used"), MIXED.values(), ids=MIXED)
+def test_experts_are_mixed_where_they_are_made(emulated, kind, width, n_experts, n_used):
+    """Of few rows, into arrays that have room for no more; a row has its bits in any batch."""
+    shapes = {"embd": (20, 64), "norm": (64,), "router": (n_experts, 64), "other": (20, width)}
+    shapes |= {name: (n_experts, 256, 64) for name in ("gate", "up")}
+    kinds = {"gate": "Q8_0", "up": "Q8_0", "down": kind}
+    tensors = tensors_of(kinds, **shapes, down=(n_experts, width, 256))
+    g = GraphBuilder("mixed", tensors)
+    x, other = (g.embed(g.inputs.tokens, f"{name}.weight") for name in ("embd", "other"))
+    f = g.rms_norm(x, "norm.weight", 1e-5)
+    ids, shares = g.route(f, "router.weight", n_used=n_used)
+    made = g.gated(*(g.expert_matmul(f, ids, f"{name}.weight") for name in ("gate", "up")))
+    y = g.mix(g.expert_matmul(made, ids, "down.weight"), shares)
+    program = g.finish(Outputs(hidden=g.add(y, other)))
+    first = set()
+    for n_batch, runs in ((8, (1, 5, 8, 1)), (40, (9, 40))):
+        runners = [
+            fused_as(way, CudaBackend(emulated), program, Weights(tensors), n_batch=n_batch)
+            for way in (fuse, unfused)
+        ]
+        for n_rows in runs:
+            outs = [np.asarray(r.feed(np.arange(n_rows) % 20)["hidden"]) for r in runners]
+            assert np.isfinite(outs).all()
+            assert outs[0].tobytes() == outs[1].tobytes()
+            first.add(outs[0][0].tobytes())
+            kernels = kernels_of(runners[0], n_rows)
+            assert kernels.count("mix") == (0 if n_rows <= 8 else 1)
+    assert len(first) == 1
 
 
 def test_a_norm_waits_for_its_turn_where_others_are_between(emulated):
@@ -663,8 +705,9 @@ def products_of_products():
 @pytest.mark.parametrize(
     ("made", "n_written"),
     [(functools.partial(layers, 3, latent_attention, dense), {1: 12, 8: 9}),
+     (functools.partial(layers, 3, grouped_attention, shared_experts), {1: 11, 8: 6}),
      (products_of_products, {1: 2, 8: 2})],
-    ids=["layers", "chain"],
+    ids=["layers", "experts", "chain"],
 )  # fmt: skip
 @pytest.mark.parametrize("n_rows", [1, 8])
 def test_no_launch_writes_codes_that_its_other_blocks_read(emulated, made, n_written, n_rows):

@@ -24,7 +24,8 @@
  * let through. NORM, CENTRED_NORM: rows of the one tile are normalised (normalise.cuh), of the matrix
  * of that number among the three. PASSED: rows of that matrix become codes, or some columns of their
  * heads, as one that multiplies these reads them. HEADS: CTAs of a head of queries turn it, or of keys,
- * and these are stored, as a head of values is (stored.cuh).
+ * and these are stored, as a head of values is (stored.cuh). Where there are `shares`, CTAs that have the
+ * same columns of slots mix these to rows (mix.cuh), of which there are up to 16, and NORM is of those.
  * Grid: (row tiles / ROW_TILES of each, or as many CTAs as have warps for these, tiles of slots from
  * `from_tile` on, heads). Block: 256.
  */
@@ -38,6 +39,7 @@
 #include "slots.cuh"
 #if ROW_TILES == 1
 #include "last.cuh"
+#include "mix.cuh"
 #include "normalise.cuh"
 #include "stored.cuh"
 #include "turned.cuh"
@@ -377,7 +379,7 @@ static_assert(WIDTH == WARPS, "a warp makes the codes of a slot");
 static_assert(STAGES * PIECE_BYTES >= 2 * 256 * (int)sizeof(float), "a block of two matrices");
 
 /* What follows products. */
-enum { GATES, NORM, CENTRED_NORM, PASSED, HEADS };
+enum { GATES, NORM, CENTRED_NORM, PASSED, HEADS, NOTHING };
 /* What the heads of a matrix are. */
 enum { OTHERS, QUERIES, KEYS, VALUES };
 
@@ -471,7 +473,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
            float *__restrict__ normed, float eps, int kinds, const float *turns, float *turned_q,
            const int *seqs, const int *places, const int *tables, char *memory, long long v_begin,
            long long pitch, int n_entries, int n_pairs, int are_neighbours, int type, int k_width,
-           int v_width, int part_begin, int part_width, int part_apart)
+           int v_width, int part_begin, int part_width, int part_apart, const float *shares,
+           const float *first_residual, const float *second_residual, float *mixed_y, int n_mixed)
 {
 #if ROW_TILES == 1
     __shared__ uint4 rings[WARPS][STAGES * PIECE_BYTES / 16];
@@ -675,6 +678,23 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
                    head_kind);
         return;
     }
+    if (shares) {
+        /* Tiles that slots need count by columns, behind the norm's counter; a thread mixes a value. */
+        int n_used = 0;
+        for (int i = 0; i < (int)gridDim.y; i++)
+            n_used += matrices[i] >= 0;
+        if (!ends_last(counters + 1 + number, n_used))
+            return;
+        n_slots /= n_mixed;
+        const int row = threadIdx.x >> 4, column = number * 16 + (threadIdx.x & 15);
+        const size_t at = (size_t)row * n_rows + column;
+        if (row < n_slots && column < n_rows)
+            mixed_y[at] = mixed(y + (size_t)row * n_mixed * n_rows + column, n_mixed, n_rows,
+                                shares + row * n_mixed, first_residual, second_residual, at);
+        y = mixed_y;
+    }
+    if (follows == NOTHING)
+        return;
     if (follows == NORM || follows == CENTRED_NORM) {
         if (which != kinds || !ends_last(counters, n_ctas(n_rows)))
             return;

@@ -1,10 +1,10 @@
-/* y[row] = sum over ranks of shares[row][rank] x[row][rank]: a chain of fused multiply-adds from
- * zero, in the order of the ranks; plus first[row], then second[row], where these are given. Where there
- * is a counter, the CTA that ends last normalises all rows (normalise.cuh), less their mean where they are
- * centred.
+/* y[row] = sum over ranks of shares[row][rank] x[row][rank], plus first[row] and second[row] (mix.cuh).
+ * Where there is a counter, the CTA that ends last normalises all rows (normalise.cuh), less their mean
+ * where they are centred.
  * Grid: values / 256 rounded up. Block: 256.
  */
 #include "last.cuh"
+#include "mix.cuh"
 #include "quantise.cuh"
 #include "normalise.cuh"
 
@@ -23,11 +23,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     const long long row = at / width;
     if (row < n_rows) {
         const float *in = x + row * n_ranks * width + at % width;
-        float total = 0.0f;
-        for (int rank = 0; rank < n_ranks; rank++)
-            total = fmaf(shares[row * n_ranks + rank], in[(size_t)rank * width], total);
-        total = first ? total + first[at] : total;
-        y[at] = second ? total + second[at] : total;
+        y[at] = mixed(in, n_ranks, width, shares + row * n_ranks, first, second, at);
     }
     if (!counters || !ends_last(counters, gridDim.x))
         return;

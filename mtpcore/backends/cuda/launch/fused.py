@@ -9,6 +9,7 @@ from mtpcore.backends.cuda.launch.attention import Heads, attend
 from mtpcore.backends.cuda.launch.codes import Codes, codes_for, quantise, quantise_gated
 from mtpcore.backends.cuda.launch.products import (
     Factor,
+    Follows,
     Passed,
     Slots,
     can_gate,
@@ -21,7 +22,7 @@ from mtpcore.backends.cuda.launch.products import (
     slots_of_heads,
     slots_of_rows,
 )
-from mtpcore.backends.cuda.launch.rows import Norm, mix_rows, normalise, other_of
+from mtpcore.backends.cuda.launch.rows import Mix, Norm, normalise, other_of
 from mtpcore.backends.cuda.launch.step import Launch, Step
 
 __all__ = ["FusedStep", "fused"]
@@ -57,7 +58,7 @@ class FusedStep(msgspec.Struct, frozen=True):
 def fused(step: FusedStep, n_rows: int) -> list[Launch]:
     """Make rows, quantise them before they are stored, and multiply."""
     if step.op == "mix":
-        return _mix(step, n_rows)
+        return [_mix_of(step, n_rows).launch(n_rows), *_norm_behind(step, n_rows)]
     if not step.products:
         return _attend(step, n_rows)
     codes = _codes_for(step)
@@ -84,12 +85,16 @@ def _route_and_sort(step: FusedStep, chooses: Step, n_rows: int) -> Launch | Non
     return route_few(chooses, slots, n_rows)
 
 
-def _mix(step: FusedStep, n_rows: int) -> list[Launch]:
+def _mix_of(step: FusedStep, n_rows: int) -> Mix:
+    """Return the mix that a step's maker is, with the norm of its rows if these are few."""
     norm = _norm_of(step)
-    if norm and norm.fits(n_rows):
-        return [mix_rows(step.maker, n_rows, step.totals, norm)]
-    launches = [mix_rows(step.maker, n_rows, step.totals)]
-    return [*launches, norm.launch(n_rows)] if norm else launches
+    return Mix(step.maker, step.totals, norm if norm and norm.fits(n_rows) else None)
+
+
+def _norm_behind(step: FusedStep, n_rows: int) -> list[Launch]:
+    """Return the norm of what a step makes last as a launch of its own, if that is more rows."""
+    norm = _norm_of(step)
+    return [] if norm is None or norm.fits(n_rows) else [norm.launch(n_rows)]
 
 
 def _norm_of(step: FusedStep) -> Norm | None:
@@ -142,30 +147,31 @@ def _multiply(step: FusedStep, codes: Codes, n_rows: int) -> list[Launch]:
         else:
             of_ids = of_experts.setdefault(id(product.inputs[1]), [])
             of_ids.append((product, Factor(w, bias, y)))
-    launches, made, norm = list[Launch](), dict[int, Codes](), _norm_of(step)
+    launches, made = list[Launch](), dict[int, Codes]()
     if plain:
         has_heads = len(step.products[0].inputs[0].shape) == 3
         slots = (slots_of_heads if has_heads else slots_of_rows)(plain[0].w, n_rows)
         launches += step.heads.before(n_rows) if step.heads else []
-        launches += _multiply_all(step, codes, slots, plain, residual, made)
+        launches += _multiply_all(step, codes, n_rows, slots, plain, residual, made)
         launches += step.heads.behind(n_rows) if step.heads else []
     for found in of_experts.values():
         first, ids = found[0][0], found[0][0].inputs[1]
         x, factors = step.products[0].inputs[0], [factor for _, factor in found]
         slots, group = slots_of_experts(first, factors[0].w, x, ids, n_rows)
         launches += [] if step.is_sorted else [group]
-        launches += _multiply_all(step, codes, slots, factors, None, made)
+        launches += _multiply_all(step, codes, n_rows, slots, factors, None, made)
     for number, follower in enumerate(step.followers):
         if number in made:
             launches += _multiply(follower, made[number], n_rows)
         else:
             launches += fused(follower, n_rows)
-    return launches if norm is None or norm.fits(n_rows) else [*launches, norm.launch(n_rows)]
+    return launches + _norm_behind(step, n_rows)
 
 
 def _multiply_all(
     step: FusedStep,
     codes: Codes,
+    n_rows: int,
     slots: Slots,
     factors: list[Factor],
     residual: DeviceArray | None,
@@ -185,8 +191,10 @@ def _multiply_all(
             made[number] = ready
             factors = [f for f in factors if f.y is not gate.y and f.y is not other.y]
     heads, norm = None if slots.is_wide else step.heads, _norm_of(step)
-    follows: Heads | Norm | Passed | None = heads or (norm if norm and norm.fits(slots.n) else None)
+    follows: Follows | None = heads or (norm if norm and norm.fits(slots.n) else None)
     for number, follower in enumerate(step.followers):
+        if follower.op == "mix" and not slots.is_wide and Mix.fits(n_rows):
+            follows, made[number] = _mix_of(follower, n_rows), codes  # a norm is left of it at most
         if follows or follower.passed is None:
             continue
         x, ready = follower.products[0].inputs[0], _codes_for(follower)

@@ -12,7 +12,7 @@ from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.launch.attention import Heads
 from mtpcore.backends.cuda.launch.codes import Codes, arrays_of, codes_for, quantise
-from mtpcore.backends.cuda.launch.rows import Norm
+from mtpcore.backends.cuda.launch.rows import Mix, Norm
 from mtpcore.backends.cuda.launch.step import (
     THREADS,
     Launch,
@@ -31,6 +31,7 @@ __all__ = [
     "ClusteredMatrix",
     "DeviceMatrix",
     "Factor",
+    "Follows",
     "Passed",
     "Slots",
     "can_gate",
@@ -53,14 +54,14 @@ SLOTS = 8
 MOST_FACTORS = 3
 """Matrices of one launch; see ``kernels/matmul.cu``."""
 
-_GATES, _NORM, _CENTRED_NORM, _PASSED, _HEADS = map(np.int32, range(5))
+_GATES, _NORM, _CENTRED_NORM, _PASSED, _HEADS, _NOTHING = map(np.int32, range(6))
 """What follows products in their launch, as ``kernels/matmul.cu`` numbers it."""
 
 _NO_GATES = *(None,) * 3, *(np.int32(0),) * 2, *(np.float32(0),) * 2
 _NO_NORM = None, None, None, np.float32(0)
 _NO_HEADS = np.int32(0), *(None,) * 6, *(np.int64(0),) * 2, *(np.int32(0),) * 6
-_NO_PARTS = (np.int32(0),) * 3
-_NOTHING = None, _GATES, *_NO_GATES, *_NO_NORM, *_NO_HEADS, *_NO_PARTS
+_NO_PARTS, _NO_MIX = (np.int32(0),) * 3, (*(None,) * 4, np.int32(0))
+_NO_FOLLOWING = None, _NOTHING, *_NO_GATES, *_NO_NORM, *_NO_HEADS, *_NO_PARTS, *_NO_MIX
 
 _TILES = ("ROW_TILES", "TOKEN_TILES", "EIGHTHS")
 _WARPS = THREADS // 32
@@ -400,17 +401,21 @@ class Passed(msgspec.Struct, frozen=True):
         return n_of_row(self.x) // self.codes.block
 
 
+Follows = Heads | Norm | Mix | Passed
+"""What can follow products in their launch."""
+
+
 def multiply_codes(
     codes: Codes,
     slots: Slots,
     factors: Sequence[Factor],
     residual: DeviceArray | None = None,
-    follows: Heads | Norm | Passed | None = None,
+    follows: Follows | None = None,
 ) -> list[Launch]:
     """Multiply the same rows with all matrices; those of a type together, up to three.
 
-    The rows of a residual are added; heads are turned and stored, or rows are normalised, or become
-    codes.
+    The rows of a residual are added; heads are turned and stored, or rows are mixed, or normalised,
+    or become codes.
     """
     by_type: dict[tuple[int, int], list[Factor]] = {}
     for number, factor in enumerate(factors):
@@ -431,28 +436,38 @@ def multiply_codes(
     ]
 
 
-def _following(factors: Sequence[Factor], follows: Heads | Norm | Passed | None) -> tuple[Any, ...]:
+def _following(factors: Sequence[Factor], follows: Follows | None) -> tuple[Any, ...]:
     """Return what follows these products, as the kernel takes it."""
     products = [factor.y for factor in factors]
     if isinstance(follows, Heads) and (kinds := follows.kinds_of(products)):
         most = sum(_n_ctas(factor.w.n_rows, NARROW) for factor in factors)
         counted = counters_for(follows.step, most), _HEADS
         heads = np.int32(kinds), *follows.arguments
-        return *counted, *_NO_GATES, *_NO_NORM, *heads, *_NO_PARTS
+        return *counted, *_NO_GATES, *_NO_NORM, *heads, *_NO_PARTS, *_NO_MIX
     if isinstance(follows, Norm):
         number = next((i for i, y in enumerate(products) if y is follows.step.inputs[0]), -1)
         if number >= 0:
-            counted = counters_for(follows.step, 1), _CENTRED_NORM if follows.is_centred else _NORM
-            made = *follows.made, np.int32(0), np.float32(0), np.float32(0)
             heads = np.int32(number), *_NO_HEADS[1:]
-            return *counted, *made, *follows.arguments, *heads, *_NO_PARTS
+            return counters_for(follows.step, 1), *_norm(follows), *heads, *_NO_PARTS, *_NO_MIX
+    if isinstance(follows, Mix):
+        counters = counters_for(follows.step, 1 + _n_ctas(factors[0].w.n_rows, NARROW))
+        mixed = *follows.arguments, np.int32(follows.step.inputs[0].shape[1])
+        return counters, *_norm(follows.norm), *_NO_HEADS, *_NO_PARTS, *mixed
     if isinstance(follows, Passed) and (number := follows.number_of(factors)) >= 0:
         codes, x = follows.codes, follows.x
         made = *arrays_of(codes), np.int32(codes.block), np.int32(0), np.float32(0), np.float32(0)
         parts = map(np.int32, (x.begin, x.shape[-1], x.apart))
         counted = counters_for(follows.step, follows.n_blocks), _PASSED
-        return *counted, *made, *_NO_NORM, np.int32(number), *_NO_HEADS[1:], *parts
-    return _NOTHING
+        return *counted, *made, *_NO_NORM, np.int32(number), *_NO_HEADS[1:], *parts, *_NO_MIX
+    return _NO_FOLLOWING
+
+
+def _norm(norm: Norm | None) -> tuple[Any, ...]:
+    """Return what normalises products, or rows that are mixed of them, as the kernel takes it."""
+    if norm is None:
+        return _NOTHING, *_NO_GATES, *_NO_NORM
+    made = *norm.made, np.int32(0), np.float32(0), np.float32(0)
+    return _CENTRED_NORM if norm.is_centred else _NORM, *made, *norm.arguments
 
 
 def can_gate(slots: Slots, gate: Factor, other: Factor) -> bool:
@@ -488,7 +503,7 @@ def multiply_gated(
         *(counters, _GATES, *arrays_of(made), np.int32(made.block)),
         np.int32(ACTIVATIONS.index(attrs["kind"])),
         *(np.float32(attrs[name]) for name in ("limit", "offset")),
-        *(*_NO_NORM, *_NO_HEADS, *_NO_PARTS),
+        *(*_NO_NORM, *_NO_HEADS, *_NO_PARTS, *_NO_MIX),
     )
     return [
         _multiply_together(codes, slots, (gate, other), None, *part, following)
@@ -527,7 +542,7 @@ def _multiply_together(
     residual: DeviceArray | None,
     from_tile: int,
     n_tiles: int,
-    following: tuple[Any, ...] = _NOTHING,
+    following: tuple[Any, ...] = _NO_FOLLOWING,
 ) -> Launch:
     first = factors[0]
     tiles = _tiles([factor.w.n_rows for factor in factors], slots)

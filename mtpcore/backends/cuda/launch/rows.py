@@ -24,10 +24,10 @@ from mtpcore.graph.ops import ACTIVATIONS
 __all__ = [
     "KERNELS",
     "LAUNCHERS",
+    "Mix",
     "Norm",
     "copy_rows",
     "mark_not_finite",
-    "mix_rows",
     "normalise",
     "other_of",
 ]
@@ -35,6 +35,12 @@ __all__ = [
 _MOST_NORMED = 2
 """Rows that the block which ends last normalises, one after the other; more take it longer than a
 launch of their own."""
+
+_MOST_MIXED = 8
+"""Rows that blocks of the products mix, sixteen columns each; a launch of their own has more blocks
+for more."""
+
+_NO_NORM = np.int32(0), *(None,) * 3, np.int32(0), *(None,) * 3, np.float32(0)
 
 _ELEMENTWISE = {
     name: Kernel("elementwise", (("OPERATION", name),))
@@ -267,7 +273,7 @@ def seen_otherwise(step: Step, n_rows: int) -> list[Launch]:
 
 def mix(step: Step, n_rows: int) -> list[Launch]:
     """Add the ranks' rows, each times its share."""
-    return [mix_rows(step, n_rows)]
+    return [Mix(step).launch(n_rows)]
 
 
 class Norm(msgspec.Struct, frozen=True):
@@ -307,23 +313,41 @@ class Norm(msgspec.Struct, frozen=True):
         return weight, bias, y, np.float32(self.step.attrs["eps"])
 
 
-def mix_rows(
-    step: Step, n_rows: int, totals: Sequence[Step] = (), norm: Norm | None = None
-) -> Launch:
-    """Add the ranks' rows, each times its share, and what up to two ``totals`` add to them."""
-    (x, shares), y, residuals = step.inputs, step.outputs[0], list[DeviceArray]()
-    for total in totals:
-        residuals.append(other_of(total, y))
-        y = total.outputs[0]
-    first, second = (*residuals, None, None)[:2]
-    sizes = (n_rows, *x.shape[1:])
-    grid = (blocks_of(n_rows * x.shape[2]), 1)
-    counters, normed = None, (np.int32(0), *(None,) * 3, np.int32(0), *(None,) * 3, np.float32(0))
-    if norm:
-        counters = counters_for(step, 1)
-        normed = (np.int32(norm.is_centred), *norm.made, *norm.arguments)
-    arguments = (x, shares, first, second, y, *map(np.int32, sizes), counters, *normed)
-    return Launch(_MIX, grid, arguments)
+class Mix(msgspec.Struct, frozen=True):
+    """Ranks' rows that become one, each times its share, plus what up to two ``totals`` add.
+
+    Few may be mixed where the ranks' rows are made; ``norm`` is that of rows that are mixed.
+    """
+
+    step: Step
+    totals: Sequence[Step] = ()
+    norm: Norm | None = None
+
+    @staticmethod
+    def fits(n_rows: int) -> bool:
+        """Whether they are so few that blocks of the products do it."""
+        return n_rows <= _MOST_MIXED
+
+    def launch(self, n_rows: int) -> Launch:
+        """Return a launch of its own."""
+        x, (shares, first, second, y) = self.step.inputs[0], self.arguments
+        sizes, grid = (n_rows, *x.shape[1:]), (blocks_of(n_rows * x.shape[2]), 1)
+        counters, normed = None, _NO_NORM
+        if norm := self.norm:
+            counters = counters_for(self.step, 1)
+            normed = np.int32(norm.is_centred), *norm.made, *norm.arguments
+        arguments = (x, shares, first, second, y, *map(np.int32, sizes), counters, *normed)
+        return Launch(_MIX, grid, arguments)
+
+    @property
+    def arguments(self) -> tuple[DeviceArray | None, ...]:
+        """Return the shares, what is added first and second, and where that is put."""
+        y, residuals = self.step.outputs[0], list[DeviceArray]()
+        for total in self.totals:
+            residuals.append(other_of(total, y))
+            y = total.outputs[0]
+        first, second = (*residuals, None, None)[:2]
+        return self.step.inputs[1], first, second, y
 
 
 def other_of(total: Step, part: DeviceArray) -> DeviceArray:
