@@ -72,6 +72,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 class Request:
     """A prompt, its settings, and what was generated so far.
 
+    ``seq`` is its sequence in the generator's Cross; None before it runs and when it has ended.
+
     Parameters
     ----------
     prompt : sequence of int or Prompt
@@ -104,8 +106,6 @@ class Request:
     finish_reason : str or None
         ``end`` (end-of-text token), ``stop`` (stop string), ``length`` (``max_tokens`` or the
         context's end) or ``cancelled``; None while it runs.
-    seq : int or None
-        Its sequence in the generator's Cross; None before it runs and when it has ended.
     n_cached, n_prefilled : int
         Tokens of the prompt that were in the KV cache already, and that are there now.
     n_passes, n_drafted : int
