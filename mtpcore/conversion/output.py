@@ -14,8 +14,7 @@ from mtpcore.discovery.registry import Registry
 from mtpcore.errors import GraphError, ModelFileError, PluginError
 from mtpcore.gguf import StreamedTensor, stream_model_file
 from mtpcore.gguf.header import Value
-from mtpcore.gguf.types import PLAIN, type_name
-from mtpcore.graph import GraphType, Program
+from mtpcore.graph import GraphType
 from mtpcore.runtime.model import Model
 
 __all__ = ["FilePart", "Report", "write_checked"]
@@ -96,20 +95,6 @@ def _try_tokenizer(model: Model, path: Path) -> None:
     tokenizer.decode(tokenizer.encode(_SAMPLE, parse_special=True))
 
 
-def _refuse_integers(model: Model, program: Program, path: Path) -> None:
-    """Raise where a graph computes with integers: they are ids, or fractions misread."""
-    for name in program.weights():
-        kind = model.tensors[name].type
-        if kind in PLAIN and PLAIN[kind].kind == "i":
-            raise ModelFileError(
-                "integers where the graph takes fractions",
-                where=f"{path}: tensor {name!r}",
-                wanted="F32, F16, BF16 or blocks",
-                got=type_name(kind),
-                fix="correct the tensor's type where it comes from",
-            )
-
-
 def _build_graphs(part: Path, path: Path, known: Registry, rest: Path | None = None) -> None:
     """Load the unfinished file and build what can be built of it alone, or with its companion."""
     try:
@@ -129,12 +114,11 @@ def _build_graphs(part: Path, path: Path, known: Registry, rest: Path | None = N
         _try_tokenizer(model, path)
         try:
             if model.file_layout != "mtp-only":
-                _refuse_integers(model, model.program(), path)
+                model.program()
             drafters = model.drafters if model.spec is not None else ()
             for drafter in (one for one in drafters if one.shape != "proposer"):
                 for head in range(cast(int, drafter.heads.count)):
-                    program = model.program(GraphType.DRAFT, drafter=drafter, head=head)
-                    _refuse_integers(model, program, path)
+                    model.program(GraphType.DRAFT, drafter=drafter, head=head)
         except (GraphError, PluginError) as error:
             raise ModelFileError(
                 f"the model's graph does not fit its tensors: {error.what}",

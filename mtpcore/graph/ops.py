@@ -47,7 +47,8 @@ class OpRule(NamedTuple):
 
     ``integers`` are the inputs, by their number from 0, that are i32; all others are f32. ``ids``
     are those of them that choose among the matrices of the first weight. An output that is i32
-    chooses among the rows of the first weight.
+    chooses among the rows of the first weight. ``integer_weights`` are the weights, by their number
+    from 0, that hold integers; all others hold fractions.
     """
 
     inputs: tuple[int, int]
@@ -57,6 +58,7 @@ class OpRule(NamedTuple):
     meaning: str
     integers: tuple[int, ...] = ()
     ids: tuple[int, ...] = ()
+    integer_weights: tuple[int, ...] = ()
 
 
 class Mismatch(Exception):
@@ -452,9 +454,11 @@ def _rule(
     meaning: str,
     integers: tuple[int, ...] = (),
     ids: tuple[int, ...] = (),
+    integer_weights: tuple[int, ...] = (),
 ) -> OpRule:
     span = tuple((n, n) if isinstance(n, int) else n for n in (inputs, weights))
-    return OpRule(span[0], span[1], frozenset(attrs.split()), shape, meaning, integers, ids)
+    names = frozenset(attrs.split())
+    return OpRule(span[0], span[1], names, shape, meaning, integers, ids, integer_weights)
 
 
 OPS: dict[str, OpRule] = {
@@ -626,6 +630,7 @@ OPS: dict[str, OpRule] = {
         _cluster_matmul,
         "w[v] x[t] for the rows v of the clusters ids[t], -inf elsewhere; cluster c has the rows "
         "ordering[c * n .. c * n + n], with n = rows / n_clusters",
+        (1,),
         (1,),
         (1,),
     ),

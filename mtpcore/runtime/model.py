@@ -47,6 +47,7 @@ from mtpcore.gguf import (
 )
 from mtpcore.gguf.types import is_float, type_name
 from mtpcore.graph import GraphBuilder, GraphType, MemoryLayer, Outputs, Program
+from mtpcore.graph.ops import OPS
 from mtpcore.runtime.fit import FittedDrafter
 from mtpcore.runtime.lending import PackedWeights, TieUse, borrow, check_target, report_ties
 from mtpcore.runtime.sidecar import Sidecar
@@ -499,17 +500,20 @@ class Model:
                 )
 
     def _check_types(self, program: Program) -> None:
-        """Refuse weights that hold no fractions: they would be noticed at the first pass only."""
-        for weight in program.weights().values():
-            tensor = self.tensors[weight.tensor]
-            if not is_float(tensor.type):
-                raise GraphError(
-                    "weights of a type that no operation reads",
-                    where=f"{program.name} ({weight.tensor})",
-                    wanted="F32, F16, BF16 or blocks that gguf can dequantise",
-                    got=type_name(tensor.type),
-                    fix="convert the model again: mtpcore convert",
-                )
+        """Refuse weights that no operation can read: they would fail only when they are packed."""
+        for node in program.nodes:
+            for i, weight in enumerate(node.weights):
+                if weight is None or i in OPS[node.op].integer_weights:
+                    continue
+                kind = self.tensors[weight.tensor].type
+                if not is_float(kind):
+                    raise GraphError(
+                        "integers or an unknown type where the graph takes fractions",
+                        where=f"{node.name} ({weight.tensor})",
+                        wanted="F32, F16, BF16 or blocks",
+                        got=type_name(kind),
+                        fix="correct the tensor's type where it comes from, and convert again",
+                    )
 
     def _builder(
         self,

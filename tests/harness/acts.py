@@ -104,5 +104,5 @@ CALLS = {
 
 
 def spell(act):
-    """Return an act as errors write it."""
-    return f"{act.__qualname__}()"
+    """Return an act of ``CALLS`` as errors write it: by the class of the object."""
+    return f"{act.__qualname__.replace('RequestQueue', 'Generator')}()"
