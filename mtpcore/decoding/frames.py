@@ -66,7 +66,7 @@ class FrameRequest:
         self.frames: list[I32] = []
         self.finish_reason: FinishReason | None = None
         self.seq: int | None = None
-        self.resting = self.is_left = False
+        self.is_queued = self.resting = self.is_left = False
 
     def __repr__(self) -> str:
         return (

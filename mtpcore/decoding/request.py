@@ -114,6 +114,8 @@ class Request:
         How often the context was full and was shifted, and the tokens that were dropped.
     stops : set of int
         Places in the prompt at which a pass ends, so that other texts can go on from there.
+    is_queued : bool
+        Whether a generator works on it, or has done so; no other one does.
     resting : bool
         Whether rounds leave it out, because its reader was interrupted.
     is_left : bool
@@ -177,7 +179,7 @@ class Request:
         self.n_cached = self.n_prefilled = self.n_passes = self.n_drafted = 0
         self.n_dropped = self.n_shifts = 0
         self.stops: set[int] = set()
-        self.resting = self.is_left = False
+        self.is_queued = self.resting = self.is_left = False
         self._tokenizer = tokenizer
         self._stream = tokenizer.stream(start=bool(self.source)) if tokenizer else None
         self._text = ""

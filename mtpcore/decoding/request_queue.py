@@ -18,6 +18,7 @@ class QueuedRequest(Protocol):
     """A text that is being written: a ``Request`` or a ``FrameRequest``."""
 
     seq: int | None
+    is_queued: bool
     resting: bool
     is_left: bool
 
@@ -51,12 +52,25 @@ class RequestQueue(ABC, Generic[R]):
 
     @act
     def queue(self, request: R) -> None:
-        """Let rounds work on a request; queueing it twice makes no difference."""
+        """Let rounds work on a request; queueing it twice makes no difference.
+
+        Raises
+        ------
+        BatchError
+            It was queued elsewhere.
+        """
         self._queue(expect(request, self._kind, "queue() takes a request"))
 
     def _queue(self, request: R) -> None:
-        if not (request.done or request in self._requests):
-            self._requests.append(request)
+        if request.done or request in self._requests:
+            return
+        if request.is_queued:
+            raise BatchError(
+                f"another {type(self).__name__} works on the request",
+                fix="make another request of the same prompt for this one",
+            )
+        self._requests.append(request)
+        request.is_queued = True
 
     @property
     def active(self) -> bool:

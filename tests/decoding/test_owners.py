@@ -6,7 +6,7 @@ import pytest
 from harness.scripted import Letters, cross_of, plain, run
 
 from mtpcore.decoding import Generator
-from mtpcore.errors import CapacityError, LinkError
+from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.runtime.batch import Batch
 from mtpcore.sampling import Sampling
 
@@ -76,6 +76,19 @@ def test_generators_take_turns_on_one_cross():
     assert second.tokens == plain([5], WARM, 10)
     assert one.stats.tokens == 21
     assert other.stats.tokens == 10
+
+
+def test_a_request_is_of_the_generator_that_queued_it():
+    first, second = generators(crossed(2), 2)
+    request = first.add(PROMPT, max_tokens=12)
+    with pytest.raises(BatchError, match="another Generator works on the request"):
+        second.queue(request)
+    first.queue(request)
+    run(first)
+    second.queue(request)  # it is done
+    other = second.add(PROMPT, max_tokens=12)
+    run(second)
+    assert request.tokens == other.tokens == TRUTH
 
 
 def test_a_generator_does_not_wait_for_what_another_one_holds():
