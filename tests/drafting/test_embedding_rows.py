@@ -17,7 +17,6 @@ actions = st.lists(
 def test_what_each_place_holds(steps, a, b, seed):
     rng = np.random.default_rng(seed)
     rows, held = NO_ROWS, {}
-    history = rng.integers(0, 9, N + 6).astype(np.int32)
     for what, place, n in steps:
         if what == "put":
             tokens = rng.integers(-1, 3, n).astype(np.int32)
@@ -33,6 +32,7 @@ def test_what_each_place_holds(steps, a, b, seed):
         else:
             rows, held = rows.behind(place), {p: row for p, row in held.items() if p >= place}
     assert rows.end == max(held, default=-1) + 1
+    history = rng.integers(0, 9, max(rows.end, N) + 6).astype(np.int32)  # rows may end behind N
     history[np.array([*held], np.intp)] = -1
     places = range(min(a, b), max(a, b))
     found = {}
