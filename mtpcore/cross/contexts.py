@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,12 +40,8 @@ def feeding_contexts(llm: Context) -> dict[str, Context]:
             llm.model,
             llm.n_ctx,
             graph_type=GraphType(name),
-            n_seq_max=llm.n_seq_max,
             n_batch=max(llm.n_batch, llm.n_ctx),
-            kv_dtype=llm.kv_dtype,
-            checkpoint_bytes=llm.checkpoint_bytes,
-            threads=llm.threads,
-            backend=llm.backend,
+            **_shared_settings(llm),
         )
         for name in names
     }
@@ -61,11 +57,8 @@ def codes_contexts(llm: Context) -> dict[str, Context]:
             llm.model,
             codebooks.count,
             graph_type=codebooks.graph,
-            n_seq_max=llm.n_seq_max,
             n_batch=max(2 * llm.n_seq_max, codebooks.count),
-            kv_dtype=llm.kv_dtype,
-            threads=llm.threads,
-            backend=llm.backend,
+            **_shared_settings(llm),
         )
     }
 
@@ -139,17 +132,24 @@ def _make_contexts(
             llm.n_ctx,
             graph_type=GraphType(graph),
             head=head,
-            n_seq_max=llm.n_seq_max,
             n_batch=max(llm.n_batch, n_together),
-            kv_dtype=llm.kv_dtype,
-            checkpoint_bytes=llm.checkpoint_bytes,
-            threads=llm.threads,
-            backend=llm.backend,
             drafter=spec,
             logit_rows=rows if graph == "draft" else None,
             host=contexts[role] if is_guest else None,
+            **_shared_settings(llm),
         )
     return contexts
+
+
+def _shared_settings(llm: Context) -> dict[str, Any]:
+    """Return the settings that all contexts of a Cross have in common with its target."""
+    return {
+        "n_seq_max": llm.n_seq_max,
+        "kv_dtype": llm.kv_dtype,
+        "checkpoint_bytes": llm.checkpoint_bytes,
+        "threads": llm.threads,
+        "backend": llm.backend,
+    }
 
 
 def _rows_together(spec: DrafterSpec) -> int:

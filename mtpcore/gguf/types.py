@@ -66,6 +66,6 @@ def dequantize(blocks: np.ndarray, kind: int) -> np.ndarray | None:
 
 @cache
 def is_float(kind: int) -> bool:
-    """Say whether values of a type id are fractions that ``dequantize`` can make."""
+    """Say whether values of a type id are floating-point numbers, stored or dequantised."""
     values = dequantize(np.zeros((1, BLOCKS[kind][1]), np.uint8), kind)
     return values is not None and values.dtype.kind == "f"

@@ -48,7 +48,7 @@ class OpRule(NamedTuple):
     ``integers`` are the inputs, by their number from 0, that are i32; all others are f32. ``ids``
     are those of them that choose among the matrices of the first weight. An output that is i32
     chooses among the rows of the first weight. ``integer_weights`` are the weights, by their number
-    from 0, that hold integers; all others hold fractions.
+    from 0, that hold integers; all others are floating-point.
     """
 
     inputs: tuple[int, int]

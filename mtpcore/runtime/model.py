@@ -508,9 +508,9 @@ class Model:
                 kind = self.tensors[weight.tensor].type
                 if not is_float(kind):
                     raise GraphError(
-                        "integers or an unknown type where the graph takes fractions",
+                        "a weight that is no floating-point tensor",
                         where=f"{node.name} ({weight.tensor})",
-                        wanted="F32, F16, BF16 or blocks",
+                        wanted="F32, F16, BF16 or a quantised type",
                         got=type_name(kind),
                         fix="correct the tensor's type where it comes from, and convert again",
                     )
