@@ -81,6 +81,17 @@ def test_the_drafts_of_many_sequences_are_those_of_each_alone():
     assert drafts == dict(enumerate(alone))
 
 
+@pytest.mark.parametrize("n_batch", [1, 2])
+def test_heads_read_all_drafts_before_their_own_in_one_batch(n_batch):
+    """However few rows of the text a batch has."""
+    wanted = linked().draft(0, 3, WARM)
+    assert len(wanted) == 3
+    cross = FAMILY.link(threads=1, n_batch=n_batch)
+    for i, token in enumerate(PROMPT):
+        cross.llm.process(Batch.of([token], pos=i))
+    assert cross.draft(0, 3, WARM) == wanted
+
+
 def test_a_rollback_leaves_no_entry_in_any_head():
     """Not even one place more; the heads have read nothing since."""
     cross = linked()
