@@ -81,6 +81,8 @@ class Inbox:
     def put(self, seq: int, pos: int, *parts: F32, bad: Sequence[int] | None = None) -> None:
         """Store rows at ``pos``, ``pos + 1``, ...; later positions are forgotten.
 
+        No rows change nothing.
+
         Parameters
         ----------
         parts : float32[n, *]
@@ -101,6 +103,8 @@ class Inbox:
                 wanted=f"[n, {self.width}]",
                 got=" and ".join(str(part.shape) for part in parts),
             )
+        if not n:
+            return
         if self._has_gaps and self._held[seq].first < self._held[seq].length < pos:
             gap = pos - self._held[seq].length
             self.put(seq, self._held[seq].length, np.zeros((gap, self.width), np.float32), bad=())
@@ -233,6 +237,7 @@ class Inbox:
                 got=f"{len(rows)} bytes for positions {first} to {length}",
                 fix="make n_ctx larger",
             )
+        self._held[seq] = self._empty._replace(base=first, first=first, length=first)
         values = np.frombuffer(rows, "<f4").astype(np.float32)
         self.put(seq, first, values.reshape(length - first, self.width))
 

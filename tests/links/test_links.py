@@ -125,6 +125,20 @@ def test_rows_of_an_outside_engine(seeing):
     assert outside.llm.digest(1) == inside.llm.digest(1)
 
 
+def test_no_rows_replace_none():
+    """An engine that made nothing this time changes nothing, wherever it says so."""
+    cross, _ = cross_of("head")
+    cross.llm.process(Batch.of([1, 2, 3, 4]))
+    inbox = next(iter(cross.links._inboxes.values()))
+    held = inbox.get(0, 0, 4)
+    for pos in range(5):
+        cross.feed("llm", "hidden", 0, pos, np.zeros((0, 4), np.float32))
+    with pytest.raises(LinkError, match="another width"):
+        cross.feed("llm", "hidden", 0, 4, np.zeros((0, 5), np.float32))
+    assert inbox.length(0) == 4
+    assert np.array_equal(inbox.get(0, 0, 4), held)
+
+
 class Foreign:
     """Rows of another library: only DLPack is spoken."""
 
