@@ -277,7 +277,13 @@ class Model:
             wanted=", ".join(self._fitted) or None,
             fix="load a file with its head, complete it with mtp_path= (--mtp-path), or install "
             "the drafter's plugin"
-            + (f"; left out: {self.absent_plugins}" if self.absent_plugins else ""),
+            + (f"; left out: {self.absent_plugins}" if self.absent_plugins else "")
+            + "".join(
+                f"; {beside.path} is not used ({beside.reason}): name it as draft_model= (-md) or "
+                "mtp_path="
+                for beside in self.sidecars
+                if name in beside.drafters and not beside.used
+            ),
         )
 
     def open_draft_model(self) -> Model | None:

@@ -180,6 +180,22 @@ def test_a_model_with_a_head_keeps_it(tmp_path):
         assert "holds the head 'toy_head'" in beside.reason
 
 
+def test_a_drafter_in_a_file_that_is_not_used_is_said_to_be_there(trunk):
+    """Two files of different drafters: the one that is not used is named to who asks for it."""
+    other = toy.replaced(
+        name="other", fit=Fit(tensors=("blk.{n}.other.weight",), sidecars=("other-*.gguf",))
+    )
+    write_head(trunk.with_name("mtp-big-Q4_0.gguf"))
+    write_head(trunk.with_name("other-big.gguf"))
+    with load(trunk, plugins_of(NAMED, other)) as model:
+        with pytest.raises(PluginError, match=r"mtp-big-Q4_0\.gguf is preferred") as caught:
+            model.find_drafter("other")
+        assert "other-big.gguf" in caught.value.fix
+        with pytest.raises(PluginError) as caught:
+            model.find_drafter("nobody")
+        assert "other-big.gguf" not in caught.value.fix
+
+
 def test_split_files(tmp_path):
     folder = tmp_path / "models"
     folder.mkdir()
