@@ -17,7 +17,7 @@ from mtpcore.cross import find_drafter
 from mtpcore.declarations.draft_model import is_independent
 from mtpcore.discovery.loading import find_model, load_model
 from mtpcore.drafting.vocabulary import shared_tokens
-from mtpcore.errors import MtpcoreError
+from mtpcore.errors import GraphError, MtpcoreError
 from mtpcore.gguf import open_model_file
 from mtpcore.graph import GraphType, Program
 from mtpcore.graph.draw import to_dot, to_mermaid
@@ -177,6 +177,14 @@ def _program(model: Model, draft_model: Model | None, options: argparse.Namespac
     graph = "" if options.graph == "draft" else options.graph
     found = find_drafter(model, draft_model, options.drafter or "auto")
     source, spec = found or (model, model.find_drafter())
+    if spec.shape == "proposer" and graph not in dict(spec.graphs):
+        raise GraphError(
+            "a proposer drafts without this graph",
+            where=f"drafter {spec.full_name}",
+            wanted=", ".join(dict(spec.graphs)) or None,
+            got=options.graph,
+            fix="name another drafter with --drafter",
+        )
     return drafter_program(source, spec.name, graph)
 
 

@@ -145,6 +145,15 @@ def test_a_model_without_a_head_has_no_draft_graph(command, headless):
     assert "the model has no drafter" in err
 
 
+@pytest.mark.parametrize("graph", ["draft", "encoder"])
+def test_a_drafter_without_graphs_has_none_to_draw(command, glm, graph):
+    code, out, err = command("inspect", glm, "--graph", graph, "--drafter", "lookup")
+    assert (code, out) == (1, "")
+    assert "drafter 'lookup'" in err
+    assert f"got {graph}" in err
+    assert "wanted" not in err
+
+
 def test_every_tensor_on_request(command, glm):
     out = command("inspect", glm, "--tensors")[1]
     assert [name for name in mtpcore.load_model(glm).tensors if name not in out] == []
