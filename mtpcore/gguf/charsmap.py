@@ -32,26 +32,23 @@ def fault_of(charsmap: bytes) -> str:
 
 def _fault_of_array(units: NDArray[np.int64], texts: NDArray[np.uint8]) -> str:
     """Follow every byte from every unit that can be come to."""
-    n = len(units)
-    seen = np.zeros(n, bool)
-    at = np.array([_child(units, np.zeros(1, np.int64))[0]])
-    while len(at):
-        if at.max() >= n:
-            return "its array leads outside"
-        seen[at] = True
-        nexts = at[:, None] ^ np.arange(1, _BYTES)
-        if nexts.max() >= n:
-            return "its array leads outside"
-        found = nexts[units[nexts] & 0x800000FF == np.arange(1, _BYTES)]
-        children = _child(units, found)
-        leaves = children[(units[found] >> 8) & 1 == 1]
-        if len(leaves) and leaves.max() >= n:
+    seen = np.zeros(len(units), bool)
+    of_bytes = np.arange(1, _BYTES)
+    children = _child(units, np.zeros(1, np.int64))
+    leaves = children[:0]
+    while len(children):
+        # A unit's children lie where its place and a byte differ: all over a block of 256.
+        if (children | (_BYTES - 1)).max() >= len(units):
             return "its array leads outside"
         values = units[leaves] & 0x7FFFFFFF
         if len(values) and (values.max() >= len(texts) or (texts[values] & 0xC0 == 0x80).any()):
             return "a leaf stands for no text"
-        at = np.unique(children[children < n]) if len(children) else children
-        at = at[~seen[at]]
+        at = np.unique(children[~seen[children]])
+        seen[at] = True
+        nexts = at[:, None] ^ of_bytes
+        found = nexts[units[nexts] & 0x800000FF == of_bytes]
+        children = _child(units, found)
+        leaves = children[(units[found] >> 8) & 1 == 1]
     return ""
 
 
