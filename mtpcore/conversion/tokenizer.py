@@ -39,6 +39,7 @@ class _Generation(msgspec.Struct):
     """``generation_config.json``, as far as it is needed here."""
 
     suppress_tokens: list[TokenId] | None = None
+    eos_token_id: int | list[TokenId] | None = None
 
 
 class _Pairs(msgspec.Struct):
@@ -124,7 +125,7 @@ def tokenizer_metadata(
     _name_special(special, special_tokens, ids)
     if not pieces:
         special.merges = _spell(pairs or _split(special.merges, model, path), path)
-    return metadata | _stored(special, path) | _suppressed(folder, n_tokens)
+    return metadata | _stored(special, path) | _generation(folder, n_tokens)
 
 
 def with_control_tokens(metadata: Mapping[str, Value], texts: Sequence[str]) -> dict[str, Value]:
@@ -164,26 +165,35 @@ def _with_special(
     special = _find_special(folder, path, n_tokens, load_merges=False)
     ids = {text: token for token, text in enumerate(unigram.texts)}
     _name_special(special, special_tokens, ids)
-    return metadata | _stored(special, path) | _suppressed(folder, n_tokens)
+    return metadata | _stored(special, path) | _generation(folder, n_tokens)
 
 
-def _suppressed(folder: Path, n_tokens: int) -> dict[str, Value]:
-    """Return the tokens that no text is to have, where the checkpoint names some."""
+def _generation(folder: Path, n_tokens: int) -> dict[str, Value]:
+    """Return the tokens that no text is to have and those that end one, where they are named.
+
+    A tokenizer names one end; models that end their turns, or calls of tools, by others list them.
+    """
     path = folder / "generation_config.json"
     if not os.path.exists(path):
         return {}
-    tokens = read_json(path, _Generation).suppress_tokens
-    if not tokens:
-        return {}
-    if max(tokens) >= n_tokens:
-        raise ModelFileError(
-            "no such token",
-            where=f"{path}: suppress_tokens",
-            wanted=f"0..{n_tokens - 1}",
-            got=max(tokens),
-            fix="take the file from the published model",
-        )
-    return {f"{_KEY}suppress_tokens": np.array(tokens, np.int32)}
+    found = read_json(path, _Generation)
+    ends = found.eos_token_id
+    metadata: dict[str, Value] = {}
+    for named, key, tokens in (
+        ("suppress_tokens", "suppress_tokens", found.suppress_tokens or []),
+        ("eos_token_id", "eos_token_ids", ends if isinstance(ends, list) else []),
+    ):
+        if max(tokens, default=0) >= n_tokens:
+            raise ModelFileError(
+                "no such token",
+                where=f"{path}: {named}",
+                wanted=f"0..{n_tokens - 1}",
+                got=max(tokens),
+                fix="take the file from the published model",
+            )
+        if tokens:
+            metadata[_KEY + key] = np.array(tokens, np.int32)
+    return metadata
 
 
 def _error(path: Path, what: str, wanted: object, got: object) -> ModelFileError:

@@ -77,11 +77,23 @@ def test_suppressed_tokens_are_taken_along(folder, tmp_path, tokens):
     assert found is None or (found.dtype, found.tolist()) == (np.int32, tokens)
 
 
+@pytest.mark.parametrize(("said", "listed"), [([3, 30], [3, 30]), ([3], [3]), (3, []), (None, [])])
+def test_every_end_of_a_text_is_taken_along(folder, tmp_path, said, listed):
+    """Gemma 4 ends its turns, and its calls of tools, by others than its tokenizer's ``<eos>``."""
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": said}))
+    convert(folder, tmp_path / "model.gguf")
+    with open_model_file(tmp_path / "model.gguf") as file:
+        assert list(file.metadata.get("tokenizer.ggml.eos_token_ids", ())) == listed
+        assert {*listed} <= read_tokenizer(file.metadata).end_tokens
+
+
+@pytest.mark.parametrize("key", ["suppress_tokens", "eos_token_id"])
 @pytest.mark.parametrize(
     ("tokens", "said"), [([32], "no such token"), ([-1], "malformed"), ("3", "malformed")]
 )
-def test_suppressed_tokens_that_there_are_not(folder, tmp_path, tokens, said):
-    (folder / "generation_config.json").write_text(json.dumps({"suppress_tokens": tokens}))
+def test_tokens_that_there_are_not(folder, tmp_path, key, tokens, said):
+    (folder / "generation_config.json").write_text(json.dumps({key: tokens}))
     with pytest.raises(ModelFileError, match=said) as error:
         convert(folder, tmp_path / "model.gguf")
     assert "generation_config.json" in error.value.where
+    assert said == "malformed" or error.value.where.endswith(key)
