@@ -40,7 +40,7 @@ _KINDS: dict[str, Literal["bytes", "pieces", "unigram"]] = {
     "gemma4": "pieces",
     "t5": "unigram",
 }
-_SCORED = ("llama", "t5")  # the others have merges
+_SENTENCEPIECE = ("llama", "t5")  # scores in place of merges, and a space before a text
 SPACE = "\u2581"  # spells a space in vocabularies of the SentencePiece kind
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -59,6 +59,8 @@ _END_NAMES = frozenset(
         "<|end_of_text|>",
         "<|end_of_turn|>",
         "<end_of_turn>",
+        "<turn|>",
+        "<|tool_response>",
         "<end_of_utterance>",
         "<\uff5cend\u2581of\u2581sentence\uff5c>",
         "<EOT>",
@@ -163,7 +165,7 @@ def read_vocabulary(metadata: Metadata, file: str = "metadata") -> Vocabulary | 
         log.warning("%s: tokenizer %r is not supported: give token ids", file, model[:80])
         return None
     kind = _KINDS[model]
-    is_bytes, has_merges = kind == "bytes", model not in _SCORED
+    is_bytes, has_merges = kind == "bytes", model not in _SENTENCEPIECE
     tokens = fields.require(_key("tokens"), list[str])
     if not tokens:
         raise fields.error(_key("tokens"), "an empty vocabulary")
@@ -171,8 +173,10 @@ def read_vocabulary(metadata: Metadata, file: str = "metadata") -> Vocabulary | 
     pretokenizer = find_pretokenizer(
         fields.get(_key("pre"), str, "default") if is_bytes else "gpt-2"
     )
-    adds = {"bytes": (pretokenizer.add_bos, False), "pieces": (True, False)}
-    add_bos, add_eos = adds.get(kind, (False, True))
+    is_unigram = kind == "unigram"
+    adds_bos = fields.get(
+        _key("add_bos_token"), bool, pretokenizer.add_bos if is_bytes else not is_unigram
+    )
     return Vocabulary(
         kind=kind,
         tokens=tokens,
@@ -184,13 +188,15 @@ def read_vocabulary(metadata: Metadata, file: str = "metadata") -> Vocabulary | 
         eos=_token_id(fields, "eos", len(tokens)),
         unknown=_token_id(fields, "unknown", len(tokens)),
         ends=_ends(fields, tokens, types),
-        add_bos=fields.get(_key("add_bos_token"), bool, add_bos),
-        add_eos=fields.get(_key("add_eos_token"), bool, add_eos),
-        add_space_prefix=not is_bytes and fields.get(_key("add_space_prefix"), bool, True),
-        charsmap=_charsmap(fields) if kind == "unigram" else b"",
-        joins_spaces=kind == "unigram"
-        and fields.get(_key("remove_extra_whitespaces"), bool, False),
-        suppressed=_suppressed(fields, len(tokens)),
+        # The first files of Gemma 4 deny it, and its models write nonsense without (llama.cpp's
+        # pull request 21500).
+        add_bos=adds_bos or model == "gemma4",
+        add_eos=fields.get(_key("add_eos_token"), bool, is_unigram),
+        add_space_prefix=not is_bytes
+        and fields.get(_key("add_space_prefix"), bool, model in _SENTENCEPIECE),
+        charsmap=_charsmap(fields) if is_unigram else b"",
+        joins_spaces=is_unigram and fields.get(_key("remove_extra_whitespaces"), bool, False),
+        suppressed=tuple(sorted(_token_ids(fields, "suppress_tokens", len(tokens)))),
     )
 
 
@@ -224,25 +230,24 @@ def _one_a_token(fields: Fields, name: str, n: int, kind: Any, default: Any) -> 
 
 def _token_id(fields: Fields, name: str, n: int) -> int | None:
     key = _key(f"{name}_token_id")
-    if key not in fields:
-        return None
-    token = fields.require(key, int)
+    return _checked(fields, key, fields.require(key, int), n) if key in fields else None
+
+
+def _token_ids(fields: Fields, name: str, n: int) -> set[int]:
+    key = _key(name)
+    return {_checked(fields, key, token, n) for token in fields.get(key, list[int], [])}
+
+
+def _checked(fields: Fields, key: str, token: int, n: int) -> int:
+    """Return a token's id; raise ModelFileError where there is no such token."""
     if not 0 <= token < n:
         raise fields.error(key, "no such token", wanted=f"0..{n - 1}", got=token)
     return token
 
 
-def _suppressed(fields: Fields, n: int) -> tuple[int, ...]:
-    key = _key("suppress_tokens")
-    tokens = fields.get(key, list[int], [])
-    for token in tokens:
-        if not 0 <= token < n:
-            raise fields.error(key, "no such token", wanted=f"0..{n - 1}", got=token)
-    return tuple(sorted({*tokens}))
-
-
 def _ends(fields: Fields, tokens: list[str], types: list[int]) -> frozenset[int]:
-    ids = {_token_id(fields, name, len(tokens)) for name in _END_KEYS}
+    given = (_token_id(fields, name, len(tokens)) for name in _END_KEYS)
+    listed = _token_ids(fields, "eos_token_ids", len(tokens))
     named = {
         text: token
         for token, (text, kind) in enumerate(zip(tokens, types, strict=True))
@@ -250,4 +255,6 @@ def _ends(fields: Fields, tokens: list[str], types: list[int]) -> frozenset[int]
     }
     if "<|return|>" in named and "<|call|>" in named:
         named.pop("<|end|>", None)  # there it ends a message, and another follows
-    return frozenset(token for token in (*ids, *named.values()) if token is not None)
+    if "<|tool_response>" in named:
+        named.pop("</s>", None)  # there it ends what is struck through
+    return frozenset(token for token in (*given, *listed, *named.values()) if token is not None)

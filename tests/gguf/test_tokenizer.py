@@ -205,6 +205,17 @@ def test_every_end_of_generation_is_known():
     harmony = [*tokens, "<|return|>", "<|call|>"]
     found = read_tokenizer(metadata(harmony, [*types, CONTROL, CONTROL]))
     assert found.end_tokens == {256, 259, 261, 262}
+    gemma = [*ALPHABET, "<eos>", "<turn|>", "<|tool_response>", "</s>", "<|turn>"]
+    kinds = [NORMAL] * 256 + [CONTROL, CONTROL, USER, USER, CONTROL]
+    assert read_tokenizer(metadata(gemma, kinds)).end_tokens == {256, 257, 258}
+
+
+def test_a_file_may_list_the_ends_of_generation():
+    """As Ollama's converter does, of what ``generation_config.json`` says."""
+    listed = metadata([*ALPHABET, "a", "b"], eos_token_id=0, eos_token_ids=np.array([0, 257]))
+    assert read_tokenizer(listed).end_tokens == {0, 257}
+    with pytest.raises(ModelFileError, match="eos_token_ids"):
+        read_tokenizer(listed | {"tokenizer.ggml.eos_token_ids": [258]})
 
 
 def test_tokens_that_are_not_utf8_decode_to_their_bytes(caplog):
@@ -275,6 +286,16 @@ def test_pieces_are_joined_by_ranked_merges():
         found = tokenizer.encode(text, add_special=False)
         assert [tokens[token] for token in found] == parts
         assert tokenizer.decode(found) == text
+
+
+def test_texts_of_gemma_4_begin_with_bos_alone():
+    """Whether or not a file says it, and the first files denied it."""
+    for more in ({}, {"add_bos_token": False}, {"add_bos_token": True}):
+        tokenizer = read_tokenizer(pieces(model="gemma4", merges=["a b"], **more))
+        assert [tokenizer.vocabulary.tokens[token] for token in tokenizer.encode("ab")] == [
+            "<s>",
+            "ab",
+        ]
 
 
 @pytest.mark.parametrize("prefix", [True, False])
