@@ -82,8 +82,10 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
             )
         base = fields.get(prefix + base_key, Base, 10000.0)
         frequencies = plain_frequencies(base, width)
-        scaling = fields.get(prefix + "scaling.type", str, "none")
-        factor = fields.get(prefix + "scaling.factor", Factor, 1.0)
+        # Files of 2023 name no kind, and the factor by a key of its own.
+        scaling = fields.get(prefix + "scaling.type", str, "linear")
+        old_factor = fields.get(prefix + "scale_linear", Factor, 1.0)
+        factor = fields.get(prefix + "scaling.factor", Factor, old_factor)
         magnitude = fields.get(prefix + "scaling.attn_factor", Factor, 1.0)
         if scaling == "linear":
             frequencies = tuple(f / factor for f in frequencies)

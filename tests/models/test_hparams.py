@@ -178,10 +178,18 @@ def test_a_graph_of_wrong_tensors_names_them():
 # Rotation
 
 
-def test_linear_scaling():
-    rope = Rope.read(
-        fields(**{"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}), 8, "pairs"
-    )
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+        {"rope.scaling.factor": 4.0},
+        {"rope.scale_linear": 4.0},
+        {"rope.scale_linear": 2.0, "rope.scaling.factor": 4.0},
+    ],
+)
+def test_linear_scaling(said):
+    """As files of 2023 say it, too: DeepSeek-Coder's, and others' of longer contexts."""
+    rope = Rope.read(fields(**said), 8, "pairs")
     assert rope.frequencies == tuple(f / 4 for f in plain_frequencies(10000.0, 8))
     assert rope.style == "pairs"
 
