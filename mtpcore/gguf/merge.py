@@ -8,7 +8,7 @@ import numpy as np
 
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.file import ModelFile
-from mtpcore.gguf.header import Metadata, Value
+from mtpcore.gguf.header import Metadata
 
 __all__ = ["merge"]
 
@@ -87,7 +87,7 @@ def _layered(file: ModelFile) -> set[str]:
 
 
 def _agree(trunk: ModelFile, head: ModelFile, what: str, wanted: object, got: object) -> None:
-    if wanted is not None and got is not None and wanted != got:
+    if wanted is not None and got is not None and not _equal(wanted, got):
         raise ModelFileError(
             f"the files do not belong together: {what}",
             where=f"{trunk.path} and {head.path}",
@@ -103,7 +103,10 @@ def _warn(trunk: ModelFile, head: ModelFile, merged: Metadata) -> None:
             log.warning("%s and %s disagree on %s: the first holds", trunk.path, head.path, key)
 
 
-def _equal(a: Value, b: Value) -> bool:
-    if isinstance(a, list | np.ndarray) or isinstance(b, list | np.ndarray):
-        return np.array_equal(np.asarray(a, object), np.asarray(b, object))
+def _equal(a: object, b: object) -> bool:
+    """Say whether values of metadata are the same; lists may hold arrays."""
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return np.array_equal(a, b)  # type: ignore[arg-type]
     return a == b

@@ -57,6 +57,7 @@ def test_disagreement_is_said(tmp_path, caplog):
         ({"arch": "other"}, "different architectures"),
         ({"n_layers": 4}, "depth of the trunk"),
         ({"toy__embedding_length": 16}, "embedding_length"),
+        ({"toy__embedding_length": np.array([8, 8])}, "embedding_length"),
     ],
 )
 def test_strangers_are_refused(tmp_path, change, message):
@@ -64,3 +65,17 @@ def test_strangers_are_refused(tmp_path, change, message):
     head = write(tmp_path / "h.gguf", HEAD, **{"n_layers": 3, "n_heads": 1} | change)
     with pytest.raises(ModelFileError, match=message):
         merge(trunk, head)
+
+
+@pytest.mark.parametrize("other", [[[1, 2], [3]], [[1, 2], [3, 5]], [[1, 2]], 7, [1, 2]])
+def test_arrays_in_lists_are_compared(tmp_path, caplog, other):
+    """As a damaged file has them; the ``gguf`` package writes none of unequal lengths."""
+
+    def arrays(value):
+        return [np.array(part) for part in value] if isinstance(value, list) else value
+
+    trunk, head = write(tmp_path / "t.gguf", TRUNK, 2, None), write(tmp_path / "h.gguf", HEAD, 3, 1)
+    trunk.metadata["toy.x"], head.metadata["toy.x"] = arrays([[1, 2], [3]]), arrays(other)
+    with caplog.at_level(logging.WARNING, "mtpcore"):
+        merge(trunk, head)
+    assert ("disagree on toy.x" in caplog.text) == (other != [[1, 2], [3]])
