@@ -4,7 +4,7 @@ import json
 import lzma
 from collections import Counter
 from functools import partial
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -13,6 +13,7 @@ from harness import t5
 from harness.fixtures import DATA
 from harness.published import tokenizer, write_checkpoint
 from mtpcore_t5 import T5
+from mtpcore_t5.graph import is_tied
 
 import mtpcore
 from mtpcore import (
@@ -422,6 +423,18 @@ def test_tied_models_scale_their_last_state(tmp_path):
             assert model.hparams.logit_scale == pytest.approx(factor)
             if file is not other:
                 assert (rows_of(model, [[3, 4]], [0, 5]) == wanted).all()
+
+
+def test_a_copy_of_the_table_is_known_by_its_first_bytes():
+    """So that loading reads neither matrix: they are the largest of the file."""
+    n_bytes, first = 1 << 22, 1 << 16
+    raw = np.arange(n_bytes, dtype=np.uint32).view(np.uint8).reshape(-1, 64)
+    table = SimpleNamespace(type=0, shape=(1 << 18, 16), raw=lambda: raw)
+    for at, is_copy in ((first - 1, False), (first, True)):
+        changed = raw.copy()
+        changed.reshape(-1)[at] += 1
+        output = SimpleNamespace(type=0, shape=table.shape, raw=lambda changed=changed: changed)
+        assert is_tied({"token_embd.weight": table, "output.weight": output}) == is_copy
 
 
 def test_configurations(tmp_path):
