@@ -305,6 +305,10 @@ def test_a_checkpoint_that_counts_a_head_it_lacks(tmp_path, caplog):
         ("full_attention_interval", 0, "full_attention_interval"),
         ("attention.recurrent_layers", [True] * 4, "not one entry a layer"),
         ("attention.recurrent_layers", [2] * 5, "recurrent_layers"),
+        ("attention.head_count_kv", [0, 1, 0, 2, 1], "layers of attention differ"),
+        ("attention.head_count_kv", [0, 1, 0, 1], "head_count_kv"),
+        ("attention.head_count_kv", [0] * 5, "head_count_kv"),
+        ("attention.head_count_kv", 0, "head_count_kv"),
     ],
 )
 def test_settings_that_fit_nothing(parts, key, value, message, tmp_path, caplog):

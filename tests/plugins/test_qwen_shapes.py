@@ -138,6 +138,28 @@ def test_gate_and_up_of_experts_from_one_matrix(tmp_path):
     compare(tmp_path, architecture, metadata, tensors)
 
 
+@pytest.mark.parametrize("name", ["irregular layers, tied", "grouped"])
+def test_files_as_ollama_writes_them(name, tmp_path):
+    """Key heads by layer, three sections, a name without a suffix, Qwen3-Next as Qwen3.5."""
+    s = qwen.SHAPES[name]
+    _, architecture, metadata, tensors = take_apart(tmp_path, name)
+    metadata = {
+        key.partition(".")[2]: value for key, value in metadata.items() if architecture in key
+    }
+    del metadata["attention.recurrent_layers"], metadata["full_attention_interval"]
+    counts = [qwen.N_KV_HEADS * (kind == qwen.FULL) for kind in s.kinds]
+    metadata["attention.head_count_kv"] = np.array([*counts, qwen.N_KV_HEADS], np.int32)
+    if s.family == "qwen3_next":
+        metadata["ssm.v_head_reordered"] = False
+    else:
+        metadata["rope.dimension_sections"] = metadata["rope.dimension_sections"][:3]
+    for n, kind in enumerate(s.kinds):
+        if kind == qwen.LINEAR:
+            tensors[f"blk.{n}.ssm_dt"] = tensors.pop(f"blk.{n}.ssm_dt.bias")
+    metadata = {f"qwen35moe.{key}": value for key, value in metadata.items()}
+    compare(tmp_path, "qwen35moe", metadata, tensors)
+
+
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
 def test_small_types_leave_small_tensors_as_they_are(kind, tmp_path):
     s = qwen.SHAPES["experts in one piece"]

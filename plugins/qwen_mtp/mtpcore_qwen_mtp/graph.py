@@ -12,6 +12,7 @@ import msgspec
 
 from mtpcore.plugin import (
     Count,
+    Depth,
     Experts,
     Fields,
     GraphBuilder,
@@ -25,6 +26,7 @@ from mtpcore.plugin import (
     nextn_head,
 )
 
+RECURRENT = "{arch}.attention.recurrent_layers"
 L2_EPS = 1e-6
 """Added to the squared length of queries and keys, whatever the norms of rows add."""
 
@@ -34,9 +36,6 @@ class QwenHparams(Hparams, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    key_heads : str
-        Which K head a V head reads, in the order of the family's files; see
-        ``GraphBuilder.delta_rule``.
     n_linear_keys, n_linear_values : int
         K heads, each shared by as many V heads.
     linear_width : int
@@ -45,17 +44,20 @@ class QwenHparams(Hparams, frozen=True, kw_only=True):
         Tokens that a convolution sees.
     recurrent : set of int
         Layers of Gated DeltaNet.
+    key_heads : str
+        Which K head a V head reads, in the order of the file; see ``GraphBuilder.delta_rule``.
     experts : Experts or None
     """
 
     interleaves_axes: ClassVar[bool] = True
-    key_heads: ClassVar[Literal["tiled", "grouped"]] = "tiled"
+    tiles_values: ClassVar[bool] = True
 
     n_linear_keys: Count = msgspec.field(name="ssm.group_count")
     n_linear_values: Count = msgspec.field(name="ssm.time_step_rank")
     linear_width: Count = msgspec.field(name="ssm.state_size")
     kernel: Count = msgspec.field(name="ssm.conv_kernel")
     recurrent: frozenset[int] = frozenset()
+    key_heads: Literal["tiled", "grouped"] = "tiled"
     experts: Experts | None = None
 
     def __post_init__(self) -> None:
@@ -70,7 +72,7 @@ class QwenHparams(Hparams, frozen=True, kw_only=True):
     @classmethod
     def read(cls, fields: Fields, tensors: Mapping[str, Any]) -> Self:
         """Read a model's metadata, and check that convolutions are as long as it says."""
-        h = super().read(fields, tensors)
+        h = super().read(count_key_heads_once(fields), tensors)
         for n in h.recurrent:
             weight = tensors.get(f"blk.{n}.ssm_conv1d.weight")
             if weight is not None and weight.shape[-1] != h.kernel:
@@ -84,16 +86,17 @@ class QwenHparams(Hparams, frozen=True, kw_only=True):
 
     @classmethod
     def read_more(cls, fields: Fields) -> dict[str, object]:
-        """Read which layers are recurrent, and how experts are routed."""
+        """Read which layers are recurrent, the order of V heads, and how experts are routed."""
         n_blocks = fields.require("{arch}.block_count", int)
         interval = fields.get("{arch}.full_attention_interval", Count, 4)
         kinds = [bool((n + 1) % interval) for n in range(n_blocks)]
-        key = "{arch}.attention.recurrent_layers"
-        if key in fields:
+        if RECURRENT in fields:
             flag: Any = bool | Annotated[int, msgspec.Meta(ge=0, le=1)]
-            kinds = fields.per_layer(key, n_blocks, flag)
+            kinds = fields.per_layer(RECURRENT, n_blocks, flag)
+        is_tiled = fields.get("{arch}.ssm.v_head_reordered", bool, cls.tiles_values)
         return {
             "recurrent": frozenset(n for n, is_recurrent in enumerate(kinds) if is_recurrent),
+            "key_heads": "tiled" if is_tiled else "grouped",
             "experts": Experts.read(fields, gate="softmax", normalise=True),
         }
 
@@ -101,7 +104,31 @@ class QwenHparams(Hparams, frozen=True, kw_only=True):
 class QwenNextHparams(QwenHparams, frozen=True, kw_only=True):
     """Qwen3-Next, whose files keep the V heads of a K head side by side."""
 
-    key_heads: ClassVar[Literal["tiled", "grouped"]] = "grouped"
+    tiles_values: ClassVar[bool] = False
+
+
+def count_key_heads_once(fields: Fields) -> Fields:
+    """Return metadata with one number of key heads: Ollama's files have one for each block.
+
+    There it is 0 for those of Gated DeltaNet, and nothing else need say which they are.
+
+    Raises
+    ------
+    ModelFileError
+        Layers of attention have different numbers of them.
+    """
+    key = "{arch}.attention.head_count_kv"
+    n_blocks = fields.require("{arch}.block_count", Depth)
+    counts = fields.per_layer(key, n_blocks, Annotated[int, msgspec.Meta(ge=0)], 0)
+    found = {*counts} - {0}
+    if len(found) > 1:
+        raise fields.error(key, "layers of attention differ", wanted="one number", got=counts)
+    if not found:
+        return fields
+    known: dict[str, Any] = fields.metadata | {fields.key(key): found.pop()}
+    if 0 in counts:
+        known.setdefault(fields.key(RECURRENT), [not count for count in counts])
+    return Fields(known, fields.architecture, fields.file)
 
 
 def delta_net(g: GraphBuilder, a: Value, n: int, h: QwenHparams) -> Value:
@@ -164,7 +191,8 @@ def strength_and_step(g: GraphBuilder, a: Value, n: int, h: QwenHparams) -> tupl
     else:
         strength = g.matmul(a, f"blk.{n}.ssm_beta.weight")
         step = g.matmul(a, f"blk.{n}.ssm_alpha.weight")
-    return strength, g.shift_by(step, f"blk.{n}.ssm_dt.bias")
+    shift = f"blk.{n}.ssm_dt"
+    return strength, g.shift_by(step, f"{shift}.bias" if g.has(f"{shift}.bias") else shift)
 
 
 def gated_attention(g: GraphBuilder, a: Value, positions: Value, n: int, h: QwenHparams) -> Value:
