@@ -22,7 +22,7 @@ from mtpcore.conversion.unigram import (
 from mtpcore.conversion.vocabulary_files import VOCABULARY, read_vocabulary_files
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import Value
-from mtpcore.gguf.pretokenizers import name_pretokenizer
+from mtpcore.gguf.pretokenizers import find_pretokenizer, name_pretokenizer
 from mtpcore.gguf.vocabulary import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED
 from mtpcore.gguf.writer import take_values
 
@@ -111,9 +111,10 @@ def tokenizer_metadata(
     unknown = model.unk_token if pieces else None
     types = [_type(i, texts, added, unknown, pieces) for i in range(n_tokens)]
     pairs = _split(model.merges or [], model, path)
+    special = _find_special(folder, path, n_tokens, load_merges=not (pieces or pairs))
     metadata: dict[str, Value] = {
         f"{_KEY}model": "llama" if pieces else "gpt2",
-        f"{_KEY}pre": "default" if pieces else _pretokenizer(source, model, path),
+        f"{_KEY}pre": "default" if pieces else _pretokenizer(source, model, special, path),
         f"{_KEY}tokens": [*tokens],
         f"{_KEY}token_type": np.array(types, np.int32),
     }
@@ -121,7 +122,6 @@ def tokenizer_metadata(
         metadata[f"{_KEY}scores"] = _scores(tokens, pairs)
         metadata[f"{_KEY}add_space_prefix"] = _adds_space(source)
     ids = {text: token for token, text in texts.items()}
-    special = _find_special(folder, path, n_tokens, load_merges=not (pieces or pairs))
     _name_special(special, special_tokens, ids)
     if not pieces:
         special.merges = _spell(pairs or _split(special.merges, model, path), path)
@@ -238,24 +238,30 @@ def _type(
     return NORMAL
 
 
-def _pretokenizer(source: TokenizerFile, model: _Pairs, path: Path) -> str:
-    """Name how text is cut into words."""
+def _pretokenizer(source: TokenizerFile, model: _Pairs, special: SpecialVocab, path: Path) -> str:
+    """Name how text is cut into words; where the name implies BOS, note it if there is none."""
     parts = (source.pre_tokenizer or Step()).parts
     patterns: list[str] = []
     for part in parts:
         kind = part.type
         if kind == "Split" and part.pattern is not None and part.pattern.regex is not None:
             patterns.append(part.pattern.regex)
+        elif kind == "Digits":
+            patterns.append(r"\p{N}" if part.individual_digits else r"\p{N}+")
         elif kind == "ByteLevel" and part is parts[-1]:
             if part.add_prefix_space:
                 raise _error(path, "a space is put before the text", "none", kind)
             if part.use_regex:
                 patterns.append("")  # the expression that this step brings along
         else:
-            raise _error(path, "an unknown step of its pre-tokenizer", "Split, ByteLevel", kind)
-    name = name_pretokenizer(tuple(patterns), bool(model.ignore_merges))
+            known = "Split, Digits, ByteLevel"
+            raise _error(path, "an unknown step of its pre-tokenizer", known, kind)
+    adds_bos = special.add_special_token.get("bos", False)
+    name = name_pretokenizer(tuple(patterns), bool(model.ignore_merges), adds_bos)
     if name is None:
         raise _error(path, "no model file has a name for its pre-tokenizer", None, patterns)
+    if find_pretokenizer(name).add_bos:
+        special.add_special_token["bos"] = adds_bos
     return name
 
 

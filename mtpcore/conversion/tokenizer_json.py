@@ -34,6 +34,7 @@ class Step(msgspec.Struct):
     prepend: str | None = None
     add_prefix_space: bool | None = None
     use_regex: bool | None = True
+    individual_digits: bool | None = False
     prepend_scheme: str | None = "always"
     precompiled_charsmap: str | None = None
     pretokenizers: list[Step] | None = None

@@ -44,15 +44,29 @@ def test_tokens_equal_those_of_the_source(name):
         assert made.decode(wanted) == text
 
 
-@pytest.mark.parametrize("name", ["qwen2", "llama-bpe", "glm4", "deepseek-v3", "gpt-4o", "gpt-2"])
-def test_pre_tokenizers_are_known_by_their_patterns(tmp_path, name):
+PRE_TOKENIZERS = (
+    *("qwen2", "qwen35", "llama-bpe", "glm4", "chatglm-bpe", "deepseek-v3", "gpt-4o", "tekken"),
+    *("gpt-2", "smollm"),
+)
+
+
+@pytest.mark.parametrize("name", PRE_TOKENIZERS)
+@pytest.mark.parametrize("adds_bos", [True, False])
+def test_pre_tokenizers_are_known_by_their_patterns(tmp_path, name, adds_bos):
+    """Llama 3 and GLM-4.5 differ only in that one of them begins texts with BOS."""
     known = find_pretokenizer(name)
     steps = [{"type": "Split", "pattern": {"Regex": pattern}} for pattern in known.patterns]
     steps.append({"type": "ByteLevel", "add_prefix_space": False, "use_regex": False})
     source = tokenizer()
     source["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
     source["model"]["ignore_merges"] = known.whole_words
-    assert tokenizer_metadata(write(tmp_path, source), None)[KEY + "pre"] == name
+    folder = write(tmp_path, source, add_bos_token=adds_bos, bos_token="a")
+    made = tokenizer_metadata(folder, None)
+    three_digits = {True: "llama-bpe", False: "glm4"}
+    wanted = three_digits[adds_bos] if name in three_digits.values() else name
+    assert made[KEY + "pre"] == wanted
+    (folder / "tokenizer_config.json").unlink()
+    assert not read_tokenizer(tokenizer_metadata(folder, None)).vocabulary.add_bos
 
 
 def split_up(folder, source, cls="Qwen2TokenizerFast"):
@@ -113,6 +127,21 @@ def test_an_added_token_without_a_number(tmp_path, token):
 def test_the_expression_that_byte_level_brings_along(tmp_path):
     source = tokenizer() | {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False}}
     assert tokenizer_metadata(write(tmp_path, source), None)[KEY + "pre"] == "gpt-2"
+
+
+def test_digits_that_are_cut_one_by_one(tmp_path):
+    """As SmolLM's tokenizer has it: a step for digits, and what byte-level brings along."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    )
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator([*CORPUS, "in 1984 and 2001 "] * 5, trainer)
+    metadata = tokenizer_metadata(write(tmp_path, made.to_str()), None)
+    assert metadata[KEY + "pre"] == "smollm"
+    for text in (*TEXTS, "in 1984"):
+        assert read_tokenizer(metadata).encode(text) == made.encode(text).ids
 
 
 def test_kinds_of_tokens_and_unused_ids(tmp_path):

@@ -140,6 +140,12 @@ SPLITS = {
     "qwen2": ["I", "'ll", " don", "'T", " ", *"12345", *REST],
     "deepseek-v3": ["I", "'ll", " don", "'T", " ", "123", "45", *REST],
     "gpt-4o": ["I'll", " don'T", " ", "123", "45", *REST],
+    "tekken": ["I", "'ll", " don", "'T", " ", *"12345", *REST],
+    "smollm": ["I", "'ll", " don", "'", "T", " ", *"12345", *REST],
+    "deepseek-llm": ["I", "'", "ll", " don", "'", "T", " ", "12345", " x", "\n", "\n", *REST[2:]],
+    "deepseek-coder": [
+        *("I", "'", "ll", " don", "'", "T", " ", *"12345", " x", "\n", "\n", " y", "  ++=", "é")
+    ],
 }
 
 
@@ -165,19 +171,21 @@ def test_pretokenizers_differ_where_published_ones_do():
     assert cut("gpt-2", "1漢字a#!\n\nx") == ["1", "漢字a", "#!", "\n", "\n", "x"]
 
 
-def test_an_unknown_pretokenizer_is_warned_of(caplog):
+@pytest.mark.parametrize("name", ["martian", "default", None])
+def test_an_unknown_pretokenizer_is_warned_of(caplog, name):
+    """And one that a file does not name: such files cut texts wrongly in llama.cpp as well."""
     with caplog.at_level(logging.WARNING, "mtpcore"):
-        read_tokenizer(metadata(ALPHABET, pre="martian")).encode("a b")
-    assert "martian" in caplog.text
+        read_tokenizer(metadata(ALPHABET, pre=name)).encode("a b")
+    assert repr(name or "default") in caplog.text
 
 
-def test_whole_words_are_taken_where_the_pretokenizer_says_so():
-    tokens = [*ALPHABET, "ab", "abc"]
-    merges = ["a b"]
-    by_merges = read_tokenizer(metadata(tokens, pre="qwen2", merges=merges))
-    whole = read_tokenizer(metadata(tokens, pre="llama-bpe", merges=merges))
-    assert [by_merges.token_bytes(t) for t in by_merges.encode("abc")] == [b"ab", b"c"]
-    assert [whole.token_bytes(t) for t in whole.encode("abc")] == [b"abc"]
+@pytest.mark.parametrize("name", ["llama-bpe", "glm4", "tekken", "chatglm-bpe", "qwen2"])
+def test_whole_words_are_taken_where_the_pretokenizer_says_so(name):
+    """Some of GLM's Chinese words, for one, cannot be reached by its merges."""
+    tokenizer = read_tokenizer(metadata([*ALPHABET, "ab", "abc"], pre=name, merges=["a b"]))
+    whole = name in ("llama-bpe", "glm4", "tekken")
+    found = [tokenizer.token_bytes(token) for token in tokenizer.encode("abc")]
+    assert found == ([b"abc"] if whole else [b"ab", b"c"])
 
 
 def test_bos_and_eos_are_added_where_the_file_asks():
