@@ -159,6 +159,8 @@ def read_vocabulary(metadata: Metadata, file: str = "metadata") -> Vocabulary | 
     """
     fields = Fields(metadata, "", file)
     model = fields.get(_key("model"), str, "none")
+    if fields.get(_key("pre"), str, "") == "gemma4":
+        model = "gemma4"  # whatever else a file calls it: Ollama's say llama, others gpt2
     if model in ("none", "no_vocab"):
         return None
     if model not in _KINDS:

@@ -298,8 +298,14 @@ def test_pieces_are_joined_by_ranked_merges():
 
 def test_texts_of_gemma_4_begin_with_bos_alone():
     """Whether or not a file says it, and the first files denied it."""
-    for more in ({}, {"add_bos_token": False}, {"add_bos_token": True}):
-        tokenizer = read_tokenizer(pieces(model="gemma4", merges=["a b"], **more))
+    for more in (
+        {"model": "gemma4"},
+        {"model": "gemma4", "add_bos_token": False},
+        {"model": "gemma4", "add_bos_token": True},
+        {"model": "llama", "pre": "gemma4"},  # Ollama's, whose scores are ids
+        {"model": "gpt2", "pre": "gemma4"},
+    ):
+        tokenizer = read_tokenizer(pieces(merges=["a b"], **more))
         assert [tokenizer.vocabulary.tokens[token] for token in tokenizer.encode("ab")] == [
             "<s>",
             "ab",
