@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import GenericAlias
 from typing import Any, TypeVar, overload
 
@@ -26,6 +27,7 @@ class Fields:
 
     A key may contain ``{arch}``, which stands for the architecture. A type is whatever
     ``msgspec.convert`` takes: ``int``, ``list[float]``, ``Annotated[int, Meta(ge=1)]``, a union.
+    A number that is not finite is of no type: nothing but NaN would be computed with it.
 
     Parameters
     ----------
@@ -112,6 +114,8 @@ class Fields:
 
     def _convert(self, key: str, value: object, type: Any) -> Any:
         plain = value.tolist() if isinstance(value, np.ndarray) else value
+        if isinstance(plain, float) and not math.isfinite(plain):
+            raise self.error(key, "not a finite number", got=plain)
         try:
             return msgspec.convert(plain, type)
         except msgspec.ValidationError as error:

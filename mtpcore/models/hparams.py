@@ -175,6 +175,13 @@ def count_layers(fields: Fields, tensors: Mapping[str, Tensor], n_blocks: int) -
             wanted=f"1 to {n_blocks} layers before the first head",
             got=n_layers,
         )
+    if heads and (behind := {n for n in layers if n > n_layers}):
+        raise fields.error(
+            "{arch}.block_count",
+            "layers of the trunk lie behind a head",
+            wanted=f"none behind block {n_layers}",
+            got=", ".join(map(str, sorted(behind)[:8])),
+        )
     return n_layers, len(heads)
 
 

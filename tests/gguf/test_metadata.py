@@ -52,6 +52,15 @@ def test_wrong_types_name_the_key(key, kind):
     assert repr(key) in error.value.where
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_are_finite(value):
+    """A scale of NaN in a damaged file would make all logits NaN."""
+    fields = Fields({"toy.scale": value}, "toy", "m.gguf")
+    with pytest.raises(ModelFileError, match="finite") as error:
+        fields.get("{arch}.scale", float, 1.0)
+    assert error.value.where == "m.gguf: metadata key 'toy.scale'"
+
+
 def test_one_value_or_one_a_layer():
     assert FIELDS.per_layer("{arch}.n", 2, int) == [3, 3]
     assert FIELDS.per_layer("{arch}.kv", 3, int) == [1, 2, 3]

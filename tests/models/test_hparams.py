@@ -70,6 +70,12 @@ def test_layers_of_the_trunk(tensors, declared, layers, heads):
     assert (h.n_layers, h.n_drafter_blocks) == (layers, heads)
 
 
+def test_layers_behind_a_head_are_not_left_out_in_silence():
+    with pytest.raises(ModelFileError, match="layers of the trunk lie behind a head") as error:
+        Hparams.read(fields(), blocks(2) | nextn(1))
+    assert error.value.got == "2"
+
+
 @pytest.mark.parametrize(
     "changed",
     [
