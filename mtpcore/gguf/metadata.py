@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from types import GenericAlias
-from typing import Any, TypeVar, overload
+from typing import Annotated, Any, TypeVar, overload
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ T = TypeVar("T")
 D = TypeVar("D")
 S = TypeVar("S", bound=msgspec.Struct)
 
+_FLAG = bool | Annotated[int, msgspec.Meta(ge=0, le=1)]
 _FIX = "convert the model again, or give the right file"
 
 
@@ -86,7 +87,7 @@ class Fields:
         n_layers : int
             As ``block_count`` counts them: those of a head included.
         type : type
-            Of one value.
+            Of one value. Of truth values, bool: some converters write them as 0 and 1.
         default : optional
             For every layer where the key is missing; None: it must be there.
 
@@ -96,8 +97,8 @@ class Fields:
         """
         if default is not None and key not in self:
             return [default] * n_layers
-        one_or_many: Any = type | GenericAlias(list, (type,))
-        values: T | list[T] = self.require(key, one_or_many)
+        one: Any = _FLAG if type is bool else type
+        values: T | list[T] = self.require(key, one | GenericAlias(list, (one,)))
         if not isinstance(values, list):
             return [values] * n_layers
         if len(values) != n_layers:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import msgspec
 
 from mtpcore.boundary.sizes import Count, Depth
@@ -45,8 +43,7 @@ class LayerKind(msgspec.Struct, frozen=True):
         n_blocks = fields.require("{arch}.block_count", Depth)
         head_width = fields.require("{arch}.attention.key_length", Count)
         n_heads = fields.require("{arch}.attention.head_count", Count)
-        flag: Any = bool | Annotated[int, msgspec.Meta(ge=0, le=1)]
-        pattern = fields.per_layer("{arch}.attention.sliding_window_pattern", n_blocks, flag)
+        pattern = fields.per_layer("{arch}.attention.sliding_window_pattern", n_blocks, bool)
         n_kv = fields.per_layer("{arch}.attention.head_count_kv", n_blocks, Count)
         window = fields.require("{arch}.attention.sliding_window", Count) if any(pattern) else 0
         wide = Rope.read(fields, head_width, style)

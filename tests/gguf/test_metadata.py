@@ -65,6 +65,12 @@ def test_one_value_or_one_a_layer():
     assert FIELDS.per_layer("{arch}.n", 2, int) == [3, 3]
     assert FIELDS.per_layer("{arch}.kv", 3, int) == [1, 2, 3]
     assert FIELDS.per_layer("{arch}.absent", 2, int, 5) == [5, 5]
+    flags = Fields({"toy.on": np.array([0, 1]), "toy.off": False, "toy.all": 1, "toy.no": 2}, "toy")
+    assert flags.per_layer("toy.on", 2, bool) == [False, True]
+    assert flags.per_layer("toy.off", 2, bool) == [False, False]
+    assert flags.per_layer("toy.all", 2, bool) == [True, True]
+    with pytest.raises(ModelFileError, match="wrong value"):
+        flags.per_layer("toy.no", 2, bool)
     at_least = Annotated[int, msgspec.Meta(ge=1)]
     assert FIELDS.per_layer("{arch}.kv", 3, at_least) == [1, 2, 3]
     for n_layers, kind in ((2, int), (4, int), (3, str)):

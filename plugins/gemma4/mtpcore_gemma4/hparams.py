@@ -90,8 +90,7 @@ def read_kinds(fields: Fields, hparams: type[Hparams]) -> tuple[Kind, ...]:
     n_blocks = fields.require("{arch}.block_count", Count)
     n_heads = fields.require("{arch}.attention.head_count", Count)
     key = "{arch}.attention.sliding_window_pattern"
-    flag: object = bool | Annotated[int, msgspec.Meta(ge=0, le=1)]
-    pattern = fields.per_layer(key, n_blocks, flag)
+    pattern = fields.per_layer(key, n_blocks, bool)
     n_kv = fields.per_layer("{arch}.attention.head_count_kv", n_blocks, Count)
     wide = fields.require("{arch}.attention.key_length", Count)
     near = fields.get("{arch}.attention.key_length_swa", Count, wide)

@@ -91,8 +91,7 @@ class QwenHparams(Hparams, frozen=True, kw_only=True):
         interval = fields.get("{arch}.full_attention_interval", Count, 4)
         kinds = [bool((n + 1) % interval) for n in range(n_blocks)]
         if RECURRENT in fields:
-            flag: Any = bool | Annotated[int, msgspec.Meta(ge=0, le=1)]
-            kinds = fields.per_layer(RECURRENT, n_blocks, flag)
+            kinds = fields.per_layer(RECURRENT, n_blocks, bool)
         is_tiled = fields.get("{arch}.ssm.v_head_reordered", bool, cls.tiles_values)
         return {
             "recurrent": frozenset(n for n, is_recurrent in enumerate(kinds) if is_recurrent),
