@@ -29,14 +29,14 @@ from mtpcore_gpt_oss.values import (
 ACTIVATION = (1.702, 7.0)
 
 
-def window(config: Config) -> int:
-    """Return the window of even layers.
+def check(config: Config) -> None:
+    """Refuse what model files of the family do not say, where it is something else than they mean.
 
     Raises
     ------
     ValueError
-        Of what model files of the family do not say, the checkpoint has something else than they
-        mean: which layers have the window, the activation of experts, where YaRN's ramp begins.
+        Other layers have the window, experts have another activation, or YaRN's ramp begins at a
+        whole pair.
     """
     kinds = config.get(
         "layer_types", type=list[Literal["sliding_attention", "full_attention"]], default=[]
@@ -54,6 +54,11 @@ def window(config: Config) -> int:
     is_yarn = "yarn" in (scaling.get("rope_type"), scaling.get("type"))
     if is_yarn and scaling.get("truncate", True):
         raise ValueError("YaRN's ramp begins at a whole pair (rope_scaling.truncate)")
+
+
+def window(config: Config) -> int:
+    """Return the window of even layers, of a checkpoint that files can hold."""
+    check(config)
     return int(config.require("sliding_window", int))
 
 

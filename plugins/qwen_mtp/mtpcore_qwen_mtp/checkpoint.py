@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Literal
 
+import msgspec
+
 from mtpcore.plugin import (
     ATTENTION,
     DECODER,
@@ -81,9 +83,7 @@ def dense(config: Config) -> list[int]:
 def zero_centred(*tables: tuple[Rename, ...]) -> tuple[Rename, ...]:
     """Return the renames of some tables; norms, which are published minus one, get it back."""
     return tuple(
-        Rename(r.source, r.tensor, add_one, r.layers, r.optional, r.copy_of)
-        if r.tensor.endswith("norm.weight")
-        else r
+        msgspec.structs.replace(r, change=add_one) if r.tensor.endswith("norm.weight") else r
         for table in tables
         for r in table
     )
@@ -210,8 +210,8 @@ def is_dense(config: Config) -> bool:
     return not has_experts(config)
 
 
-def shares_as_they_are(config: Config) -> bool | None:
-    """Return the key for a model whose experts' weights are not divided by their sum."""
+def divides_shares(config: Config) -> bool | None:
+    """Return False where experts' weights are not divided by their sum; files need not say else."""
     return None if config.get("norm_topk_prob", default=True) else False
 
 
@@ -274,7 +274,7 @@ QWEN3NEXT_CHECKPOINT = trunk(
         *on_layers(sparse, MIXTURE, EXPERT_STACKS),
         *on_layers(dense, SWIGLU),
     ),
-    metadata=(*MIXTURE_KEYS, ("{arch}.expert_weights_norm", shares_as_they_are)),
+    metadata=(*MIXTURE_KEYS, ("{arch}.expert_weights_norm", divides_shares)),
 )
 HEAD_CHECKPOINT = Checkpoint(
     architectures=frozenset((*DENSE_CLASSES, *SPARSE_CLASSES, *NEXT_CLASSES)),
