@@ -451,6 +451,7 @@ class Model:
             self._check_logits(program, spec, kind)
             self._check_tables(program)
             self._check_types(program)
+            self._check_scales(program)
             return program
         except MtpcoreError as error:
             raise error.at(where) from error
@@ -520,6 +521,20 @@ class Model:
                         got=type_name(kind),
                         fix="correct the tensor's type where it comes from, and convert again",
                     )
+
+    def _check_scales(self, program: Program) -> None:
+        """Refuse weights with a scale beside them that no operation reads, as in files of NVFP4."""
+        read = {weight.tensor for node in program.nodes for weight in node.weights if weight}
+        for weight in read:
+            scale = weight.removesuffix(".weight") + ".scale"
+            if scale in self.tensors and scale not in read:
+                raise GraphError(
+                    "a weight with a scale of its own, which no operation here multiplies by",
+                    where=scale,
+                    wanted=f"{weight} alone",
+                    got=f"{self.tensors[weight].type_name} and a scale",
+                    fix="take the model in another type than NVFP4",
+                )
 
     def _builder(
         self,

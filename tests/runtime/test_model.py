@@ -160,6 +160,18 @@ def test_logits_are_those_of_the_vocabulary(load):
         load(toy.trunk_tensors() | head, heads=1).program("draft")
 
 
+def test_a_weight_with_a_scale_that_nothing_reads_is_refused(load):
+    """As llama.cpp's files of NVFP4 have: the weights alone are of another magnitude."""
+    tensors = toy.trunk_tensors()
+    weight = next(name for name in tensors if name.startswith("blk.0.") and tensors[name].ndim == 2)
+    scale = weight.replace(".weight", ".scale")
+    model = load(tensors | {scale: np.ones(1, np.float32), "blk.9.other.scale": np.ones(1)})
+    with pytest.raises(GraphError, match="a scale of its own") as caught:
+        model.program()
+    assert scale in caught.value.where
+    assert "NVFP4" in caught.value.fix
+
+
 def test_a_tied_weight_keeps_the_type_of_its_file(load):
     tensors = {**toy.trunk_tensors(), **toy.head_tensors()}
     model = load(tensors, heads=1, types={"output.weight": "Q8_0", "token_embd.weight": "F16"})
