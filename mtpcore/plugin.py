@@ -57,7 +57,7 @@ from mtpcore.models.fused_heads import (
     fused_layer,
 )
 from mtpcore.models.hparams import Experts, Hparams
-from mtpcore.models.mixed import LayerKind, MixedHparams
+from mtpcore.models.layer_kinds import LayerKind, MixedHparams
 from mtpcore.models.mla import Mla, mla_block
 from mtpcore.models.nextn import (
     NEXTN_TENSORS,

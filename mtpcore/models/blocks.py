@@ -11,7 +11,7 @@ from collections.abc import Callable
 from mtpcore.declarations.spec import Tie, first_of
 from mtpcore.graph import GraphBuilder, Outputs, Value
 from mtpcore.models.hparams import Experts, Hparams
-from mtpcore.models.mixed import LayerKind
+from mtpcore.models.layer_kinds import LayerKind
 from mtpcore.models.rope import Rope
 
 __all__ = [

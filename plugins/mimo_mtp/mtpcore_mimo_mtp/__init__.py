@@ -1,8 +1,8 @@
 """MiMo-7B (``mimo``) and MiMo-V2 (``mimo2``), each with its MTP heads."""
 
 from mtpcore.plugin import DrafterSpec, ModelSpec, hookimpl
-from mtpcore_mimo_mtp.first import MIMO, MIMO_MTP
-from mtpcore_mimo_mtp.second import FIRST_HEAD, MIMO2, MIMO2_MTP, TARGET_FED
+from mtpcore_mimo_mtp.mimo import MIMO, MIMO_MTP
+from mtpcore_mimo_mtp.mimo2 import FIRST_HEAD, MIMO2, MIMO2_MTP, TARGET_FED
 
 
 @hookimpl
