@@ -85,6 +85,7 @@ class ChatTemplate:
         data = {
             "messages": messages,
             "tools": tools,
+            "documents": None,
             "add_generation_prompt": add_generation_prompt,
             "bos_token": self._bos,
             "eos_token": self._eos,

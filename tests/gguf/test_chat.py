@@ -47,6 +47,13 @@ def test_further_variables_and_the_clock():
     assert template.render([], now=datetime(2024, 5, 6), thinking=True) == "2024-05 True"
 
 
+def test_what_is_not_given_is_none():
+    """As in transformers: a template that asks ``documents is not none`` would find some."""
+    template = ChatTemplate("{{ tools is none }} {{ documents is none }} {{ others is none }}")
+    assert template.render([]) == "True True False"
+    assert template.render([], documents=[]) == "True False False"
+
+
 def test_the_template_of_a_file():
     assert read_chat_template({}) is None
     found = read_chat_template({"tokenizer.chat_template": "{{ messages[0].content }}"})
