@@ -185,8 +185,9 @@ def test_a_kind_that_nothing_stores_is_refused(tmp_path):
         tensors = {t.name: np.array(t.array()) for t in file.tensors.values()}
         metadata = {**file.metadata, "gemma4.attention.shared_kv_layers": 5}
     write_model_file(tmp_path / "other.gguf", "gemma4", metadata, tensors)
-    with load_model(tmp_path / "other.gguf") as model, pytest.raises(Exception, match="no layer"):
-        model.program()
+    with pytest.raises(ModelFileError, match="no layer of the kind of layer") as error:
+        load_model(tmp_path / "other.gguf")
+    assert "other.gguf: metadata key 'gemma4.attention.shared_kv_layers'" in error.value.where
 
 
 # With an EAGLE-3 head

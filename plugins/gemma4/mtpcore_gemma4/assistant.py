@@ -4,6 +4,7 @@ Google: Gemma 4, multi-token prediction drafters, 2026. Names are llama.cpp's.
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import msgspec
 
@@ -24,6 +25,8 @@ CENTROIDS, ORDERING = "masked_embd_centroids.weight", "masked_embd_ordering"
 
 class AssistantHparams(GemmaHparams, frozen=True, kw_only=True):
     """What the assistant adds: the width of the target's rows, and how many clusters it reads."""
+
+    reads_target: ClassVar[bool] = True
 
     target_width: Count = msgspec.field(name="embedding_length_out")
     n_clusters_used: Count = msgspec.field(name="centroid_intermediate_top_k", default=32)

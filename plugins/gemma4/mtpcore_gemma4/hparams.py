@@ -1,6 +1,7 @@
 """Hyper-parameters of Gemma 4: layers that see a window and layers that see all differ in more."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 
@@ -36,6 +37,9 @@ class GemmaHparams(Hparams, frozen=True, kw_only=True):
     experts : Experts or None
     """
 
+    reads_target: ClassVar[bool] = False
+    """Whether layers read what another model's store."""
+
     # The key holds one number for each block where kinds differ; see ``kinds``.
     n_kv_heads: int = msgspec.field(name="n_kv_heads", default=0)
     width_by_layer: Size = msgspec.field(name="embedding_length_per_layer_input", default=0)
@@ -46,6 +50,19 @@ class GemmaHparams(Hparams, frozen=True, kw_only=True):
     kinds: tuple[Kind, ...] = ()
     spans: bool = False
     experts: Experts | None = None
+
+    @classmethod
+    def read(cls, fields: Fields, tensors: Mapping[str, Any]) -> Self:
+        """Read a model's metadata, and check that layers that share find one that stores."""
+        h = super().read(fields, tensors)
+        lost = [n for n in range(h.n_layers) if h.stored_by(n) < 0 and not cls.reads_target]
+        if lost:
+            raise fields.error(
+                "{arch}.attention.shared_kv_layers",
+                f"no layer of the kind of layer {lost[0]} stores keys and values",
+                got=h.n_sharing,
+            )
+        return h
 
     @classmethod
     def read_more(cls, fields: Fields) -> dict[str, object]:
@@ -64,19 +81,13 @@ class GemmaHparams(Hparams, frozen=True, kw_only=True):
     def stored_by(self, n: int) -> int:
         """Return the layer whose keys and values layer n reads: its own, or the last of its kind.
 
-        Raises
-        ------
-        ValueError
-            No layer of its kind stores any.
+        -1 where no layer of its kind stores any.
         """
         n_storing = self.n_layers - self.n_sharing
         if n < n_storing:
             return n
         near = bool(self.kinds[n].window)
-        found = [i for i in range(n_storing) if bool(self.kinds[i].window) == near]
-        if not found:
-            raise ValueError(f"no layer of the kind of layer {n} stores keys and values")
-        return found[-1]
+        return max((i for i in range(n_storing) if bool(self.kinds[i].window) == near), default=-1)
 
 
 def read_kinds(fields: Fields, hparams: type[Hparams]) -> tuple[Kind, ...]:
