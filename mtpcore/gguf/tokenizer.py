@@ -15,9 +15,9 @@ from mtpcore.gguf.encoder import Encoder, build_encoder
 from mtpcore.gguf.header import Metadata
 from mtpcore.gguf.vocabulary import ADDED, SPECIAL, Vocabulary, read_vocabulary
 
-log = logging.getLogger("mtpcore")
 __all__ = ["TextStream", "Tokenizer", "read_tokenizer"]
 
+log = logging.getLogger("mtpcore")
 
 _MOST = 1 << 24
 """Tokens of a text; an array with strides of 0 may claim to have any number."""

@@ -121,13 +121,7 @@ def interleave(heads: str) -> Callable[[Array, Config], Array]:
     RoPE rotates the pair (i, i + width / 2) of a head in checkpoints, and the pair (2 i, 2 i + 1)
     in some families' files.
     """
-
-    def change(values: Array, config: Config) -> Array:
-        n_heads = config.get(heads, "num_attention_heads", type=Count)
-        pairs = values.reshape(n_heads, 2, -1, *values.shape[1:])
-        return pairs.swapaxes(1, 2).reshape(values.shape)
-
-    return change
+    return _swap_axes_of_heads(heads, (2, -1))
 
 
 def separate(heads: str) -> Callable[[Array, Config], Array]:
@@ -135,11 +129,16 @@ def separate(heads: str) -> Callable[[Array, Config], Array]:
 
     It undoes ``interleave``.
     """
+    return _swap_axes_of_heads(heads, (-1, 2))
+
+
+def _swap_axes_of_heads(heads: str, axes: tuple[int, int]) -> Callable[[Array, Config], Array]:
+    """Return a change: the rows of each head, seen as two axes, are written the other way round."""
 
     def change(values: Array, config: Config) -> Array:
         n_heads = config.get(heads, "num_attention_heads", type=Count)
-        pairs = values.reshape(n_heads, -1, 2, *values.shape[1:])
-        return pairs.swapaxes(1, 2).reshape(values.shape)
+        rows = values.reshape(n_heads, *axes, *values.shape[1:])
+        return rows.swapaxes(1, 2).reshape(values.shape)
 
     return change
 
