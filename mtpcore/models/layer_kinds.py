@@ -47,8 +47,7 @@ class LayerKind(msgspec.Struct, frozen=True):
         n_kv = fields.per_layer("{arch}.attention.head_count_kv", n_blocks, Count)
         window = fields.require("{arch}.attention.sliding_window", Count) if any(pattern) else 0
         wide = Rope.read(fields, head_width, style)
-        near = "freq_base_swa" if "{arch}.rope.freq_base_swa" in fields else "freq_base"
-        narrow = Rope.read(fields, head_width, style, near)
+        narrow = Rope.read(fields, head_width, style, "freq_base_swa")
         for n, count in enumerate(n_kv):
             if n_heads % count:
                 raise fields.error(

@@ -77,7 +77,7 @@ VARIANTS = {
     "everything is seen": Variant(trunk="full full full", heads="full"),
     "windows only": Variant(trunk="near near near"),
     "heads alone have windows": Variant(trunk="full full full", fused=True),
-    "one rotation": Variant(says_near_base=False),
+    "a base that the file leaves out": Variant(says_near_base=False),
     "dense": Variant(sparse=()),
     "experts in every layer": Variant(sparse=(0, 1, 2), says_gate=False),
     "experts in a head": Variant(sparse=(1, 4)),
@@ -173,7 +173,7 @@ def rotate(x, places, c, kind):
     """Turn the first dimensions of [n, heads, DH] as complex numbers, halves apart."""
     n_rot = N_ROT if c.arch == "mimo2" else DH
     half = n_rot // 2
-    base = BASES[kind if c.says_near_base else "full"]
+    base = BASES[kind] if kind == "full" or c.says_near_base else 10_000.0  # llama.cpp's default
     turn = np.exp(1j * places[:, None] * base ** (-np.arange(half) / half))[:, None]
     turned = (x[..., :half] + 1j * x[..., half:n_rot]) * turn
     return np.concatenate([turned.real, turned.imag, x[..., n_rot:]], axis=-1)

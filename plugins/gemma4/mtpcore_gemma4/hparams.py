@@ -45,7 +45,7 @@ class GemmaHparams(Hparams, frozen=True, kw_only=True):
     width_by_layer: Size = msgspec.field(name="embedding_length_per_layer_input", default=0)
     n_sharing: Size = msgspec.field(name="attention.shared_kv_layers", default=0)
     softcap: Annotated[float, msgspec.Meta(ge=0)] = msgspec.field(
-        name="final_logit_softcapping", default=0.0
+        name="final_logit_softcapping", default=30.0
     )
     kinds: tuple[Kind, ...] = ()
     spans: bool = False
