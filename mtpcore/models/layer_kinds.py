@@ -47,7 +47,7 @@ class LayerKind(msgspec.Struct, frozen=True):
         n_kv = fields.per_layer("{arch}.attention.head_count_kv", n_blocks, Count)
         window = fields.require("{arch}.attention.sliding_window", Count) if any(pattern) else 0
         wide = Rope.read(fields, head_width, style)
-        narrow = Rope.read(fields, head_width, style, "freq_base_swa")
+        narrow = Rope.read(fields, head_width, style, "freq_base_swa", scaled=False)
         for n, count in enumerate(n_kv):
             if n_heads % count:
                 raise fields.error(

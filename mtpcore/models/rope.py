@@ -46,6 +46,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
         width_key: str = "dimension_count",
         interleaved: bool = False,
         rounds_ramp: bool = True,
+        scaled: bool = True,
     ) -> Rope:
         """Read base, scaling and sections from ``{arch}.rope.*``.
 
@@ -65,6 +66,9 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
             by side (``section_axes``).
         rounds_ramp : bool
             Whether YaRN's ramp begins and ends at whole pairs; see ``yarn``.
+        scaled : bool
+            Whether ``{arch}.rope.scaling.*`` counts. Of families with a sliding window it describes
+            the layers that see all.
 
         Raises
         ------
@@ -81,31 +85,9 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
                 got=width,
             )
         base = fields.get(prefix + base_key, Base, 10000.0)
-        frequencies = plain_frequencies(base, width)
-        # Files of 2023 name no kind, and the factor by a key of its own.
-        scaling = fields.get(prefix + "scaling.type", str, "linear")
-        old_factor = fields.get(prefix + "scale_linear", Factor, 1.0)
-        factor = fields.get(prefix + "scaling.factor", Factor, old_factor)
-        magnitude = fields.get(prefix + "scaling.attn_factor", Factor, 1.0)
-        if scaling == "linear":
-            frequencies = tuple(f / factor for f in frequencies)
-        elif scaling == "yarn":
-            frequencies, rise = yarn(
-                frequencies,
-                base,
-                factor,
-                fields.require(prefix + "scaling.original_context_length", Count),
-                fields.get(prefix + "scaling.yarn_beta_fast", Factor, 32.0),
-                fields.get(prefix + "scaling.yarn_beta_slow", Factor, 1.0),
-                rounds_ramp=rounds_ramp,
-            )
-            # With a multiplier the rise is the scores', not the rotation's (see ``Mla.read``).
-            if not fields.get(prefix + "scaling.yarn_log_multiplier", float, 0.0):
-                magnitude *= rise
-        elif scaling != "none":
-            raise fields.error(
-                prefix + "scaling.type", "unknown scaling", wanted="none, linear, yarn", got=scaling
-            )
+        frequencies, magnitude = plain_frequencies(base, width), 1.0
+        if scaled:
+            frequencies, magnitude = _scale(fields, frequencies, base, rounds_ramp)
         sections: list[int] = fields.get(prefix + "dimension_sections", list[Count], [])
         return cls(
             frequencies=frequencies,
@@ -113,6 +95,36 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
             axes=(interleaved_axes if interleaved else section_axes)(sections, width // 2),
             magnitude=magnitude,
         )
+
+
+def _scale(
+    fields: Fields, frequencies: tuple[float, ...], base: float, rounds_ramp: bool
+) -> tuple[tuple[float, ...], float]:
+    """Return frequencies and magnitude as ``{arch}.rope.scaling.*`` says."""
+    prefix = "{arch}.rope.scaling."
+    # Files of 2023 name no kind, and the factor by a key of its own.
+    kind = fields.get(prefix + "type", str, "linear")
+    old_factor = fields.get("{arch}.rope.scale_linear", Factor, 1.0)
+    factor = fields.get(prefix + "factor", Factor, old_factor)
+    magnitude = fields.get(prefix + "attn_factor", Factor, 1.0)
+    if kind == "linear":
+        return tuple(f / factor for f in frequencies), magnitude
+    if kind == "yarn":
+        slowed, rise = yarn(
+            frequencies,
+            base,
+            factor,
+            fields.require(prefix + "original_context_length", Count),
+            fields.get(prefix + "yarn_beta_fast", Factor, 32.0),
+            fields.get(prefix + "yarn_beta_slow", Factor, 1.0),
+            rounds_ramp=rounds_ramp,
+        )
+        # With a multiplier the rise is the scores', not the rotation's (see ``Mla.read``).
+        multiplier = fields.get(prefix + "yarn_log_multiplier", float, 0.0)
+        return slowed, magnitude if multiplier else magnitude * rise
+    if kind == "none":
+        return frequencies, magnitude
+    raise fields.error(prefix + "type", "unknown scaling", wanted="none, linear, yarn", got=kind)
 
 
 def plain_frequencies(base: float, width: int) -> tuple[float, ...]:

@@ -7,6 +7,7 @@ from mtpcore.errors import GraphError, ModelFileError
 from mtpcore.gguf import Fields
 from mtpcore.graph import GraphBuilder
 from mtpcore.models.hparams import Experts, Hparams
+from mtpcore.models.layer_kinds import LayerKind
 from mtpcore.models.llama import LLAMA
 from mtpcore.models.rope import Rope, interleaved_axes, plain_frequencies, section_axes, yarn
 
@@ -198,6 +199,20 @@ def test_linear_scaling(said):
     rope = Rope.read(fields(**said), 8, "pairs")
     assert rope.frequencies == tuple(f / 4 for f in plain_frequencies(10000.0, 8))
     assert rope.style == "pairs"
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_layers_with_a_window_are_not_scaled(kind):
+    """As in llama.cpp: the keys describe layers that see all."""
+    scaling = {"type": kind, "factor": 4.0, "original_context_length": 16, "attn_factor": 0.5}
+    said = {f"rope.scaling.{key}": value for key, value in scaling.items()} | {
+        "attention.key_length": 8,
+        "attention.sliding_window": 5,
+        "attention.sliding_window_pattern": [True, False, True],
+    }
+    near, wide, _ = LayerKind.read(fields(**said), "halves")
+    assert near.rope.frequencies == plain_frequencies(10000.0, 8) != wide.rope.frequencies
+    assert near.rope.magnitude == 1 != wide.rope.magnitude
 
 
 def test_yarn_keeps_fast_pairs_and_slows_slow_ones():

@@ -108,7 +108,12 @@ def read_kinds(fields: Fields, hparams: type[Hparams]) -> tuple[Kind, ...]:
     window = fields.require("{arch}.attention.sliding_window", Count) if any(pattern) else 0
     rope = Rope.read(fields, wide, hparams.rope_style)
     near_rope = Rope.read(
-        fields, near, hparams.rope_style, "freq_base_swa", width_key="dimension_count_swa"
+        fields,
+        near,
+        hparams.rope_style,
+        "freq_base_swa",
+        width_key="dimension_count_swa",
+        scaled=False,
     )
     for n, count in enumerate(n_kv):
         if n_heads % count:
