@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -34,14 +34,30 @@ log = logging.getLogger("mtpcore")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPECIAL = (UNKNOWN, CONTROL)  # parsed in text only on request, not shown as text
 ADDED = (*SPECIAL, USER_DEFINED)  # stored as plain text, matched before the text is cut
-_KINDS: dict[str, Literal["bytes", "pieces", "unigram"]] = {
-    "gpt2": "bytes",
-    "llama": "pieces",
-    "gemma4": "pieces",
-    "t5": "unigram",
-}
-_SENTENCEPIECE = ("llama", "t5")  # scores in place of merges, and a space before a text
 SPACE = "\u2581"  # spells a space in vocabularies of the SentencePiece kind
+
+
+class _Model(NamedTuple):
+    """What ``tokenizer.ggml.model`` says of a vocabulary.
+
+    One ``of_sentencepiece`` has scores in place of merges, and a space before a text. One that is
+    ``named_by_pre`` is known by its pre-tokenizer, whatever else a file calls it.
+    """
+
+    kind: Literal["bytes", "pieces", "unigram"]
+    of_sentencepiece: bool = False
+    named_by_pre: bool = False
+    needs_bos: bool = False
+
+
+_MODELS = {
+    "gpt2": _Model("bytes"),
+    "llama": _Model("pieces", of_sentencepiece=True),
+    # Ollama's files call it llama, others gpt2. The first ones deny BOS, and the models write
+    # nonsense without (llama.cpp's pull request 21500).
+    "gemma4": _Model("pieces", named_by_pre=True, needs_bos=True),
+    "t5": _Model("unigram", of_sentencepiece=True),
+}
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _END_KEYS = ("eos", "eot", "eom")
@@ -158,44 +174,38 @@ def read_vocabulary(metadata: Metadata, file: str = "metadata") -> Vocabulary | 
         Naming the key that is missing or wrong.
     """
     fields = Fields(metadata, "", file)
-    model = fields.get(_key("model"), str, "none")
-    if fields.get(_key("pre"), str, "") == "gemma4":
-        model = "gemma4"  # whatever else a file calls it: Ollama's say llama, others gpt2
-    if model in ("none", "no_vocab"):
+    name, pre = fields.get(_key("model"), str, "none"), fields.get(_key("pre"), str, "default")
+    by_pre = _MODELS.get(pre)
+    model = by_pre if by_pre is not None and by_pre.named_by_pre else _MODELS.get(name)
+    if model is None:
+        if name not in ("none", "no_vocab"):
+            log.warning("%s: tokenizer %r is not supported: give token ids", file, name[:80])
         return None
-    if model not in _KINDS:
-        log.warning("%s: tokenizer %r is not supported: give token ids", file, model[:80])
-        return None
-    kind = _KINDS[model]
-    is_bytes, has_merges = kind == "bytes", model not in _SENTENCEPIECE
+    is_bytes, is_unigram = model.kind == "bytes", model.kind == "unigram"
+    has_scores = model.of_sentencepiece
     tokens = fields.require(_key("tokens"), list[str])
     if not tokens:
         raise fields.error(_key("tokens"), "an empty vocabulary")
     types = _one_a_token(fields, "token_type", len(tokens), int, NORMAL)
-    pretokenizer = find_pretokenizer(
-        fields.get(_key("pre"), str, "default") if is_bytes else "gpt-2"
-    )
-    is_unigram = kind == "unigram"
+    pretokenizer = find_pretokenizer(pre if is_bytes else "gpt-2")
     adds_bos = fields.get(
         _key("add_bos_token"), bool, pretokenizer.add_bos if is_bytes else not is_unigram
     )
     return Vocabulary(
-        kind=kind,
+        kind=model.kind,
         tokens=tokens,
         types=types,
-        scores=[] if has_merges else _one_a_token(fields, "scores", len(tokens), float, None),
-        merges=fields.require(_key("merges"), list[str]) if has_merges else [],
+        scores=_one_a_token(fields, "scores", len(tokens), float, None) if has_scores else [],
+        merges=[] if has_scores else fields.require(_key("merges"), list[str]),
         pretokenizer=pretokenizer,
         bos=_token_id(fields, "bos", len(tokens)),
         eos=_token_id(fields, "eos", len(tokens)),
         unknown=_token_id(fields, "unknown", len(tokens)),
         ends=_ends(fields, tokens, types),
-        # The first files of Gemma 4 deny it, and its models write nonsense without (llama.cpp's
-        # pull request 21500).
-        add_bos=adds_bos or model == "gemma4",
+        add_bos=adds_bos or model.needs_bos,
         add_eos=fields.get(_key("add_eos_token"), bool, is_unigram),
         add_space_prefix=not is_bytes
-        and fields.get(_key("add_space_prefix"), bool, model in _SENTENCEPIECE),
+        and fields.get(_key("add_space_prefix"), bool, model.of_sentencepiece),
         charsmap=_charsmap(fields) if is_unigram else b"",
         joins_spaces=is_unigram and fields.get(_key("remove_extra_whitespaces"), bool, False),
         suppressed=tuple(sorted(_token_ids(fields, "suppress_tokens", len(tokens)))),
