@@ -124,15 +124,17 @@ def test_suppressed_tokens(tmp_path):
 
 
 def test_files_that_do_not_say_so_are_known_by_their_embeddings(made, tmp_path):
-    """llama.cpp writes no such key."""
+    """llama.cpp writes no such key; where the softcap's is missing, it takes 30."""
     s, model, _ = made
     with open_model_file(model.path) as file:
         tensors = {t.name: np.array(t.array()) for t in file.tensors.values()}
         metadata = dict(file.metadata)
     assert metadata.pop("gemma4.attention.image_spans") == s.spans
+    assert metadata.pop("gemma4.final_logit_softcapping") == (s.softcap or 0)
     write_model_file(tmp_path / "other.gguf", "gemma4", metadata, tensors)
     with load_model(tmp_path / "other.gguf") as other:
         assert other.program().sees_spans == s.spans
+        assert other.hparams.softcap == 30.0
 
 
 def test_only_some_layers_store(made):
