@@ -1,6 +1,7 @@
 """Fused launches have the bits of single ones, and are really fewer."""
 
-import functools
+from contextlib import contextmanager
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -28,8 +29,73 @@ from mtpcore.models.hparams import Experts
 from mtpcore.testing import Runner, Weights
 
 
-def unfused(program, block_of):
-    return leave_alone(program)
+@contextmanager
+def single_launches():
+    """Let plans launch each node alone, and its rows lie by themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "fuse", lambda program, block_of: leave_alone(program))
+        patch.setattr(planning, "columns_of_others", lambda program, block_of: {})
+        yield
+
+
+def both_runners(*given, **options):
+    """Return what runs a program in fused launches, and what runs it in single ones."""
+    fused = Runner(*given, **options)
+    with single_launches():
+        return fused, Runner(*given, **options)
+
+
+class Compared:
+    """A graph that runs in fused launches and in single ones, and must make the same."""
+
+    def __init__(self, device, g, outputs, **options):
+        self.program, weights = g.finish(outputs), Weights(g.tensors)
+        self.runners = both_runners(CudaBackend(device), self.program, weights, **options)
+        self.fused, _ = self.runners
+        self.n_tokens = g.tensors["embd.weight"].shape[0]
+
+    def feed(self, n_rows):
+        """Return all outputs of the next rows of a sequence, by name."""
+        tokens = np.arange(n_rows) % self.n_tokens
+        return self._same(*(runner.feed(tokens) for runner in self.runners))
+
+    def feed_together(self, n_rows, n_seqs):
+        """Return what is hidden of the next rows of several sequences, which take turns."""
+        tokens, seqs = np.arange(n_rows) % self.n_tokens, np.arange(n_rows) % n_seqs
+        made = [{"hidden": together(r, tokens, seqs, "hidden")} for r in self.runners]
+        return self._same(*made, n_seqs=n_seqs)["hidden"]
+
+    def _same(self, made, wanted, n_seqs=1):
+        assert {*made} == {*wanted} == {*self.program.outputs}
+        for name, rows in made.items():
+            assert np.isfinite(rows).all(), name
+            assert rows.tobytes() == wanted[name].tobytes(), name
+        for seq in range(n_seqs):
+            digests = {runner.memory.digest(seq) for runner in self.runners}
+            assert len(digests) == 1, seq
+        return made
+
+
+def launches_of(runner, n_rows):
+    """Return the launches of a run of so many rows, as the last one was."""
+    return [launch for do, step, _ in runner.plan._steps for launch in do(step, n_rows)]
+
+
+def kernels_of(runner, n_rows):
+    """Return the names of the kernels of such a run."""
+    return [launch.kernel.name for launch in launches_of(runner, n_rows)]
+
+
+def embedded(kinds, **shapes):
+    """Return the builder of a graph, of tensors of any type each, and its embedded tokens."""
+    rng = np.random.default_rng(3)
+    tensors = {
+        f"{name}.weight": Raw(random_matrix(rng, kinds.get(name, "F32"), *shape),
+                              kinds.get(name, "F32"), shape)
+        for name, shape in shapes.items()
+    }  # fmt: skip
+    g = GraphBuilder("fused", tensors)
+    return g, g.embed(g.inputs.tokens, "embd.weight")
 
 
 @searching(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -45,44 +111,37 @@ def test_random_programs_have_the_same_bits(emulated, data, drawn, kv_dtype, see
     text, n_batch = Text(drawn, seed), max(len(batch.seq) for batch in batches)
     weights = Weights(drawn.tensors)
     options = {"n_seq": 3, "n_ctx": N_CTX, "n_batch": n_batch, "kv_dtype": kv_dtype}
-    made, single = (
-        fused_as(way, CudaBackend(emulated), drawn.program, weights, **options)
-        for way in (fuse, unfused)
-    )
+    fused, single = both_runners(CudaBackend(emulated), drawn.program, weights, **options)
     for batch in batches:
-        assert_same_bits(feed(made, text, batch), feed(single, text, batch), str(batch))
+        assert_same_bits(feed(fused, text, batch), feed(single, text, batch), str(batch))
     for seq in range(3):
-        assert made.memory.digest(seq) == single.memory.digest(seq)
-
-
-def fused_as(way, *given, **options):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "fuse", way)
-        if way is not fuse:
-            patch.setattr(planning, "columns_of_others", lambda program, block_of: {})
-        return Runner(*given, **options)
+        assert fused.memory.digest(seq) == single.memory.digest(seq)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
-def test_models_have_the_same_bits(family, backend, monkeypatch):
-    made = []
-    for way in (fuse, unfused):
-        monkeypatch.setattr(planning, "fuse", way)
+def test_models_have_the_same_bits(family, backend):
+    def logits():
         context = msgspec.structs.replace(family, backend=backend).context(64)
-        made.append(context.process(Batch.of(family.text(20), outputs="all")).logits.tobytes())
-    assert made[0] == made[1]
+        return context.process(Batch.of(family.text(20), outputs="all")).logits.tobytes()
+
+    fused = logits()
+    with single_launches():
+        assert fused == logits()
 
 
 WIDTH, N_HEADS, N_KEY_HEADS, HEAD, LATENT, TURNED = 64, 4, 2, 32, 32, 16
 
 
-def grouped_attention(g, a, i):
-    """Queries share keys, as in llama's layers."""
+def grouped_attention(
+    g, a, i, n_heads=N_HEADS, n_key_heads=N_KEY_HEADS, angles=(1.0, 0.1), style="halves"
+):
+    """Queries share keys, as in llama's layers; no ``angles`` turn them if these are None."""
     q, k, v = (
         g.split_heads(g.matmul(a, f"{i}.{name}.weight"), n)
-        for name, n in (("q", N_HEADS), ("k", N_KEY_HEADS), ("v", N_KEY_HEADS))
+        for name, n in (("q", n_heads), ("k", n_key_heads), ("v", n_key_heads))
     )
-    q, k = (g.rope(x, g.inputs.positions, [1.0, 0.1]) for x in (q, k))
+    if angles is not None:
+        q, k = (g.rope(x, g.inputs.positions, angles, style=style) for x in (q, k))
     return g.attention(q, k, v, layer=i, scale=0.2)
 
 
@@ -128,7 +187,7 @@ def shapes_of_experts(i, n_experts, width, n_ff):
 
 
 def layers(n, attend, feed_forward):
-    """Return a program of n layers, and its weights."""
+    """Return the builder of a graph of n layers, and its outputs."""
     shapes = {"embd": (40, WIDTH)}
     for i in range(n):
         of_layer = {
@@ -142,14 +201,13 @@ def layers(n, attend, feed_forward):
         }  # fmt: skip
         shapes |= {f"{i}.{name}": shape for name, shape in of_layer.items()}
         shapes |= shapes_of_experts(i, 5, WIDTH, 96)
-    tensors = random_tensors(1, Type.Q8_0, **shapes)
-    g = GraphBuilder("layers", tensors)
+    g = GraphBuilder("layers", random_tensors(1, Type.Q8_0, **shapes))
     x = g.embed(g.inputs.tokens, "embd.weight")
     for i in range(n):
         y = attend(g, g.rms_norm(x, f"{i}.norm.weight", 1e-5), i)
         x = g.add(x, g.matmul(g.merge_heads(y), f"{i}.o.weight"))
         x = g.add(x, feed_forward(g, g.rms_norm(x, f"{i}.ff_norm.weight", 1e-5), i))
-    return g.finish(Outputs(hidden=x)), Weights(tensors)
+    return g, Outputs(hidden=x)
 
 
 @pytest.mark.parametrize(
@@ -173,18 +231,16 @@ def test_launches_of_a_layer(
         launch(*given, **options)
 
     monkeypatch.setattr(emulated, "launch", counting)
-    counts, outs = {}, []
-    for way in (fuse, unfused):
-        for n in (1, 2):
-            program, weights = layers(n, attend, feed_forward)
-            runner = fused_as(way, CudaBackend(emulated), program, weights, n_batch=40)
-            launched.clear()
-            outs.append(np.asarray(runner.feed(np.arange(n_rows) % 40)["hidden"]))
-            counts[way, n] = len(launched)
-    n_of_layer = [counts[way, 2] - counts[way, 1] for way in (unfused, fuse)]
-    assert n_of_layer == [n_single, n_fused[n_rows]]
-    assert np.isfinite(outs).all()
-    assert outs[1].tobytes() == outs[3].tobytes()
+
+    def launches(runner):
+        launched.clear()
+        runner.feed(np.arange(n_rows))
+        return len(launched)
+
+    compared = [Compared(emulated, *layers(n, attend, feed_forward), n_batch=40) for n in (1, 2)]
+    one, two = ([launches(runner) for runner in both.runners] for both in compared)
+    assert np.subtract(two, one).tolist() == [n_fused[n_rows], n_single]
+    compared[1].feed(n_rows)
 
 
 @pytest.mark.parametrize(
@@ -192,20 +248,11 @@ def test_launches_of_a_layer(
 )
 def test_latent_rows_are_joined_where_they_are_stored(emulated, kv_dtype, style):
     """Of several sequences, few rows and more."""
-    attend, options = functools.partial(latent_attention, style=style), {"n_seq": 3, "n_ctx": 64}
-    program, weights = layers(1, attend, dense)
-    runners = [
-        fused_as(way, CudaBackend(emulated), program, weights, kv_dtype=kv_dtype, **options)
-        for way in (fuse, unfused)
-    ]
+    made = layers(1, partial(latent_attention, style=style), dense)
+    both = Compared(emulated, *made, kv_dtype=kv_dtype, n_seq=3, n_ctx=64)
     for n_rows, n_seqs in ((1, 1), (8, 3), (12, 3)):
-        tokens, seqs = np.arange(n_rows), np.arange(n_rows) % n_seqs
-        outs = [together(runner, tokens, seqs, "hidden") for runner in runners]
-        assert np.isfinite(outs).all()
-        assert outs[0].tobytes() == outs[1].tobytes()
-        assert not {"rope", "remember"} & {*kernels_of(runners[0], n_rows)}
-    for seq in range(3):
-        assert runners[0].memory.digest(seq) == runners[1].memory.digest(seq)
+        both.feed_together(n_rows, n_seqs)
+        assert not {"rope", "remember"} & {*kernels_of(both.fused, n_rows)}
 
 
 @pytest.mark.parametrize("share", [None, "sigmoid"])
@@ -217,34 +264,23 @@ def test_codes_that_wait_have_rooms_of_their_own(emulated, share):
     shapes = {"embd": (20, 64), "norm": (64,)} | shapes_of_experts(0, 3, 64, 96)
     kinds = {name: "Q8_0" for name in shapes if name.endswith(("exps", "shexp"))}
     shapes |= {"blk.0.ffn_gate_inp_shexp": (1, 64)} if share else {}
-    tensors = tensors_of(kinds, **shapes)
-    g = GraphBuilder("rooms", tensors)
-    x = g.embed(g.inputs.tokens, "embd.weight")
+    g, x = embedded(kinds, **shapes)
     f = g.rms_norm(x, "norm.weight", 1e-5)
     y = moe(g, f, 0, Experts(n_used=1, gate="softmax", normalise=False))
-    program = g.finish(Outputs(hidden=g.add(x, y)))
-    runners = [
-        fused_as(way, CudaBackend(emulated), program, Weights(tensors), n_batch=40)
-        for way in (fuse, unfused)
-    ]
+    both = Compared(emulated, g, Outputs(hidden=g.add(x, y)), n_batch=40)
     for n_rows in (1, 5, 8, 40):
-        outs = [np.asarray(runner.feed(np.arange(n_rows) % 20)["hidden"]) for runner in runners]
-        assert np.isfinite(outs).all()
-        assert outs[0].tobytes() == outs[1].tobytes()
-        assert kernels_of(runners[0], n_rows).count("elementwise") == (1 if share else 0)
+        both.feed(n_rows)
+        assert kernels_of(both.fused, n_rows).count("elementwise") == (1 if share else 0)
 
 
 @pytest.mark.parametrize(("between", "is_sorted"), [(False, True), (True, False)])
-def test_rows_are_sorted_once_unless_others_were_sorted_between(
-    emulated, monkeypatch, between, is_sorted
-):
+def test_rows_are_sorted_once_unless_others_were_sorted_between(emulated, between, is_sorted):
     """Experts that another route chose leave their own tiles where those of the first one were."""
     shapes = {"embd": (40, WIDTH), "norm": (WIDTH,)}
-    for i, n_experts in enumerate((5, 5)):
-        shapes |= {f"router{i}": (n_experts, WIDTH), f"down{i}": (n_experts, WIDTH, 96)}
-        shapes |= {f"{name}{i}": (n_experts, 96, WIDTH) for name in ("gate", "up")}
-    tensors = random_tensors(2, Type.Q8_0, **shapes)
-    g = GraphBuilder("two routes", tensors)
+    for i in range(2):
+        shapes |= {f"router{i}": (5, WIDTH), f"down{i}": (5, WIDTH, 96)}
+        shapes |= {f"{name}{i}": (5, 96, WIDTH) for name in ("gate", "up")}
+    g = GraphBuilder("two routes", random_tensors(2, Type.Q8_0, **shapes))
     x = g.rms_norm(g.embed(g.inputs.tokens, "embd.weight"), "norm.weight", 1e-5)
     (ids, shares), (others, their_shares) = (
         g.route(x, f"router{i}.weight", n_used=2) for i in range(2)
@@ -256,38 +292,16 @@ def test_rows_are_sorted_once_unless_others_were_sorted_between(
         y = g.mix(g.expert_matmul(z, others, "down1.weight"), their_shares)
     made = g.gated(gate, g.scale(up, 2.0))  # not where the products are, but behind the others
     total = g.mix(g.expert_matmul(made, ids, "down0.weight"), shares)
-    program = g.finish(Outputs(hidden=total if y is None else g.add(total, y)))
-    groups = fuse(program, lambda node: 32)
+    both = Compared(
+        emulated, g, Outputs(hidden=total if y is None else g.add(total, y)), n_batch=40
+    )
     last = next(
-        group for group in groups if any(p.name.startswith("down0") for p in group.products)
+        group
+        for group in fuse(both.program, lambda node: 32)
+        if any(product.name.startswith("down0") for product in group.products)
     )
     assert last.is_sorted is is_sorted
-    outs = [
-        np.asarray(
-            fused_as(way, CudaBackend(emulated), program, Weights(tensors), n_batch=40).feed(
-                np.arange(40)
-            )["hidden"]
-        ).tobytes()
-        for way in (fuse, unfused)
-    ]
-    assert outs[0] == outs[1]
-
-
-def tensors_of(kinds, **shapes):
-    """Return tensors of any type each, of values that keep their size."""
-    rng = np.random.default_rng(3)
-    return {
-        f"{name}.weight": Raw(random_matrix(rng, kinds.get(name, "F32"), *shape),
-                              kinds.get(name, "F32"), shape)
-        for name, shape in shapes.items()
-    }  # fmt: skip
-
-
-def kernels_of(runner, n_rows):
-    """Return the names of the kernels of a run of so many rows, as the last one was."""
-    plan = runner.plan
-    launches = [launch for do, step, _ in plan._steps for launch in do(step, n_rows)]
-    return [launch.kernel.name for launch in launches]
+    both.feed(40)
 
 
 GATES = {"32": ("Q8_0", "Q4_0"), "256": ("Q4_K", "Q6_K"), "256 to 32": ("Q4_K", "Q8_0"),
@@ -302,28 +316,21 @@ def test_products_become_codes_where_they_are_made(emulated, kinds, has_experts)
     stack = (3,) if has_experts else ()
     shapes = {"embd": (20, 256), "norm": (256,), "router": (3, 256)}
     shapes |= {name: (*stack, 512, 256) for name in ("gate", "up")} | {"down": (*stack, 256, 512)}
-    tensors = tensors_of({"gate": of_gate, "up": of_up, "down": of_down}, **shapes)
-    g = GraphBuilder("gates", tensors)
-    x = g.embed(g.inputs.tokens, "embd.weight")
+    g, x = embedded({"gate": of_gate, "up": of_up, "down": of_down}, **shapes)
     f = g.rms_norm(x, "norm.weight", 1e-5)
     if has_experts:
         ids, shares = g.route(f, "router.weight", n_used=2)
-        multiply = functools.partial(g.expert_matmul, ids=ids)
+        multiply = partial(g.expert_matmul, ids=ids)
     else:
         multiply = g.matmul
     made = g.gated(*(multiply(f, weight=f"{name}.weight") for name in ("gate", "up")), limit=0.5)
     y = multiply(made, weight="down.weight")
-    program = g.finish(Outputs(hidden=g.add(x, g.mix(y, shares) if has_experts else y)))
-    runners = [
-        fused_as(way, CudaBackend(emulated), program, Weights(tensors), n_batch=64)
-        for way in (fuse, unfused)
-    ]
+    hidden = g.add(x, g.mix(y, shares) if has_experts else y)
+    both = Compared(emulated, g, Outputs(hidden=hidden), n_batch=64)
     for n_rows in (1, 5, 8, 1, 40):
-        outs = [np.asarray(r.feed(np.arange(n_rows) % 20)["hidden"]) for r in runners]
-        assert np.isfinite(outs).all()
-        assert outs[0].tobytes() == outs[1].tobytes()
+        both.feed(n_rows)
         is_one = n_rows <= 8 and of_gate == of_up
-        assert kernels_of(runners[0], n_rows).count("quantise") == (0 if is_one else 1)
+        assert kernels_of(both.fused, n_rows).count("quantise") == (0 if is_one else 1)
 
 
 PASSED = {"32": ("Q8_0", "Q8_0", "Q8_0", 128, 32), "256": ("Q4_K", "Q8_0", "Q4_K", 64, 32),
@@ -343,88 +350,53 @@ def test_products_become_codes_of_products_that_read_them(
     shapes = {"embd": (20, 256), "norm": (256,), "last": (32, n_heads * width), "other": (32, 256)}
     shapes |= {"first": (n_heads * (n_cut + 32), 256), "heads": (n_heads, width, n_cut)}
     types = {"first": of_first, "other": of_first, "heads": of_heads, "last": of_last}
-    tensors = tensors_of(types, **shapes)
-    g = GraphBuilder("passed", tensors)
-    x = g.rms_norm(g.embed(g.inputs.tokens, "embd.weight"), "norm.weight", 1e-5)
+    g, x = embedded(types, **shapes)
+    x = g.rms_norm(x, "norm.weight", 1e-5)
     q = g.split_heads(g.matmul(x, "first.weight"), n_heads)
     y = g.head_matmul(g.slice(q, begin, begin + n_cut), "heads.weight")
     y = g.matmul(g.merge_heads(y), "last.weight")
-    program = g.finish(Outputs(y=y, kept=g.merge_heads(q), other=g.matmul(x, "other.weight")))
-    runners = [
-        fused_as(way, CudaBackend(emulated), program, Weights(tensors), n_batch=64)
-        for way in (fuse, unfused)
-    ]
+    outputs = Outputs(y=y, kept=g.merge_heads(q), other=g.matmul(x, "other.weight"))
+    both = Compared(emulated, g, outputs, n_batch=64)
     for n_rows in (1, 5, 8, 1, 40):
-        outs = [r.feed(np.arange(n_rows) % 20) for r in runners]
-        for name in ("y", "kept", "other"):
-            made, wanted = (np.asarray(out[name]) for out in outs)
-            assert np.isfinite(made).all()
-            assert made.tobytes() == wanted.tobytes()
+        both.feed(n_rows)
         n_alone = 1 if width % 16 else 0
-        n_quantised = 2 if n_rows > 8 else n_alone
-        assert kernels_of(runners[0], n_rows).count("quantise") == n_quantised
+        assert kernels_of(both.fused, n_rows).count("quantise") == (2 if n_rows > 8 else n_alone)
 
 
 def test_products_follow_others_only_where_all_is_there(emulated):
     """What the last one is added to is made between the first and the second."""
-    tensors = tensors_of(
-        dict.fromkeys("abc", "Q8_0"), embd=(20, 32), **dict.fromkeys("abc", (32, 32))
-    )
-    g = GraphBuilder("chain", tensors)
-    x = g.embed(g.inputs.tokens, "embd.weight")
+    g, x = embedded(dict.fromkeys("abc", "Q8_0"), embd=(20, 32), **dict.fromkeys("abc", (32, 32)))
     a, z = g.matmul(x, "a.weight"), g.scale(x, 2.0)
     y = g.add(g.matmul(g.matmul(a, "b.weight"), "c.weight"), z)
-    program = g.finish(Outputs(hidden=y))
-    runners = [
-        fused_as(way, CudaBackend(emulated), program, Weights(tensors), n_batch=16)
-        for way in (fuse, unfused)
-    ]
+    both = Compared(emulated, g, Outputs(hidden=y), n_batch=16)
     for n_rows in (1, 3, 12):
-        outs = [np.asarray(runner.feed(np.arange(n_rows))["hidden"]) for runner in runners]
-        assert np.isfinite(outs).all()
-        assert outs[0].tobytes() == outs[1].tobytes()
+        both.feed(n_rows)
 
 
 @pytest.mark.parametrize("names", ["a", "ab", "abc"])
 def test_products_of_a_norm_of_what_the_last_of_a_chain_makes(emulated, names):
     """Of any length: the launch that makes it makes codes for the products behind the norm."""
     kinds = dict.fromkeys("abcd", "Q8_0")
-    tensors = tensors_of(kinds, embd=(20, 64), norm=(64,), **dict.fromkeys(kinds, (64, 64)))
-    g = GraphBuilder("chain", tensors)
-    x = g.embed(g.inputs.tokens, "embd.weight")
+    g, x = embedded(kinds, embd=(20, 64), norm=(64,), **dict.fromkeys(kinds, (64, 64)))
     for name in names:
         x = g.matmul(x, f"{name}.weight")
     y = g.matmul(g.rms_norm(x, "norm.weight", 1e-5), "d.weight")
-    program = g.finish(Outputs(hidden=y))
-    runners = [
-        fused_as(way, CudaBackend(emulated), program, Weights(tensors), n_batch=16)
-        for way in (fuse, unfused)
-    ]
+    both = Compared(emulated, g, Outputs(hidden=y), n_batch=16)
     for n_rows in (1, 3, 12):
-        outs = [np.asarray(runner.feed(np.arange(n_rows))["hidden"]) for runner in runners]
-        assert np.isfinite(outs).all()
-        assert outs[0].tobytes() == outs[1].tobytes()
+        both.feed(n_rows)
 
 
 def test_products_that_are_heads_of_attention_follow_no_gates(emulated):
     """These are turned, and stored, by the launch that makes them."""
-    shapes = {"embd": (20, 64), "o": (64, 64)} | {name: (64, 64) for name in ("gate", "up", *"qkv")}
-    tensors = tensors_of(dict.fromkeys(("gate", "up", *"qkvo"), "Q8_0"), **shapes)
-    g = GraphBuilder("heads of gates", tensors)
-    x = g.embed(g.inputs.tokens, "embd.weight")
+    names = ("gate", "up", "0.q", "0.k", "0.v")
+    shapes = {"embd": (20, 64), "o": (64, 64)} | dict.fromkeys(names, (64, 64))
+    g, x = embedded(dict.fromkeys((*names, "o"), "Q8_0"), **shapes)
     x = g.gated(*(g.matmul(x, f"{name}.weight") for name in ("gate", "up")))
-    q, k, v = (g.split_heads(g.matmul(x, f"{name}.weight"), 2) for name in "qkv")
-    q, k = (g.rope(part, g.inputs.positions, [1.0, 0.1]) for part in (q, k))
-    y = g.attention(q, k, v, layer=0, scale=0.2)
-    program = g.finish(Outputs(hidden=g.matmul(g.merge_heads(y), "o.weight")))
-    made, single = (
-        fused_as(way, CudaBackend(emulated), program, Weights(tensors), n_batch=16, n_ctx=64)
-        for way in (fuse, unfused)
-    )
+    y = grouped_attention(g, x, 0, 2, 2)
+    hidden = g.matmul(g.merge_heads(y), "o.weight")
+    both = Compared(emulated, g, Outputs(hidden=hidden), n_batch=16, n_ctx=64)
     for n_rows in (1, 3, 12):
-        outs = [np.asarray(runner.feed(np.arange(n_rows))["hidden"]) for runner in (made, single)]
-        assert outs[0].tobytes() == outs[1].tobytes()
-    assert made.memory.digest(0) == single.memory.digest(0)
+        both.feed(n_rows)
 
 
 @pytest.mark.parametrize(
@@ -438,30 +410,18 @@ def test_attention_becomes_codes_where_its_ranges_are_taken_together(
 ):
     """Of a key head, or of all where its values are no whole blocks; of several sequences."""
     monkeypatch.setattr(attending, "_MANY_BLOCKS", many)
-    shapes = {"embd": (20, 32), "q": (n_heads * width, 32), "o": (32, n_heads * width)}
-    shapes |= {name: (n_key_heads * width, 32) for name in ("k", "v")}
-    tensors = tensors_of({"o": kind}, **shapes)
-    g = GraphBuilder("attention", tensors)
-    x = g.embed(g.inputs.tokens, "embd.weight")
-    q, k, v = (
-        g.split_heads(g.matmul(x, f"{name}.weight"), n)
-        for name, n in (("q", n_heads), ("k", n_key_heads), ("v", n_key_heads))
-    )
-    y = g.attention(q, k, v, layer=0, scale=0.2)
-    program = g.finish(Outputs(hidden=g.matmul(g.merge_heads(y), "o.weight")))
-    runners = [
-        fused_as(way, CudaBackend(emulated), program, Weights(tensors), n_batch=64, n_ctx=1024)
-        for way in (fuse, unfused)
-    ]
-    for runner in runners:
+    shapes = {"embd": (20, 32), "0.q": (n_heads * width, 32), "o": (32, n_heads * width)}
+    shapes |= {f"0.{name}": (n_key_heads * width, 32) for name in "kv"}
+    g, x = embedded({"o": kind}, **shapes)
+    y = grouped_attention(g, x, 0, n_heads, n_key_heads, angles=None)
+    hidden = g.matmul(g.merge_heads(y), "o.weight")
+    both = Compared(emulated, g, Outputs(hidden=hidden), n_batch=64, n_ctx=1024)
+    for runner in both.runners:
         fill(runner, 600)
     for n_rows, n_seqs in ((1, 1), (6, 3), (19, 2)):
-        tokens, seqs = np.arange(n_rows), np.arange(n_rows) % n_seqs
-        outs = [together(runner, tokens, seqs, "hidden") for runner in runners]
-        assert np.isfinite(outs).all()
-        assert outs[0].tobytes() == outs[1].tobytes()
-    assert kernels_of(runners[0], 1) == ["embed", *["matmul_float"] * 3, "remember", "remember",
-                                         "attention", "matmul"]  # fmt: skip
+        both.feed_together(n_rows, n_seqs)
+    assert kernels_of(both.fused, 1) == ["embed", *["matmul_float"] * 3, "remember", "remember",
+                              "attention", "matmul"]  # fmt: skip
 
 
 NORMED = {
@@ -485,9 +445,8 @@ def test_rows_are_normalised_where_they_are_made(emulated, kind, width, maker, i
     shapes |= {"bias": (width,), "next": (16, width), "small": (20, 32), "experts": (3, width, 32)}
     shapes |= {name: (3, 32, 32) for name in ("gate", "up")}
     quantised = dict.fromkeys(("first", "gate", "up", "experts"), "Q8_0")
-    tensors = tensors_of(quantised | {"next": kind}, **shapes)
-    g = GraphBuilder("norms", tensors)
-    x, small = (g.embed(g.inputs.tokens, f"{name}.weight") for name in ("embd", "small"))
+    g, x = embedded(quantised | {"next": kind}, **shapes)
+    small = g.embed(g.inputs.tokens, "small.weight")
     if maker == "product":
         y = g.matmul(small, "first.weight")
     else:
@@ -502,23 +461,14 @@ def test_rows_are_normalised_where_they_are_made(emulated, kind, width, maker, i
         if is_centred
         else g.rms_norm(x, "norm.weight", 1e-5)
     )
-    rows = {"hidden": x, "next": g.matmul(normed, "next.weight")}
-    rows |= {"normed": normed} if is_kept else {}
-    program = g.finish(Outputs(**rows))
-    runners = [
-        fused_as(way, CudaBackend(emulated), program, Weights(tensors), n_batch=64)
-        for way in (fuse, unfused)
-    ]
+    outputs = {"hidden": x, "next": g.matmul(normed, "next.weight")}
+    outputs |= {"normed": normed} if is_kept else {}
+    both = Compared(emulated, g, Outputs(**outputs), n_batch=64)
     for n_rows in (1, 2, 3, 1, 20):
-        outs = [r.feed(np.arange(n_rows) % 20) for r in runners]
-        for name in rows:
-            made, wanted = (np.asarray(out[name]) for out in outs)
-            assert np.isfinite(made).all()
-            assert made.tobytes() == wanted.tobytes()
-        kernels = kernels_of(runners[0], n_rows)
-        assert kernels.count("normalise") == (0 if n_rows <= 2 else 1)
+        both.feed(n_rows)
+        assert kernels_of(both.fused, n_rows).count("normalise") == (0 if n_rows <= 2 else 1)
         has_mix = maker == "mix" or (maker == "experts" and n_rows > 8)
-        assert kernels.count("mix") == (1 if has_mix else 0)
+        assert kernels_of(both.fused, n_rows).count("mix") == (1 if has_mix else 0)
 
 
 MIXED = {"32": ("Q8_0", 64, 5, 2), "256": ("Q4_K", 96, 3, 3), "one of many": ("Q8_0", 48, 9, 1),
@@ -530,53 +480,34 @@ def test_experts_are_mixed_where_they_are_made(emulated, kind, width, n_experts,
     """Of few rows, into arrays that have room for no more; a row has its bits in any batch."""
     shapes = {"embd": (20, 64), "norm": (64,), "router": (n_experts, 64), "other": (20, width)}
     shapes |= {name: (n_experts, 256, 64) for name in ("gate", "up")}
-    kinds = {"gate": "Q8_0", "up": "Q8_0", "down": kind}
-    tensors = tensors_of(kinds, **shapes, down=(n_experts, width, 256))
-    g = GraphBuilder("mixed", tensors)
-    x, other = (g.embed(g.inputs.tokens, f"{name}.weight") for name in ("embd", "other"))
+    shapes |= {"down": (n_experts, width, 256)}
+    g, x = embedded({"gate": "Q8_0", "up": "Q8_0", "down": kind}, **shapes)
+    other = g.embed(g.inputs.tokens, "other.weight")
     f = g.rms_norm(x, "norm.weight", 1e-5)
     ids, shares = g.route(f, "router.weight", n_used=n_used)
     made = g.gated(*(g.expert_matmul(f, ids, f"{name}.weight") for name in ("gate", "up")))
     y = g.mix(g.expert_matmul(made, ids, "down.weight"), shares)
-    program = g.finish(Outputs(hidden=g.add(y, other)))
-    first = set()
+    outputs, first = Outputs(hidden=g.add(y, other)), set()
     for n_batch, runs in ((8, (1, 5, 8, 1)), (40, (9, 40))):
-        runners = [
-            fused_as(way, CudaBackend(emulated), program, Weights(tensors), n_batch=n_batch)
-            for way in (fuse, unfused)
-        ]
+        both = Compared(emulated, g, outputs, n_batch=n_batch)
         for n_rows in runs:
-            outs = [np.asarray(r.feed(np.arange(n_rows) % 20)["hidden"]) for r in runners]
-            assert np.isfinite(outs).all()
-            assert outs[0].tobytes() == outs[1].tobytes()
-            first.add(outs[0][0].tobytes())
-            kernels = kernels_of(runners[0], n_rows)
-            assert kernels.count("mix") == (0 if n_rows <= 8 else 1)
+            first.add(both.feed(n_rows)["hidden"][0].tobytes())
+            assert kernels_of(both.fused, n_rows).count("mix") == (0 if n_rows <= 8 else 1)
     assert len(first) == 1
 
 
 def test_a_norm_waits_for_its_turn_where_others_are_between(emulated):
     """Else codes of the second norm would be where those of the first are still to be read."""
-    tensors = tensors_of(
-        {"a": "Q8_0", "b": "Q8_0", "c": "Q8_0", "d": "Q8_0"},
-        **{"embd": (20, 32), "norm": (32,), "other": (32,)},
-        **dict.fromkeys("abcd", (32, 32)),
-    )
-    g = GraphBuilder("two", tensors)
-    x = g.embed(g.inputs.tokens, "embd.weight")
+    shapes = {"embd": (20, 32), "norm": (32,), "other": (32,)} | dict.fromkeys("abcd", (32, 32))
+    g, x = embedded(dict.fromkeys("abcd", "Q8_0"), **shapes)
     y = g.add(g.matmul(x, "a.weight"), x)
     z = g.add(g.matmul(y, "b.weight"), y)
     second, first = (g.rms_norm(v, f"{n}.weight", 1e-5) for v, n in ((z, "norm"), (y, "other")))
-    program = g.finish(
-        Outputs(hidden=g.add(g.matmul(first, "c.weight"), g.matmul(second, "d.weight")))
-    )
-    groups = fuse(program, lambda node: 32)
+    hidden = g.add(g.matmul(first, "c.weight"), g.matmul(second, "d.weight"))
+    both = Compared(emulated, g, Outputs(hidden=hidden))
+    groups = fuse(both.program, lambda node: 32)
     assert [group.led is not None for group in groups].count(True) == 1
-    outs = [
-        fused_as(way, CudaBackend(emulated), program, Weights(tensors)).feed(np.arange(2))["hidden"]
-        for way in (fuse, unfused)
-    ]
-    assert np.asarray(outs[0]).tobytes() == np.asarray(outs[1]).tobytes()
+    both.feed(2)
 
 
 HEADS = {"one type": ("Q8_0", 4, 2, 32), "two types": (("Q4_K", "Q4_K", "Q6_K"), 2, 1, 96),
@@ -593,47 +524,20 @@ def test_heads_are_turned_and_stored_where_they_are_made(
     of_q, of_k, of_v = np.broadcast_to(kinds, 3).tolist()
     shapes, types = {"embd": (20, 256)}, {}
     for i in range(3):
-        types |= {f"q{i}": of_q, f"k{i}": of_k, f"v{i}": of_v, f"o{i}": "Q8_0"}
-        shapes |= {f"q{i}": (n_heads * width, 256), f"o{i}": (256, n_heads * width)}
-        shapes |= {f"{name}{i}": (n_key_heads * width, 256) for name in "kv"}
-    tensors = tensors_of(types, **shapes)
-    g = GraphBuilder("heads", tensors)
-    x = g.embed(g.inputs.tokens, "embd.weight")
-    for i in range(3):
-        q, k, v = (
-            g.split_heads(g.matmul(x, f"{name}{i}.weight"), n)
-            for name, n in (("q", n_heads), ("k", n_key_heads), ("v", n_key_heads))
-        )
-        angles = [1.0, 0.1, 0.01] if i < 2 else [0.5, 0.2]
-        q, k = (g.rope(part, g.inputs.positions, angles, style=style) for part in (q, k))
-        y = g.attention(q, k, v, layer=i, scale=0.2)
-        x = g.add(x, g.matmul(g.merge_heads(y), f"o{i}.weight"))
-    program = g.finish(Outputs(hidden=x))
-    runners = [
-        fused_as(
-            way,
-            CudaBackend(emulated),
-            program,
-            Weights(tensors),
-            n_batch=16,
-            n_seq=3,
-            n_ctx=64,
-            kv_dtype=kv_dtype,
-        )
-        for way in (fuse, unfused)
-    ]
+        types |= {f"{i}.q": of_q, f"{i}.k": of_k, f"{i}.v": of_v, f"{i}.o": "Q8_0"}
+        shapes |= {f"{i}.q": (n_heads * width, 256), f"{i}.o": (256, n_heads * width)}
+        shapes |= {f"{i}.{name}": (n_key_heads * width, 256) for name in "kv"}
+    g, x = embedded(types, **shapes)
+    for i, angles in enumerate(([1.0, 0.1, 0.01], [1.0, 0.1, 0.01], [0.5, 0.2])):
+        y = grouped_attention(g, x, i, n_heads, n_key_heads, angles=angles, style=style)
+        x = g.add(x, g.matmul(g.merge_heads(y), f"{i}.o.weight"))
+    options = {"n_batch": 16, "n_seq": 3, "n_ctx": 64, "kv_dtype": kv_dtype}
+    both = Compared(emulated, g, Outputs(hidden=x), **options)
     for n_rows, n_seqs in ((1, 1), (8, 3), (12, 3), (5, 2)):
-        tokens, seqs = np.arange(n_rows), np.arange(n_rows) % n_seqs
-        outs = [together(runner, tokens, seqs, "hidden") for runner in runners]
-        assert np.isfinite(outs).all()
-        assert outs[0].tobytes() == outs[1].tobytes()
+        both.feed_together(n_rows, n_seqs)
         is_one = n_rows <= 8 and width % 16 == 0
-        names = kernels_of(runners[0], n_rows)
-        assert (names.count("turn_and_store"), names.count("turns")) == (
-            (0, 2) if is_one else (3, 0)
-        )
-    for seq in range(3):
-        assert runners[0].memory.digest(seq) == runners[1].memory.digest(seq)
+        counts = tuple(map(kernels_of(both.fused, n_rows).count, ("turn_and_store", "turns")))
+        assert counts == ((0, 2) if is_one else (3, 0))
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
@@ -642,79 +546,52 @@ def test_products_of_heads_lie_where_they_are_joined(emulated, kind):
     shapes = {"embd": (20, 512), "q": (512, 512), "k": (256, 512)}
     shapes |= {name: (2, 32, 256) for name in ("first", "second", "third")}
     kinds = dict.fromkeys(("first", "second", "third"), kind) | dict.fromkeys("qk", "Q8_0")
-    tensors = tensors_of(kinds, **shapes)
-    g = GraphBuilder("joined", tensors)
-    x = g.embed(g.inputs.tokens, "embd.weight")
+    g, x = embedded(kinds, **shapes)
     q, k = (g.split_heads(g.matmul(x, f"{name}.weight"), n) for name, n in (("q", 2), ("k", 1)))
     y = g.attention(q, k, 256, layer=0, scale=0.2)
-    both = g.concat(*(g.head_matmul(q, f"{name}.weight") for name in ("first", "second")))
-    program = g.finish(
-        Outputs(
-            both=g.merge_heads(g.scale(both, 2.0)),
-            attended=g.merge_heads(g.head_matmul(y, "third.weight")),
-        )
-    )
-    runners = [
-        fused_as(way, CudaBackend(emulated), program, Weights(tensors), n_batch=20, n_ctx=64)
-        for way in (fuse, unfused)
-    ]
+    joined = g.concat(*(g.head_matmul(q, f"{name}.weight") for name in ("first", "second")))
+    attended = g.merge_heads(g.head_matmul(y, "third.weight"))
+    outputs = Outputs(both=g.merge_heads(g.scale(joined, 2.0)), attended=attended)
+    both = Compared(emulated, g, outputs, n_batch=20, n_ctx=64)
     for n_rows in (1, 5, 20):
-        outs = [runner.feed(np.arange(n_rows)) for runner in runners]
-        for name in ("both", "attended"):
-            made, wanted = (np.asarray(out[name]) for out in outs)
-            assert np.isfinite(made).all()
-            assert made.tobytes() == wanted.tobytes()
-    names = [kernels_of(runner, 5) for runner in runners]
+        both.feed(n_rows)
+    names = [kernels_of(runner, 5) for runner in both.runners]
     assert [own.count("copy") for own in names] == [0, 2]
     assert [own.count("quantise") for own in names] == [1, 5]
 
 
 def test_one_of_several_products_is_normalised(emulated):
     """The second of a type, beside another that is not."""
-    shapes = {"embd": (20, 256), "norm": (64,), "next": (32, 64)}
-    shapes |= {name: (64, 256) for name in "abc"}
-    tensors = tensors_of({"a": "Q8_0", "b": "Q8_0", "c": "Q4_0", "next": "Q8_0"}, **shapes)
-    g = GraphBuilder("several", tensors)
-    x = g.embed(g.inputs.tokens, "embd.weight")
+    shapes = {"embd": (20, 256), "norm": (64,), "next": (32, 64)} | dict.fromkeys("abc", (64, 256))
+    g, x = embedded({"a": "Q8_0", "b": "Q8_0", "c": "Q4_0", "next": "Q8_0"}, **shapes)
     a, b, c = (g.matmul(x, f"{name}.weight") for name in "abc")
     y = g.matmul(g.rms_norm(b, "norm.weight", 1e-5), "next.weight")
-    program = g.finish(Outputs(a=a, b=b, c=c, y=y))
-    runners = [
-        fused_as(way, CudaBackend(emulated), program, Weights(tensors), n_batch=20)
-        for way in (fuse, unfused)
-    ]
+    both = Compared(emulated, g, Outputs(a=a, b=b, c=c, y=y), n_batch=20)
     for n_rows in (1, 2, 5, 20):
-        outs = [runner.feed(np.arange(n_rows)) for runner in runners]
-        for name in "abcy":
-            assert np.asarray(outs[0][name]).tobytes() == np.asarray(outs[1][name]).tobytes()
-        assert kernels_of(runners[0], n_rows).count("normalise") == (0 if n_rows <= 2 else 1)
+        both.feed(n_rows)
+        assert kernels_of(both.fused, n_rows).count("normalise") == (0 if n_rows <= 2 else 1)
 
 
 def products_of_products():
-    """Return a program of products that read each other's rows, all of one width."""
-    tensors = tensors_of(
-        dict.fromkeys("abc", "Q8_0"), embd=(40, 64), **dict.fromkeys("abc", (64, 64))
-    )
-    g = GraphBuilder("chain", tensors)
-    x = g.embed(g.inputs.tokens, "embd.weight")
+    """Return the builder of products that read each other's rows, all of one width."""
+    g, x = embedded(dict.fromkeys("abc", "Q8_0"), embd=(40, 64), **dict.fromkeys("abc", (64, 64)))
     for name in "abc":
         x = g.matmul(x, f"{name}.weight")
-    return g.finish(Outputs(hidden=x)), Weights(tensors)
+    return g, Outputs(hidden=x)
 
 
 @pytest.mark.parametrize(
     ("made", "n_written"),
-    [(functools.partial(layers, 3, latent_attention, dense), {1: 12, 8: 9}),
-     (functools.partial(layers, 3, grouped_attention, shared_experts), {1: 11, 8: 6}),
+    [(partial(layers, 3, latent_attention, dense), {1: 12, 8: 9}),
+     (partial(layers, 3, grouped_attention, shared_experts), {1: 11, 8: 6}),
      (products_of_products, {1: 2, 8: 2})],
     ids=["layers", "experts", "chain"],
 )  # fmt: skip
 @pytest.mark.parametrize("n_rows", [1, 8])
 def test_no_launch_writes_codes_that_its_other_blocks_read(emulated, made, n_written, n_rows):
     """A block of one matrix may end last while others of the launch are still to begin."""
-    program, weights = made()
-    plan = fused_as(fuse, CudaBackend(emulated), program, weights, n_batch=40).plan
-    launches = [launch for do, step, _ in plan._steps for launch in do(step, n_rows)]
+    fused = Compared(emulated, *made(), n_batch=40).fused
+    launches = launches_of(fused, n_rows)
     products = [launch.arguments for launch in launches if launch.kernel.name == "matmul"]
     written = [given[35:38] for given in products]
     read = [given[4:7] for given in products]
