@@ -84,7 +84,8 @@ class Stage(NamedTuple):
     host by the round's array, besides its run. Slots that are ``fed`` get rows that were kept
     before, and rows of its own are ``kept`` for others. Drafts of ``n_depths`` steps are judged in
     it, by which of the rows of ``marked`` are finite. It may only choose from what the stage before
-    it ran. Where it ``may_end`` drafts, the next stage runs only if some sequence goes on.
+    it ran. Where it ``may_end`` drafts, the next stage runs only if some sequence goes on; where it
+    ``repeats`` drafts, only if one is another than before.
     """
 
     plan: DevicePlan
@@ -96,7 +97,13 @@ class Stage(NamedTuple):
     fed: tuple[str, ...] = ()
     kept: Kept = NOTHING
     marked: Kept = NOTHING
-    may_end: bool = True
+    may_end: bool = False
+    repeats: bool = False
+
+    @property
+    def joins(self) -> bool:
+        """Whether it goes on choosing the drafts that the stage before it began to repeat."""
+        return self.repeats and self.only_chooses
 
     @property
     def key(self) -> Hashable:
@@ -192,8 +199,9 @@ class DraftLoop:
                 brought["drafts"] = order.none
             first, n = order.first[p], len(order.passes[p])
             kept = Kept(first, n, feeds) if p + 1 < len(passes) else NOTHING
-            fed = tuple(run.recycle)
-            stages.append(Stage(plan, planned, brought, n, fed=fed, kept=kept, marked=kept))
+            fed, ends = tuple(run.recycle), max(run.p_min) > 0
+            stage = Stage(plan, planned, brought, n, fed=fed, kept=kept, marked=kept, may_end=ends)
+            stages.append(stage)
         self._keep(feeds, order.n, len(run.k))
         return stages
 
@@ -219,7 +227,7 @@ class DraftLoop:
         kept = Kept(0, len(rows.tokens), feeds)
         self._keep(feeds, kept.n, kept.n)
         block = self._plan.take(run.batch, memory)
-        first = Stage(self._plan, block, {"drafts": order.none}, kept=kept, may_end=False)
+        first = Stage(self._plan, block, {"drafts": order.none}, kept=kept)
         if post_head.passes:
             behind = self._in_passes(run, post_head, order, block)
         else:
@@ -239,31 +247,37 @@ class DraftLoop:
             rows = np.array([*zip(at, range(len(at)), strict=True)], PAIR)
             brought = {"steps": order.steps(p, [*run.p_min]), "drafted": drafted}
             brought |= _placed(order.chained(p), rows if post_head.feeds else None)
-            yield Stage(plan, planned, brought, len(active))
+            yield Stage(plan, planned, brought, len(active), may_end=max(run.p_min) > 0)
 
     def _in_passes(
         self, run: DraftRun, post_head: PostHead, order: DraftOrder, block: PlannedRun
     ) -> Iterator[Stage]:
         """Yield what chooses from a block's logits, and passes of a post-head with all rows.
 
-        Each pass settles one more draft, so no more are needed than there are drafts.
+        Each pass settles one more draft, so no more are needed than there are drafts, and none
+        behind one that changes nothing. Where it matters how probable drafts are, the last pass
+        always runs, and alone looks at that.
         """
         plan, rows = cast(DevicePlan, post_head.plan), post_head.batch
         anyhow = msgspec.structs.replace(run, p_min=[0.0] * len(run.k))
         n_before = max(len(read) - k for read, k in zip(order.read_rows, run.k, strict=True))
-        for stage in self._choosing(
+        yield from self._choosing(
             self._plan, run.batch, None, anyhow, order, ran=block, n_before=n_before
-        ):
-            yield stage._replace(may_end=False)
+        )
         same = np.array([(row, row) for row in range(len(rows.tokens))], PAIR)
         placed = _placed(order.behind(), same if post_head.feeds else None)
         n_passes = min(post_head.passes, len(order.passes))
+        n_repeating = n_passes - 1 if max(run.p_min) > 0 else n_passes
         for number in range(n_passes):
-            wanted = run if number == n_passes - 1 else anyhow
+            repeats = number < n_repeating
+            wanted = anyhow if repeats else run
             stages = self._choosing(plan, rows, post_head.memory, wanted, order)
             stages[0].brought.update(placed)
             for stage in stages:
-                yield stage._replace(may_end=False)
+                # Each step of the last pass runs, or its draft would be that of the pass before.
+                is_last = number + 1 == n_passes and stage is stages[-1]
+                may_end = number + 1 < n_repeating if repeats else is_last
+                yield stage._replace(may_end=may_end, repeats=repeats)
 
     def _choosing(
         self,
@@ -301,7 +315,9 @@ class DraftLoop:
             else:
                 planned = ran = plan.take(batch, memory, has_odds=has_odds, drafted=parts)
             brought = {"steps": order.steps_at_once(steps, [*run.p_min]), "drafted": drafted}
-            stages.append(Stage(plan, planned, brought, n, len(steps), only_chooses))
+            ends = max(run.p_min) > 0
+            stage = Stage(plan, planned, brought, n, len(steps), only_chooses, may_end=ends)
+            stages.append(stage)
         return stages
 
     def _keep(self, feeds: tuple[tuple[str, tuple[str, ...]], ...], n: int, n_marked: int) -> None:
@@ -334,7 +350,7 @@ class DraftLoop:
         is_chain = not run.is_block or (run.post_head is not None and not run.post_head.passes)
         n_tokens = n_tokens_of(drafting) if is_chain else EVERY_TOKEN
         shape = RoundShape(n_tokens, n_tokens_of(stages), n_drafting, verifies)
-        self._rounds.start(shape, stages, partial(self._launches, shape), max(run.p_min) > 0)
+        self._rounds.start(shape, stages, partial(self._launches, shape))
         return shape
 
     def _launches(
@@ -373,6 +389,7 @@ class DraftLoop:
             n_marked=stage.marked.n,
             n_tokens=shape.n_tokens,
             n_readable=shape.n_readable,
+            repeats=stage.repeats,
             condition=None if is_for_verification else following,
         )
         if is_for_verification:

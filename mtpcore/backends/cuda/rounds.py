@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeGuard, TypeVar
 
@@ -47,7 +47,11 @@ class RoundStage(Protocol):
 
     @property
     def may_end(self) -> bool:
-        """Whether the next one runs only if some sequence goes on."""
+        """Whether the next one runs only if this one lets it."""
+
+    @property
+    def joins(self) -> bool:
+        """Whether it runs where the one before it does, and together they let the next one."""
 
     @property
     def key(self) -> Hashable:
@@ -95,7 +99,6 @@ class Rounds:
         shape: Hashable,
         stages: Sequence[_Stage],
         launches: Callable[[_Stage, int, bool, Any], Iterator[Launch]],
-        has_conditions: bool,
     ) -> None:
         """Start stages, each with what it brings; ``launches`` are those of a stage.
 
@@ -116,19 +119,22 @@ class Rounds:
         ]
         tables = self._staging.send(parts)
         key = (
-            *(shape, has_conditions, tuple(stage.key for stage in stages), tuple(tables)),
+            *(shape, tuple(stage.key for stage in stages), tuple(tables)),
             *(self._n_made, self._staging.array.shape),
         )
 
+        def launches_of(joined: Sequence[tuple[_Stage, int]], following: Any) -> Iterator[Launch]:
+            for stage, table in joined:
+                is_last_draft = stage is stages[-2 if verifies else -1]
+                yield from launches(stage, table, is_last_draft, following)
+
         def work(is_recorded: bool) -> None:
-            condition = None  # of this pass, set by the one before
-            for stage, table in zip(stages, tables, strict=True):
-                is_last, following = stage is stages[-1], None
-                is_last_draft = is_last or (verifies and stage is stages[-2])
-                may_end = stage.may_end or is_last_draft
-                if has_conditions and is_recorded and may_end and not is_last:
+            condition = None  # of these stages, set by those before
+            for joined in _joined(zip(stages, tables, strict=True)):
+                following, (last, _) = None, joined[-1]
+                if is_recorded and last.may_end and last is not stages[-1]:
                     following = self._device.condition()
-                started = launches(stage, table, is_last_draft, following)
+                started = launches_of(joined, following)
                 if condition is None:
                     start(self._device, started)
                 else:
@@ -136,6 +142,16 @@ class Rounds:
                 condition = following
 
         self._graphs.start(key, work)
+
+
+def _joined(stages: Iterable[tuple[_Stage, int]]) -> list[list[tuple[_Stage, int]]]:
+    """Return stages, each beside its table, together with those that join them."""
+    groups = list[list[tuple[_Stage, int]]]()
+    for stage, table in stages:
+        if not stage.joins:
+            groups.append([])
+        groups[-1].append((stage, table))
+    return groups
 
 
 def n_tokens_of(stages: Sequence[RoundStage]) -> int:

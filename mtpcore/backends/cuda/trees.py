@@ -123,7 +123,8 @@ class TreeStage(NamedTuple):
     """A pass of a round with trees; see ``drafts.Stage``.
 
     It makes ``n`` nodes, from number ``first`` of the round on, from ``n_outputs`` rankings of
-    ``n_ranks`` tokens, whose rows are kept from ``first_output`` on.
+    ``n_ranks`` tokens, whose rows are kept from ``first_output`` on. Where it ``may_end``, the next
+    one runs only if there is a node to run.
     """
 
     plan: DevicePlan
@@ -134,6 +135,7 @@ class TreeStage(NamedTuple):
     first_output: int = 0
     n_outputs: int = 0
     n_ranks: int = 0
+    may_end: bool = False
 
     @property
     def key(self) -> Hashable:
@@ -142,9 +144,9 @@ class TreeStage(NamedTuple):
         return (self.plan, self.run.shape, lengths, *self[3:])
 
     @property
-    def may_end(self) -> bool:
-        """Whether the next one runs only if there is a node to run: always."""
-        return True
+    def joins(self) -> bool:
+        """Whether it runs where the one before it does: none has to."""
+        return False
 
     @property
     def n_placed(self) -> int:
@@ -210,7 +212,7 @@ class TreeLoop:
             *(tuple(run.recycle.items()), n_tokens, min(n_tokens, n_tokens_of(stages))),
             *(n_wanted, n_nodes, len(run.passes), len(run.order) if run.width else 0),
         )
-        self._rounds.start(shape, stages, partial(self._launches, shape), max(run.p_min) > 0)
+        self._rounds.start(shape, stages, partial(self._launches, shape))
         nodes, branches = self._found(run, n_wanted)
         grown = _read(run, nodes, branches)
         tokens = [token for one in grown for token in one.tokens]
@@ -258,7 +260,7 @@ class TreeLoop:
                 brought |= _followed(run, order, p)
             nodes, n_outputs = order.nodes[p], len(batches[p].outputs)
             made = nodes.start, len(nodes), order.outputs[p], n_outputs, order.n_ranks[p]
-            stages.append(TreeStage(plans[p], planned, brought, *made))
+            stages.append(TreeStage(plans[p], planned, brought, *made, max(run.p_min) > 0))
         none = [(NO_DRAFT, 0, 0)] * (len(run.nodes) + 1)  # the last one stays so
         known = {"branches": _branches(run), "nodes": np.array(none, DRAFT)}
         if run.width:

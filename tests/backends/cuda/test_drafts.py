@@ -30,6 +30,7 @@ from programs import N_LOGITS, N_VOCAB, head, post_head
 from mtpcore.backends.base import CheckedBatch, DraftRun, FusedSampling, Verification
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.cuda import CudaBackend
+from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.drafts import DraftLoop
 from mtpcore.backends.draft import draft_steps
 from mtpcore.sampling import Sampler, Sampling, Scratch
@@ -380,6 +381,52 @@ def test_nothing_is_run_that_nobody_reaches(one, target, monkeypatch):
     (most, n_most, made), (few, n_few, none) = counts.values()
     assert (n_most, made, n_few, none) == (3, [3, 3], 1, [0, 0])
     assert few < most / 3
+
+
+@pytest.mark.parametrize("p_min", [0.0, 1e-9], ids=["any", "probable"])
+@pytest.mark.parametrize("penalty", [1.0, 1.3], ids=["at once", "in order"])
+@pytest.mark.parametrize(
+    ("biases", "n"), [((30.0, 30.0), 1), ((30.0, 0.0), 4), ((0.0, 0.0), 4)], ids=str
+)
+def test_a_pass_that_changes_nothing_is_the_last(
+    emulated, target, monkeypatch, biases, n, penalty, p_min
+):
+    """Of any sequence, as on the host; if drafts are to be probable, the last one runs, too."""
+    programs = head(), post_head(adds=False)
+    one, behind = (Runner(CudaBackend(emulated), *of, n_batch=16) for of in programs)
+    launch, judging, run_behind = emulated.launch, emulated.load(Kernel("draft")), behind.plan.run
+    n_judged, n_run = [], []
+
+    def judge(loaded, *arguments, **options):
+        if loaded is judging and emulated.recorded is None:
+            n_judged.append(1)
+        launch(loaded, *arguments, **options)
+
+    def run_pass(*arguments):
+        n_run.append(1)
+        return run_behind(*arguments)
+
+    monkeypatch.setattr(emulated, "launch", judge)
+    monkeypatch.setattr(behind.plan, "run", run_pass)
+    sequences = [
+        (4 + i, 5 - i, p_min,
+         Sampling(temperature=0.5, seed=1, logit_bias={3: bias}, repetition_penalty=penalty))
+        for i, bias in enumerate(biases)
+    ]  # fmt: skip
+    found, counts = [], []
+    for loop in (draft_steps, *[type(one.plan).draft] * 4):
+        run = behind_block(one, behind, sequences, passes=9, n_before=1)
+        run = run if loop is draft_steps else verified(target, run, [3, 4])
+        n_judged.clear()
+        found.append(loop(one.plan, run, one.memory))
+        counts.append(len(n_judged))
+        assert loop is draft_steps or run.verification.arrays is not None
+        clear(one, behind, target)
+    assert found[1:] == found[:1] * 4
+    assert len(n_run) == n  # of nine, and of five that settle all drafts, which the first run has
+    n_steps = 5 if penalty > 1 else 1
+    n_wanted = n + 1 if p_min else n
+    assert counts[1:] == [n_steps * (1 + passes) for passes in (5, n_wanted, n_wanted, n_wanted)]
 
 
 @pytest.mark.parametrize("passes", [0, 2])

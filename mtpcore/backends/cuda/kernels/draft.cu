@@ -1,7 +1,7 @@
 /* What becomes of the tokens that a pass chose: each is a draft if its sequence had all before, if the
  * rows that were read for it are finite, and if it is probable enough; and the sequence goes on if it
  * is to, the token has an embedding, and the row that is read for the next one is finite. A condition,
- * where there is one, says whether any goes on.
+ * where there is one, holds if any goes on; where the pass repeats one before, if it changed a token.
  * Where a pass chose several tokens of a sequence, those at a depth are judged before deeper ones.
  * Grid: 1. Block: 256.
  */
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
           const Chooser *__restrict__ choosers, const int *__restrict__ rows,
           const int *__restrict__ tops, const unsigned long long *__restrict__ totals,
           Draft *__restrict__ drafts, int n, int n_depths, int n_marks, int n_marked, int n_vocab,
-          int n_tokens, int n_readable, unsigned long long condition)
+          int n_tokens, int n_readable, int repeats, unsigned long long condition)
 {
     const Marks rows_read = {marks, n_marks, n_marked};
     __shared__ int any;
@@ -69,12 +69,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             const bool goes_on = counts && step.is_to_go_on && ids[i] < n_tokens &&
                                  rows_read.are_finite(step.read_next, 1);
             const int next = counts && ids[i] < n_readable ? ids[i] : 0;
-            drafts[step.number] = Draft{counts ? ids[i] : -1, next, goes_on};
-            if (goes_on)
+            const int token = counts ? ids[i] : -1;
+            if (repeats ? token != drafts[step.number].token : goes_on)
                 any = 1; /* all that write, write the same */
+            drafts[step.number] = Draft{token, next, goes_on};
         }
         __syncthreads();
     }
-    if (threadIdx.x == 0 && condition)
-        cudaGraphSetConditional(condition, (unsigned)any);
+    if (threadIdx.x == 0 && condition && any)
+        cudaGraphSetConditional(condition, 1);
 }

@@ -111,6 +111,7 @@ def judge(
     n_marked: int,
     n_tokens: int,
     n_readable: int,
+    repeats: bool = False,
     condition: Any = None,
 ) -> Launch:
     """Write what becomes of n chosen tokens to ``drafts`` of type ``DRAFT``.
@@ -118,11 +119,12 @@ def judge(
     ``steps`` are of type ``STEP`` [n]; ``marks`` int32[n_marks, n_marked] say of each slot which
     rows that feed it are not finite. Steps of ``n_depths`` are judged one depth after the other.
     Tokens below ``n_tokens`` go on, and those below ``n_readable`` are read by any pass.
-    ``condition`` becomes whether any sequence goes on.
+    ``condition`` is set where any sequence goes on; where a pass ``repeats`` one before, where a
+    token is another than it chose.
     """
     weighed = (odds.choosers, odds.rows, odds.tops, odds.totals) if odds else (None,) * 4
     n_rows = (n, n_depths, n_marks, n_marked)
-    sizes = map(np.int32, (*n_rows, logits.shape[-1], n_tokens, n_readable))
+    sizes = map(np.int32, (*n_rows, logits.shape[-1], n_tokens, n_readable, repeats))
     arguments = (
         ids,
         steps,
