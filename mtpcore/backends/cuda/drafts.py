@@ -36,7 +36,6 @@ from mtpcore.backends.cuda.launch.passes import (
     complete,
     judge,
     place,
-    spread,
 )
 from mtpcore.backends.cuda.launch.rows import copy_rows, mark_not_finite
 from mtpcore.backends.cuda.launch.step import Launch
@@ -106,10 +105,9 @@ class Stage(NamedTuple):
         return self.repeats and self.only_chooses
 
     @property
-    def key(self) -> Hashable:
-        """What its launches depend on, besides the arrays of the round; it keeps the plan's."""
-        lengths = tuple((name, len(values)) for name, values in self.brought.items())
-        return (self.plan, self.run.shape, lengths, *self[3:])
+    def settings(self) -> Hashable:
+        """What its launches depend on, besides its run and the arrays of the round."""
+        return self[3:]
 
     def n_placed(self, what: str) -> int:
         """Return how many tokens, or rows for slots, are placed in it."""
@@ -354,11 +352,10 @@ class DraftLoop:
         return shape
 
     def _launches(
-        self, shape: RoundShape, stage: Stage, table: int, is_last_draft: bool, following: Any
+        self, shape: RoundShape, stage: Stage, is_last_draft: bool, following: Any
     ) -> Iterator[Launch]:
         """Yield the launches of a pass; ``following`` is the condition of the next one."""
         plan, arrays, program = stage.plan, self._rounds.arrays, stage.plan.program
-        yield spread(self._plan.staging.array, table, len(stage.run.parts) + len(stage.brought))
         if n := stage.n_placed("tokens"):
             pairs, tokens = arrays["pairs of tokens"], plan.arrays[program.inputs["tokens"]]
             yield place(arrays["drafts"], pairs, tokens, n, 1)

@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from mtpcore.backends.base import CheckedBatch, Plan
 from mtpcore.backends.cuda.device import DeviceArray
+from mtpcore.backends.cuda.launch.passes import spread
 from mtpcore.backends.cuda.launch.step import Launch, start
 from mtpcore.backends.cuda.runs import DevicePlan, PlannedRun
 from mtpcore.backends.cuda.staging import Part
@@ -54,8 +55,8 @@ class RoundStage(Protocol):
         """Whether it runs where the one before it does, and together they let the next one."""
 
     @property
-    def key(self) -> Hashable:
-        """What its launches depend on, besides the arrays of the round."""
+    def settings(self) -> Hashable:
+        """What its launches depend on, besides its run and the arrays of the round."""
 
 
 _Stage = TypeVar("_Stage", bound=RoundStage)
@@ -98,13 +99,12 @@ class Rounds:
         self,
         shape: Hashable,
         stages: Sequence[_Stage],
-        launches: Callable[[_Stage, int, bool, Any], Iterator[Launch]],
+        launches: Callable[[_Stage, bool, Any], Iterator[Launch]],
     ) -> None:
-        """Start stages, each with what it brings; ``launches`` are those of a stage.
+        """Start stages; ``launches`` are those of a stage behind what it is brought.
 
-        They depend on nothing but ``shape`` and the stage. ``launches`` is given where the table of
-        what is brought begins, whether it is the last one that drafts, and the condition of the
-        following one, if that may be left out.
+        They depend on nothing but ``shape`` and the stage. ``launches`` is told whether it is the
+        last one that drafts, and the condition of the following one, if that may be left out.
         """
         verifies = not stages[-1].n
         for stage in stages:
@@ -119,14 +119,16 @@ class Rounds:
         ]
         tables = self._staging.send(parts)
         key = (
-            *(shape, tuple(stage.key for stage in stages), tuple(tables)),
+            *(shape, tuple(map(_key_of, stages)), tuple(tables)),
             *(self._n_made, self._staging.array.shape),
         )
 
         def launches_of(joined: Sequence[tuple[_Stage, int]], following: Any) -> Iterator[Launch]:
             for stage, table in joined:
+                n_parts = len(stage.run.parts) + len(stage.brought)
+                yield spread(self._staging.array, table, n_parts)
                 is_last_draft = stage is stages[-2 if verifies else -1]
-                yield from launches(stage, table, is_last_draft, following)
+                yield from launches(stage, is_last_draft, following)
 
         def work(is_recorded: bool) -> None:
             condition = None  # of these stages, set by those before
@@ -142,6 +144,12 @@ class Rounds:
                 condition = following
 
         self._graphs.start(key, work)
+
+
+def _key_of(stage: RoundStage) -> Hashable:
+    """Return what the launches of a stage depend on; it keeps the plan that they are of."""
+    lengths = tuple((name, len(values)) for name, values in stage.brought.items())
+    return stage.plan, stage.run.shape, lengths, stage.settings
 
 
 def _joined(stages: Iterable[tuple[_Stage, int]]) -> list[list[tuple[_Stage, int]]]:

@@ -35,7 +35,6 @@ from mtpcore.backends.cuda.launch.passes import (
     WORDS,
     complete,
     place,
-    spread,
 )
 from mtpcore.backends.cuda.launch.rows import copy_rows, mark_not_finite
 from mtpcore.backends.cuda.launch.step import Launch
@@ -138,10 +137,9 @@ class TreeStage(NamedTuple):
     may_end: bool = False
 
     @property
-    def key(self) -> Hashable:
-        """What its launches depend on, besides the arrays of the round; it keeps the plan's."""
-        lengths = tuple((name, len(values)) for name, values in self.brought.items())
-        return (self.plan, self.run.shape, lengths, *self[3:])
+    def settings(self) -> Hashable:
+        """What its launches depend on, besides its run and the arrays of the round."""
+        return self[3:]
 
     @property
     def joins(self) -> bool:
@@ -358,12 +356,10 @@ class TreeLoop:
     # What the device does
 
     def _launches(
-        self, shape: RoundShape, stage: TreeStage, table: int, is_last: bool, following: Any
+        self, shape: RoundShape, stage: TreeStage, is_last: bool, following: Any
     ) -> Iterator[Launch]:
         """Yield the launches of a pass; ``following`` is the condition of the next one."""
         plan, arrays, program = stage.plan, self._rounds.arrays, stage.plan.program
-        n_brought = len(stage.run.parts) + len(stage.brought)
-        yield spread(self._plan.staging.array, table, n_brought)
         yield from self._find_rows(shape, stage)
         if n := stage.n_placed:
             pairs, tokens = arrays["pairs of tokens"], plan.arrays[program.inputs["tokens"]]
