@@ -297,31 +297,25 @@ class CudaPlan:
         """
         if group.n_led:
             room = f"led codes {group.n_led % 2}"
-        ropes, products, totals = (
-            tuple(self._step(node) for node in nodes)
-            for nodes in (group.ropes, group.products, group.totals)
-        )
-        norm, route = (
-            None if node is None else self._step(node) for node in (group.norm, group.route)
-        )
+        followers = (self._fused_step(one, f"{room} {i}") for i, one in enumerate(group.followers))
         return FusedStep(
-            group.maker.op if group.maker else "",
-            self._step(group.maker or group.products[0]),
-            ropes,
-            norm,
-            route,
-            products,
-            totals,
-            tuple(self._fused_step(one, f"{room} {i}") for i, one in enumerate(group.followers)),
-            self._fused_step(group.led) if group.led else None,
-            group.n_led,
-            self._heads(group, group.stored) if group.stored else None,
-            group.is_stored,
-            group.is_kept,
-            group.is_sorted,
-            None if group.passed is None else self.arrays[group.passed],
-            self._block_of(group.products[0]) if products else 0,
-            room,
+            op=group.maker.op if group.maker else "",
+            maker=self._step(group.maker or group.products[0]),
+            ropes=tuple(map(self._step, group.ropes)),
+            norm=self._step(group.norm) if group.norm else None,
+            route=self._step(group.route) if group.route else None,
+            products=tuple(map(self._step, group.products)),
+            totals=tuple(map(self._step, group.totals)),
+            followers=tuple(followers),
+            led=self._fused_step(group.led) if group.led else None,
+            n_led=group.n_led,
+            heads=self._heads(group, group.stored) if group.stored else None,
+            is_stored=group.is_stored,
+            is_kept=group.is_kept,
+            is_sorted=group.is_sorted,
+            passed=None if group.passed is None else self.arrays[group.passed],
+            block=self._block_of(group.products[0]) if group.products else 0,
+            room=room,
         )
 
     def _heads(self, group: Group, attention: Node) -> Heads:
