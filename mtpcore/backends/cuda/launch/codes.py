@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 
@@ -10,7 +12,7 @@ from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.launch.step import THREADS, Launch, Step
 from mtpcore.graph.ops import ACTIVATIONS
 
-__all__ = ["KERNELS", "Codes", "arrays_of", "codes_for", "quantise", "quantise_gated"]
+__all__ = ["KERNELS", "Codes", "arrays_of", "codes_for", "made_of", "quantise", "quantise_gated"]
 
 _QUANTISE = {
     (block, is_gated): Kernel("quantise", (("BLOCK", str(block)), ("GATED", str(int(is_gated)))))
@@ -46,6 +48,11 @@ def codes_for(step: Step, block: int, x: DeviceArray, n_cols: int, name: str = "
 def arrays_of(codes: Codes | None) -> tuple[DeviceArray | None, ...]:
     """Return the arrays as kernels take them that write codes."""
     return (codes.codes, codes.scales, codes.sums) if codes else (None, None, None)
+
+
+def made_of(codes: Codes | None) -> tuple[Any, ...]:
+    """Return the arrays, and how many codes are a block, as kernels take them that do more."""
+    return *arrays_of(codes), np.int32(codes.block if codes else 0)
 
 
 def quantise(x: DeviceArray, codes: Codes, n_rows: int) -> Launch:

@@ -19,11 +19,10 @@ from mtpcore.backends.cuda.launch.products import (
     route,
     route_few,
     slots_of_experts,
-    slots_of_heads,
     slots_of_rows,
 )
 from mtpcore.backends.cuda.launch.rows import Mix, Norm, normalise, other_of
-from mtpcore.backends.cuda.launch.step import Launch, Step
+from mtpcore.backends.cuda.launch.step import Launch, Step, n_parts_of
 
 __all__ = ["FusedStep", "fused"]
 
@@ -115,13 +114,13 @@ def _make(step: FusedStep, codes: Codes, n_rows: int) -> list[Launch]:
     if step.n_led:
         return []
     x = step.products[0].inputs[0]
-    n_rows_of_x = n_rows * (x.shape[1] if len(x.shape) == 3 else 1)
+    n_parts = n_parts_of(x, n_rows)
     if step.op in ("attention", "cross_attention"):
         return _attend(step, n_rows, codes)
     if step.op == "gated":
-        return [quantise_gated(step.maker, codes, n_rows_of_x)]
+        return [quantise_gated(step.maker, codes, n_parts)]
     if not step.op:
-        return [quantise(x, codes, n_rows_of_x)]
+        return [quantise(x, codes, n_parts)]
     return [normalise(step.op, step.maker, n_rows, codes, is_kept=step.is_kept)]
 
 
@@ -149,8 +148,7 @@ def _multiply(step: FusedStep, codes: Codes, n_rows: int) -> list[Launch]:
             of_ids.append((product, Factor(w, bias, y)))
     launches, made = list[Launch](), dict[int, Codes]()
     if plain:
-        has_heads = len(step.products[0].inputs[0].shape) == 3
-        slots = (slots_of_heads if has_heads else slots_of_rows)(plain[0].w, n_rows)
+        slots = slots_of_rows(plain[0].w, n_rows)
         launches += step.heads.before(n_rows) if step.heads else []
         launches += _multiply_all(step, codes, n_rows, slots, plain, residual, made)
         launches += step.heads.behind(n_rows) if step.heads else []

@@ -11,7 +11,7 @@ import numpy as np
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.launch.attention import Heads
-from mtpcore.backends.cuda.launch.codes import Codes, arrays_of, codes_for, quantise
+from mtpcore.backends.cuda.launch.codes import Codes, codes_for, made_of, quantise
 from mtpcore.backends.cuda.launch.rows import Mix, Norm
 from mtpcore.backends.cuda.launch.step import (
     THREADS,
@@ -40,7 +40,6 @@ __all__ = [
     "multiply_gated",
     "route_few",
     "slots_of_experts",
-    "slots_of_heads",
     "slots_of_rows",
 ]
 
@@ -57,11 +56,10 @@ MOST_FACTORS = 3
 _GATES, _NORM, _CENTRED_NORM, _PASSED, _HEADS, _NOTHING = map(np.int32, range(6))
 """What follows products in their launch, as ``kernels/matmul.cu`` numbers it."""
 
-_NO_GATES = *(None,) * 3, *(np.int32(0),) * 2, *(np.float32(0),) * 2
+_NO_CODES, _NO_GATE = (*(None,) * 3, np.int32(0)), (np.int32(0), *(np.float32(0),) * 2)
 _NO_NORM = None, None, None, np.float32(0)
-_NO_HEADS = np.int32(0), *(None,) * 6, *(np.int64(0),) * 2, *(np.int32(0),) * 6
+_NO_HEADS = *(None,) * 6, *(np.int64(0),) * 2, *(np.int32(0),) * 6
 _NO_PARTS, _NO_MIX = (np.int32(0),) * 3, (*(None,) * 4, np.int32(0))
-_NO_FOLLOWING = None, _NOTHING, *_NO_GATES, *_NO_NORM, *_NO_HEADS, *_NO_PARTS, *_NO_MIX
 
 _TILES = ("ROW_TILES", "TOKEN_TILES", "EIGHTHS")
 _WARPS = THREADS // 32
@@ -155,36 +153,22 @@ class Slots(msgspec.Struct, frozen=True):
 
 
 def matmul(step: Step, n_rows: int) -> list[Launch]:
-    """Multiply each row with the matrix."""
-    x, w = step.inputs[0], step.weights[0]
-    bias = step.weights[1] if len(step.weights) > 1 else None
-    return _multiply(step, w, x, slots_of_rows(w, n_rows), n_rows, bias, step.outputs[0])
+    """Multiply each row with the matrix, or each head with its own."""
+    w, bias = (*step.weights, None)[:2]
+    slots = slots_of_rows(w, n_rows)
+    return _multiply(step, w, step.inputs[0], slots, slots.n, bias, step.outputs[0])
 
 
 def slots_of_rows(w: DeviceMatrix, n_rows: int) -> Slots:
-    """Return the slots of a product of each row with one matrix."""
+    """Return the slots of a product of each row with a matrix, or of each head with its own."""
     width, is_wide = _width(w, n_rows)
-    return Slots(n_rows, 1, -(-n_rows // width), is_wide)
+    return Slots(n_rows * w.n_matrices, 1, -(-n_rows // width), is_wide, w.n_matrices)
 
 
 def expert_matmul(step: Step, n_rows: int) -> list[Launch]:
     """Multiply each row, or each rank's, with the matrices of its experts."""
-    x, ids = step.inputs
-    bias = step.weights[1] if len(step.weights) > 1 else None
-    return _multiply_chosen(step, step.weights[0], x, ids, n_rows, bias, step.outputs[0])
-
-
-def head_matmul(step: Step, n_rows: int) -> list[Launch]:
-    """Multiply each head with its matrix."""
-    w = step.weights[0]
-    slots = slots_of_heads(w, n_rows)
-    return _multiply(step, w, step.inputs[0], slots, slots.n, None, step.outputs[0])
-
-
-def slots_of_heads(w: DeviceMatrix, n_rows: int) -> Slots:
-    """Return the slots of a product of each head with its matrix."""
-    width, is_wide = _width(w, n_rows)
-    return Slots(n_rows * w.n_matrices, 1, -(-n_rows // width), is_wide, w.n_matrices)
+    (x, ids), (w, bias) = step.inputs, (*step.weights, None)[:2]
+    return _multiply_chosen(step, w, x, ids, n_rows, bias, step.outputs[0])
 
 
 def matmul_by_position(step: Step, n_rows: int) -> list[Launch]:
@@ -441,33 +425,52 @@ def _following(factors: Sequence[Factor], follows: Follows | None) -> tuple[Any,
     products = [factor.y for factor in factors]
     if isinstance(follows, Heads) and (kinds := follows.kinds_of(products)):
         most = sum(_n_ctas(factor.w.n_rows, NARROW) for factor in factors)
-        counted = counters_for(follows.step, most), _HEADS
-        heads = np.int32(kinds), *follows.arguments
-        return *counted, *_NO_GATES, *_NO_NORM, *heads, *_NO_PARTS, *_NO_MIX
+        counters = counters_for(follows.step, most)
+        return _arguments_of(counters, _HEADS, which=kinds, heads=follows.arguments)
     if isinstance(follows, Norm):
         number = next((i for i, y in enumerate(products) if y is follows.step.inputs[0]), -1)
         if number >= 0:
-            heads = np.int32(number), *_NO_HEADS[1:]
-            return counters_for(follows.step, 1), *_norm(follows), *heads, *_NO_PARTS, *_NO_MIX
+            return _with_norm(counters_for(follows.step, 1), follows, which=number)
     if isinstance(follows, Mix):
         counters = counters_for(follows.step, 1 + _n_ctas(factors[0].w.n_rows, NARROW))
         mixed = *follows.arguments, np.int32(follows.step.inputs[0].shape[1])
-        return counters, *_norm(follows.norm), *_NO_HEADS, *_NO_PARTS, *mixed
+        return _with_norm(counters, follows.norm, mix=mixed)
     if isinstance(follows, Passed) and (number := follows.number_of(factors)) >= 0:
-        codes, x = follows.codes, follows.x
-        made = *arrays_of(codes), np.int32(codes.block), np.int32(0), np.float32(0), np.float32(0)
-        parts = map(np.int32, (x.begin, x.shape[-1], x.apart))
-        counted = counters_for(follows.step, follows.n_blocks), _PASSED
-        return *counted, *made, *_NO_NORM, np.int32(number), *_NO_HEADS[1:], *parts, *_NO_MIX
-    return _NO_FOLLOWING
+        x, counters = follows.x, counters_for(follows.step, follows.n_blocks)
+        parts = tuple(map(np.int32, (x.begin, x.shape[-1], x.apart)))
+        codes = made_of(follows.codes)
+        return _arguments_of(counters, _PASSED, which=number, codes=codes, parts=parts)
+    return _arguments_of()
 
 
-def _norm(norm: Norm | None) -> tuple[Any, ...]:
-    """Return what normalises products, or rows that are mixed of them, as the kernel takes it."""
+def _with_norm(
+    counters: DeviceArray, norm: Norm | None, *, which: int = 0, mix: tuple[Any, ...] = _NO_MIX
+) -> tuple[Any, ...]:
+    """Return what normalises a product, or rows that are mixed, as the kernel takes it."""
     if norm is None:
-        return _NOTHING, *_NO_GATES, *_NO_NORM
-    made = *norm.made, np.int32(0), np.float32(0), np.float32(0)
-    return _CENTRED_NORM if norm.is_centred else _NORM, *made, *norm.arguments
+        return _arguments_of(counters, mix=mix)
+    kind = _CENTRED_NORM if norm.is_centred else _NORM
+    made, given = norm.made, norm.arguments
+    return _arguments_of(counters, kind, which=which, codes=made, norm=given, mix=mix)
+
+
+def _arguments_of(
+    counters: DeviceArray | None = None,
+    kind: np.int32 = _NOTHING,
+    *,
+    which: int = 0,
+    codes: tuple[Any, ...] = _NO_CODES,
+    gate: tuple[Any, ...] = _NO_GATE,
+    norm: tuple[Any, ...] = _NO_NORM,
+    heads: tuple[Any, ...] = _NO_HEADS,
+    parts: tuple[Any, ...] = _NO_PARTS,
+    mix: tuple[Any, ...] = _NO_MIX,
+) -> tuple[Any, ...]:
+    """Return the arguments for what follows products, in the kernel's order.
+
+    ``which`` is the number of the product that it follows, or says of all which heads they are.
+    """
+    return counters, kind, *codes, *gate, *norm, np.int32(which), *heads, *parts, *mix
 
 
 def can_gate(slots: Slots, gate: Factor, other: Factor) -> bool:
@@ -499,12 +502,11 @@ def multiply_gated(
 
     ``attrs`` say how; see ``codes.quantise_gated``.
     """
-    following = (
-        *(counters, _GATES, *arrays_of(made), np.int32(made.block)),
+    of_gate = (
         np.int32(ACTIVATIONS.index(attrs["kind"])),
         *(np.float32(attrs[name]) for name in ("limit", "offset")),
-        *(*_NO_NORM, *_NO_HEADS, *_NO_PARTS, *_NO_MIX),
     )
+    following = _arguments_of(counters, _GATES, codes=made_of(made), gate=of_gate)
     return [
         _multiply_together(codes, slots, (gate, other), None, *part, following)
         for part in _parts_of(slots)
@@ -542,7 +544,7 @@ def _multiply_together(
     residual: DeviceArray | None,
     from_tile: int,
     n_tiles: int,
-    following: tuple[Any, ...] = _NO_FOLLOWING,
+    following: tuple[Any, ...],
 ) -> Launch:
     first = factors[0]
     tiles = _tiles([factor.w.n_rows for factor in factors], slots)
@@ -575,7 +577,7 @@ def _planes(w: DeviceMatrix) -> tuple[DeviceArray | None, ...]:
 LAUNCHERS: dict[str, Launcher] = {
     "matmul": matmul,
     "expert_matmul": expert_matmul,
-    "head_matmul": head_matmul,
+    "head_matmul": matmul,
     "matmul_by_position": matmul_by_position,
     "cluster_matmul": cluster_matmul,
     "route": route,

@@ -10,7 +10,7 @@ import numpy as np
 
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
-from mtpcore.backends.cuda.launch.codes import Codes, arrays_of
+from mtpcore.backends.cuda.launch.codes import Codes, arrays_of, made_of
 from mtpcore.backends.cuda.launch.step import (
     Launch,
     Launcher,
@@ -18,6 +18,7 @@ from mtpcore.backends.cuda.launch.step import (
     blocks_of,
     counters_for,
     n_of_row,
+    n_parts_of,
 )
 from mtpcore.graph.ops import ACTIVATIONS
 
@@ -156,7 +157,7 @@ def normalise(
     """Divide by the root of the sum of squares; rows become ``codes``, too, or these alone."""
     x = step.inputs[0]
     weight, bias = (*step.weights, None, None)[:2]
-    grid = (n_rows * int(np.prod(x.shape[1:-1])), 1)
+    grid = (n_parts_of(x, n_rows), 1)
     n = 1 if op == "l2_norm" else x.shape[-1]
     sizes = (np.int32(x.shape[-1]), np.float32(n), np.float32(step.attrs["eps"]))
     y = step.outputs[0] if is_kept else None
@@ -227,16 +228,12 @@ def mark_not_finite(
     return Launch(_NOT_FINITE, (n_rows, 1), arguments)
 
 
-def _n_rows(array: DeviceArray, n_rows: int) -> int:
-    return n_rows * int(np.prod(array.shape[1:-1]))
-
-
 def concat(step: Step, n_rows: int) -> list[Launch]:
     """Copy each part to its place on the last axis, unless it was made there."""
     y, launches, to = step.outputs[0], [], 0
     for x in step.inputs:
         if not x.pitch or x.memory is not y.memory:
-            launches.append(_copy(x, y, _n_rows(x, n_rows), x.shape[-1], to=to))
+            launches.append(_copy(x, y, n_parts_of(x, n_rows), x.shape[-1], to=to))
         to += x.shape[-1]
     return launches
 
@@ -246,13 +243,13 @@ def slice_(step: Step, n_rows: int) -> list[Launch]:
     x, y = step.inputs[0], step.outputs[0]
     if y.pitch:
         return []
-    return [_copy(x, y, _n_rows(x, n_rows), y.shape[-1], begin=step.attrs["start"])]
+    return [_copy(x, y, n_parts_of(x, n_rows), y.shape[-1], begin=step.attrs["start"])]
 
 
 def repeat(step: Step, n_rows: int) -> list[Launch]:
     """Copy one head to all."""
     x, y = step.inputs[0], step.outputs[0]
-    return [_copy(x, y, _n_rows(y, n_rows), x.shape[-1], repeats=y.shape[1])]
+    return [_copy(x, y, n_parts_of(y, n_rows), x.shape[-1], repeats=y.shape[1])]
 
 
 def outputs(step: Step, n_rows: int) -> list[Launch]:
@@ -303,7 +300,7 @@ class Norm(msgspec.Struct, frozen=True):
     @property
     def made(self) -> tuple[Any, ...]:
         """Return the codes as kernels take them, and how many values are a block."""
-        return *arrays_of(self.codes), np.int32(self.codes.block if self.codes else 0)
+        return made_of(self.codes)
 
     @property
     def arguments(self) -> tuple[Any, ...]:

@@ -20,6 +20,7 @@ __all__ = [
     "blocks_of",
     "counters_for",
     "n_of_row",
+    "n_parts_of",
     "start",
 ]
 
@@ -73,6 +74,11 @@ def start(device: Device, launches: Iterable[Launch]) -> None:
 def n_of_row(array: DeviceArray) -> int:
     """Return how many values a row has."""
     return int(np.prod(array.shape[1:]))
+
+
+def n_parts_of(array: DeviceArray, n_rows: int) -> int:
+    """Return how many parts rows have along the last axis: heads, or the rows themselves."""
+    return n_rows * int(np.prod(array.shape[1:-1]))
 
 
 def blocks_of(n: int) -> int:
