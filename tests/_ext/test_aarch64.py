@@ -62,7 +62,9 @@ def build(compiler, libraries, folder, *last):
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compile_one, enumerate(jobs)))
     program = str(folder / "compare")
-    run([compiler, *last, *objects, "-o", program, "-lm", "-pthread"])
+    # What watches memory in a sanitizer's build has to be linked as well.
+    watch = [flag for flag in libraries[0][1]["cflags"] if flag.startswith("-fsanitize=")]
+    run([compiler, *last, *watch, *objects, "-o", program, "-lm", "-pthread"])
     return program
 
 
