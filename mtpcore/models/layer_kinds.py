@@ -15,19 +15,23 @@ __all__ = ["LayerKind", "MixedHparams"]
 class LayerKind(msgspec.Struct, frozen=True):
     """Attention of one block, where blocks differ.
 
-    ``window`` is how many tokens a query attends to, its own included; 0 is all.
+    ``window`` is how many tokens a query attends to, its own included; 0 is all. ``head_width`` is
+    that of a key, where blocks differ in it; 0: of all ``Hparams.head_width``.
     """
 
     n_kv_heads: int
     rope: Rope
     window: int = 0
+    head_width: int = 0
 
     @classmethod
     def read(cls, fields: Fields, style: Style) -> tuple[LayerKind, ...]:
         """Read every block's kind, those of heads included.
 
-        Blocks of ``{arch}.attention.sliding_window_pattern`` have a window, and RoPE with the base
-        ``{arch}.rope.freq_base_swa``.
+        Blocks of ``{arch}.attention.sliding_window_pattern`` have a window, heads of the width
+        ``{arch}.attention.key_length_swa``, and RoPE with the base ``{arch}.rope.freq_base_swa``,
+        of so many dimensions as ``{arch}.rope.dimension_count_swa`` says. Where it does not, they
+        are as many as in the others; of heads of a width of their own, all.
 
         Parameters
         ----------
@@ -41,13 +45,22 @@ class LayerKind(msgspec.Struct, frozen=True):
             A key is missing, has another number of entries than there are blocks, or does not fit.
         """
         n_blocks = fields.require("{arch}.block_count", Depth)
-        head_width = fields.require("{arch}.attention.key_length", Count)
         n_heads = fields.require("{arch}.attention.head_count", Count)
         pattern = fields.per_layer("{arch}.attention.sliding_window_pattern", n_blocks, bool)
         n_kv = fields.per_layer("{arch}.attention.head_count_kv", n_blocks, Count)
         window = fields.require("{arch}.attention.sliding_window", Count) if any(pattern) else 0
-        wide = Rope.read(fields, head_width, style)
-        narrow = Rope.read(fields, head_width, style, "freq_base_swa", scaled=False)
+        width = fields.require("{arch}.attention.key_length", Count)
+        near_width = fields.get("{arch}.attention.key_length_swa", Count, width)
+        own = "{arch}.rope.dimension_count_swa" in fields or near_width != width
+        rope = Rope.read(fields, width, style)
+        near_rope = Rope.read(
+            fields,
+            near_width,
+            style,
+            "freq_base_swa",
+            width_key="dimension_count_swa" if own else "dimension_count",
+            scaled=False,
+        )
         for n, count in enumerate(n_kv):
             if n_heads % count:
                 raise fields.error(
@@ -57,7 +70,7 @@ class LayerKind(msgspec.Struct, frozen=True):
                     got=count,
                 )
         return tuple(
-            cls(count, narrow, window) if is_near else cls(count, wide)
+            cls(count, near_rope, window, near_width) if is_near else cls(count, rope, 0, width)
             for count, is_near in zip(n_kv, pattern, strict=True)
         )
 

@@ -215,6 +215,27 @@ def test_layers_with_a_window_are_not_scaled(kind):
     assert near.rope.magnitude == 1 != wide.rope.magnitude
 
 
+@pytest.mark.parametrize(
+    ("said", "widths"),
+    [
+        ({}, (8, 4, 8, 4)),
+        ({"rope.dimension_count_swa": 2}, (8, 2, 8, 4)),
+        ({"attention.key_length_swa": 6}, (6, 6, 8, 4)),
+        ({"attention.key_length_swa": 6, "rope.dimension_count_swa": 2}, (6, 2, 8, 4)),
+    ],
+)
+def test_layers_with_a_window_rotate_as_much_unless_they_have_a_width_of_their_own(said, widths):
+    said = said | {
+        "attention.key_length": 8,
+        "rope.dimension_count": 4,
+        "attention.sliding_window": 5,
+        "attention.sliding_window_pattern": [True, False, True],
+    }
+    near, wide, _ = LayerKind.read(fields(**said), "halves")
+    found = [(kind.head_width, 2 * len(kind.rope.frequencies)) for kind in (near, wide)]
+    assert (*found[0], *found[1]) == widths
+
+
 def test_yarn_keeps_fast_pairs_and_slows_slow_ones():
     plain = plain_frequencies(10000.0, 64)
     made, magnitude = yarn(plain, 10000.0, 16.0, 4096)

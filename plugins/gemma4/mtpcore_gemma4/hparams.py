@@ -5,21 +5,12 @@ from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 
-from mtpcore.plugin import Count, Experts, Fields, Hparams, Rope
+from mtpcore.plugin import Experts, Fields, MixedHparams
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
 
 
-class Kind(msgspec.Struct, frozen=True):
-    """Attention of one layer; ``window`` counts the tokens that a query sees, 0 is all."""
-
-    head_width: int
-    n_kv_heads: int
-    rope: Rope
-    window: int = 0
-
-
-class GemmaHparams(Hparams, frozen=True, kw_only=True):
+class GemmaHparams(MixedHparams, frozen=True, kw_only=True):
     """What Gemma 4 adds.
 
     Attributes
@@ -30,8 +21,6 @@ class GemmaHparams(Hparams, frozen=True, kw_only=True):
         The last so many layers store nothing, and read what others store.
     softcap : float
         Logits stay below it; 0: they are as they are.
-    kinds : tuple of Kind
-        Of each layer.
     spans : bool
         Rows of an image see each other, in layers with a window.
     experts : Experts or None
@@ -40,14 +29,11 @@ class GemmaHparams(Hparams, frozen=True, kw_only=True):
     reads_target: ClassVar[bool] = False
     """Whether layers read what another model's store."""
 
-    # The key holds one number for each block where kinds differ; see ``kinds``.
-    n_kv_heads: int = msgspec.field(name="n_kv_heads", default=0)
     width_by_layer: Size = msgspec.field(name="embedding_length_per_layer_input", default=0)
     n_sharing: Size = msgspec.field(name="attention.shared_kv_layers", default=0)
     softcap: Annotated[float, msgspec.Meta(ge=0)] = msgspec.field(
         name="final_logit_softcapping", default=30.0
     )
-    kinds: tuple[Kind, ...] = ()
     spans: bool = False
     experts: Experts | None = None
 
@@ -72,8 +58,7 @@ class GemmaHparams(Hparams, frozen=True, kw_only=True):
         have no embeddings for each layer.
         """
         by_layer = fields.get("{arch}.embedding_length_per_layer_input", Size, 0)
-        return {
-            "kinds": read_kinds(fields, cls),
+        return super().read_more(fields) | {
             "spans": fields.get("{arch}.attention.image_spans", bool, not by_layer),
             "experts": Experts.read(fields, gate="softmax", normalise=True),
         }
@@ -88,42 +73,3 @@ class GemmaHparams(Hparams, frozen=True, kw_only=True):
             return n
         near = bool(self.kinds[n].window)
         return max((i for i in range(n_storing) if bool(self.kinds[i].window) == near), default=-1)
-
-
-def read_kinds(fields: Fields, hparams: type[Hparams]) -> tuple[Kind, ...]:
-    """Read every block's kind.
-
-    Raises
-    ------
-    ModelFileError
-        A key is missing, has another number of entries than there are blocks, or does not fit.
-    """
-    n_blocks = fields.require("{arch}.block_count", Count)
-    n_heads = fields.require("{arch}.attention.head_count", Count)
-    key = "{arch}.attention.sliding_window_pattern"
-    pattern = fields.per_layer(key, n_blocks, bool)
-    n_kv = fields.per_layer("{arch}.attention.head_count_kv", n_blocks, Count)
-    wide = fields.require("{arch}.attention.key_length", Count)
-    near = fields.get("{arch}.attention.key_length_swa", Count, wide)
-    window = fields.require("{arch}.attention.sliding_window", Count) if any(pattern) else 0
-    rope = Rope.read(fields, wide, hparams.rope_style)
-    near_rope = Rope.read(
-        fields,
-        near,
-        hparams.rope_style,
-        "freq_base_swa",
-        width_key="dimension_count_swa",
-        scaled=False,
-    )
-    for n, count in enumerate(n_kv):
-        if n_heads % count:
-            raise fields.error(
-                "{arch}.attention.head_count_kv",
-                f"the query heads of block {n} do not share its key heads evenly",
-                wanted=f"a divisor of {n_heads}",
-                got=count,
-            )
-    return tuple(
-        Kind(near, count, near_rope, window) if is_near else Kind(wide, count, rope)
-        for count, is_near in zip(n_kv, pattern, strict=True)
-    )
