@@ -357,6 +357,15 @@ def test_what_verifies_runs_behind_all_drafts(one, behind, target, sampling, mak
     clear(target)
 
 
+def test_a_sequence_that_has_its_drafts_keeps_no_pass_alive(one):
+    """It has the one that it wants, and the only draft of the other is not probable enough."""
+    for loop in (draft_steps, *[type(one.plan).draft] * 3):
+        sequences = [(3, 1, 0.0, GREEDY), (2, 3, 1.0, SAMPLINGS[1])]
+        drafts, n_passes = loop(one.plan, chain(one, sequences), one.memory)
+        assert ([*map(len, drafts)], n_passes) == ([1, 0], 1)
+        clear(one)
+
+
 def test_nothing_is_run_that_nobody_reaches(one, target, monkeypatch):
     """A replayed round ends with its first pass where that makes no draft."""
     device, launches = one.plan.device, []
