@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "-n",
         "--predict",
         "--n-predict",
-        type=int,
+        type=shared.whole(-1),
         default=-1,
         metavar="N",
         help="most tokens of an answer; -1 (the default): until it ends or the context is full",
@@ -60,8 +60,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Run the command."""
-    if options.predict < -1:
-        options.parser.error("-n: wanted a number of tokens, or -1")
     sampling = shared.sampling_of(options)
     with open_model(options) as model:
         if model.chat_template is None:

@@ -51,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "-n",
         "--predict",
         "--n-predict",
-        type=int,
+        type=shared.whole(-1),
         default=128,
         metavar="N",
         help="most tokens to generate; -1: until the context is full, or until Ctrl-C where it is "
@@ -86,8 +86,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Run the command."""
-    if options.predict < -1:
-        options.parser.error("-n: wanted a number of tokens, or -1")
     if "" in options.stop:
         options.parser.error("--stop: wanted a text, got an empty one")
     shared.check_prompt(options)

@@ -435,7 +435,7 @@ def test_errors_are_one_message(command, glm, arguments, said):
         (("-p", "x"), "give one model"),
         (("x.gguf", "-m", "y.gguf", "-p", "x"), "give one model"),
         (("x.gguf", "-p", "x", "-f", "y"), "not allowed with"),
-        (("x.gguf", "-p", "x", "-n", "-5"), "-n"),
+        (("x.gguf", "-p", "x", "-n", "-5"), "got '-5'"),
     ],
 )
 def test_wrong_arguments_are_code_2(command, arguments, said):
