@@ -11,6 +11,7 @@ __all__ = [
     "available_isas",
     "check_environment",
     "fetch",
+    "first_level_bytes",
     "isa",
     "use_fetch",
     "use_isa",
@@ -54,6 +55,12 @@ def use_fetch(name: str) -> str:
     ------
     BackendError
         There is no such way.
+    """
+
+def first_level_bytes() -> int:
+    """Return the size of a core's first-level cache of data.
+
+    What the processor says (x86-64), or 64 KiB (aarch64). Attention prefetches by it.
     """
 
 def check_environment() -> None:

@@ -18,6 +18,7 @@ cdef extern from "core/cpu.h" nogil:
     int mtp_fetch_use(int fetch) noexcept
     int mtp_fetch_refused() noexcept
     int MTP_FETCH_COUNT
+    int mtp_first_level_bytes() noexcept
 
 
 def isa():
@@ -66,6 +67,10 @@ def unusable_fetch(where, name):
         wanted=" or ".join(available_fetches()), got=repr(name),
         fix="name one of these, or leave it to mtpcore, which takes the fastest",
     )
+
+
+def first_level_bytes():
+    return mtp_first_level_bytes()
 
 
 def check_environment():

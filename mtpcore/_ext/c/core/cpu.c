@@ -27,6 +27,11 @@ static const char *const ways[MTP_FETCH_COUNT] = {"lines", "lines-l2", "pages", 
 static _Atomic int fetch_in_use = MTP_FETCH_AUTO;
 static int is_intel = 0;
 static int refused = 0, fetch_refused = 0;
+#if defined(__aarch64__)
+static int first_level_bytes = 64 << 10; /* Neoverse V1 and V2; Apple's cores have more */
+#else
+static int first_level_bytes = 32 << 10;
+#endif
 
 /* The place of a name among n, or -1. */
 static int place_of(const char *name, const char *const *all, int n)
@@ -206,3 +211,26 @@ __attribute__((constructor)) static void choose_fetch(void)
     const char *name = wanted("MTPCORE_FETCH");
     fetch_refused = name != NULL && mtp_fetch_use(mtp_fetch_named(name)) != 0;
 }
+
+int mtp_first_level_bytes(void) { return first_level_bytes; }
+
+#if defined(__x86_64__)
+/* Intel lists caches in leaf 4, AMD in leaf 0x8000001d, in the same form: kind and level, lines of so
+ * many bytes in groups and ways, and sets, each less one. */
+__attribute__((constructor)) static void measure_first_level(void)
+{
+    enum { DATA = 1, FIRST_LEVEL = 1 };
+    const unsigned int leaves[] = {4, 0x8000001d};
+    for (int i = 0; i < 2; i++) {
+        unsigned int a, b, c, d;
+        for (unsigned int cache = 0; __get_cpuid_count(leaves[i], cache, &a, &b, &c, &d); cache++) {
+            const unsigned int kind = a & 0x1f, level = a >> 5 & 7;
+            if (kind == 0)
+                break;
+            if (kind == DATA && level == FIRST_LEVEL)
+                first_level_bytes =
+                    (int)(((b & 0xfff) + 1) * ((b >> 12 & 0x3ff) + 1) * ((b >> 22) + 1) * (c + 1));
+        }
+    }
+}
+#endif
