@@ -150,6 +150,7 @@ cdef extern from "plan/plan.h" nogil:
         double worth_sharing
 
     int MTP_TOKENS, MTP_OUTPUTS
+    int MTP_LINE
     int MTP_UNIT
     int MTP_PAGE
     int MTP_BARRIER_IF_FEW, MTP_BARRIER_IF_MANY

@@ -1,7 +1,7 @@
 """The executor of plans (``c/plan/plan.h``, ``c/core/pool.h``); checks its arguments."""
 
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdint cimport INT64_MAX, int32_t, int64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
@@ -181,6 +181,10 @@ cdef class Executor:
                           and states.slot_bytes * states.n_slots <= slots.n_bytes,
                           "slots outside of their memory", f"at most {slots.n_bytes} bytes",
                           (states.n_slots, states.slot_bytes))
+            refuse_unless(<uintptr_t> slots.data % MTP_LINE == 0
+                          and states.slot_bytes % MTP_LINE == 0,
+                          "slots that begin on no cache line", f"multiples of {MTP_LINE} bytes",
+                          (<uintptr_t> slots.data % MTP_LINE, states.slot_bytes))
             self.kept.append(states.data)
             self.run_state.states = mtp_states(slots.data, states.slot_bytes, states.n_slots, NULL)
 

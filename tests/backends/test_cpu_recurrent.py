@@ -75,6 +75,18 @@ def test_digests_are_those_of_the_definition(wide):
         assert made.memory.digest(0) == wanted.memory.digest(0)
 
 
+@pytest.mark.parametrize("isa", available_isas())
+def test_bases_that_are_written_past_the_caches(isa):
+    large = hybrid(layers=2, n_key_heads=8, n_heads=16, k_width=128, v_width=128)
+    use_isa(isa)
+    made, wanted = (Runner(one, *large, threads=2) for one in (CpuBackend(), DEFINITION))
+    assert made.memory.recurrent.store.slot_bytes > 2 << 20
+    for n in (3, 1, 14, 2):
+        rows = [runner.feed(text(n))["hidden"].view(np.uint32) for runner in (made, wanted)]
+        assert np.array_equal(*rows)
+        assert made.memory.digest(0) == wanted.memory.digest(0)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_tree_is_its_paths(wide, threads):
     parent = [-1, 0, 0, 1, 1, 2, 4, 6, 3, 7, -1, 10, 11, 12, 0, 14, 15]
@@ -130,7 +142,7 @@ MISFITS = {
     "conv, rows": ("causal_conv", lambda s: narrow(s, 0)),
     "conv, base": ("causal_conv", lambda s: set_int(s, 0, 1 << 40)),
     "conv, log": ("causal_conv", lambda s: set_int(s, 1, -4)),
-    "conv, odd byte": ("causal_conv", lambda s: set_int(s, 1, 2)),
+    "conv, off a line": ("causal_conv", lambda s: set_int(s, 1, s.ints[1] + 4)),
     "conv, taps": ("causal_conv", lambda s: set_int(s, 3, 5)),
     "conv, no taps": ("causal_conv", lambda s: set_int(s, 3, 0)),
     "conv, weights": ("causal_conv", lambda s: setattr(s, "weights", [None])),
@@ -141,6 +153,7 @@ MISFITS = {
     "delta, beta": ("delta_rule", lambda s: narrow(s, 4)),
     "delta, channels": ("delta_rule", lambda s: set_int(s, 3, 1)),
     "delta, base": ("delta_rule", lambda s: set_int(s, 0, 1 << 62)),
+    "delta, off a line": ("delta_rule", lambda s: set_int(s, 0, s.ints[0] + 4)),
     "delta, log": ("delta_rule", lambda s: set_int(s, 1, s.ints[1] + (1 << 20))),
 }
 
@@ -183,6 +196,17 @@ def test_tables_that_do_not_fit_are_refused(wide, changed):
     one.plan.run(batch, one.memory)
     one.memory.rewind(0, 20)
     assert one.memory.recurrent.digest(0) == before
+
+
+@pytest.mark.parametrize("off", [{"data": 4}, {"slot_bytes": 4}], ids=str)
+def test_slots_off_a_line_are_refused(wide, off):
+    lowered = lower(wide)
+    states = lowered.states
+    states.slot_bytes -= off.get("slot_bytes", 0)
+    states.data = states.data[off.get("data", 0) :]
+    states.n_slots = 1
+    with pytest.raises(BackendError, match="begin on no cache line"):
+        CpuPlan(lowered, 1)
 
 
 def test_memory_of_another_backend_is_refused(wide):

@@ -49,6 +49,8 @@ int mtp_fetch_use(int fetch); /* between calls; -1 when there is no such way */
 int mtp_fetch_refused(void);  /* nonzero: MTPCORE_FETCH names no way */
 int mtp_fetch_default(void);  /* the way where nothing was measured */
 
+enum { MTP_LINE = 64 /* bytes of a line of the caches */ };
+
 int mtp_first_level_bytes(void); /* of a core's cache of data, as far as the machine says */
 
 #endif

@@ -24,6 +24,7 @@ typedef __m512 lanes;
 
 INLINE lanes lanes_load(const float *p) { return _mm512_loadu_ps(p); }
 INLINE void lanes_store(float *p, lanes a) { _mm512_storeu_ps(p, a); }
+INLINE void lanes_stream(float *p, lanes a) { _mm512_stream_ps(p, a); }
 INLINE lanes lanes_all(float x) { return _mm512_set1_ps(x); }
 INLINE lanes lanes_add(lanes a, lanes b) { return _mm512_add_ps(a, b); }
 INLINE lanes lanes_sub(lanes a, lanes b) { return _mm512_sub_ps(a, b); }
@@ -73,6 +74,11 @@ INLINE void lanes_store(float *p, lanes a)
 {
     _mm256_storeu_ps(p, a.low);
     _mm256_storeu_ps(p + 8, a.high);
+}
+INLINE void lanes_stream(float *p, lanes a)
+{
+    _mm256_stream_ps(p, a.low);
+    _mm256_stream_ps(p + 8, a.high);
 }
 INLINE lanes lanes_all(float x) { return (lanes){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 INLINE lanes lanes_add(lanes a, lanes b)
@@ -233,6 +239,15 @@ INLINE void lanes_store_some(float *p, lanes a, int64_t n)
     lanes_store(all, a);
     memcpy(p, all, (size_t)n * sizeof *p);
 }
+#endif
+
+/* Where stores need not read what they write over, and leave nothing in the caches: p is on a line,
+ * and others see the values behind lanes_end_streams. */
+#if defined(__AVX2__)
+INLINE void lanes_end_streams(void) { _mm_sfence(); }
+#else
+INLINE void lanes_stream(float *p, lanes a) { lanes_store(p, a); }
+INLINE void lanes_end_streams(void) {}
 #endif
 
 INLINE lanes lanes_read(const float *p, int64_t n)

@@ -13,7 +13,6 @@
 #include "core/cpu.h"
 
 enum {
-    MTP_LINE_BYTES = 64,
     MTP_LINES_AHEAD_BYTES = 8192,
     MTP_LINES_L2_AHEAD_BYTES = 16384,
     MTP_PAGE_BYTES = 4096,
@@ -43,24 +42,24 @@ static inline __attribute__((always_inline)) void mtp_fetch_ahead(const void *we
         return;
     if (way == MTP_FETCH_LINES) {
         const char *next = (const char *)((uintptr_t)weights + MTP_LINES_AHEAD_BYTES);
-        _Pragma("GCC unroll 16") for (int i = 0; i < n_bytes; i += MTP_LINE_BYTES)
+        _Pragma("GCC unroll 16") for (int i = 0; i < n_bytes; i += MTP_LINE)
             __builtin_prefetch(next + i, 0, 3);
         return;
     }
     if (way == MTP_FETCH_LINES_L2) {
         const char *next = (const char *)((uintptr_t)weights + MTP_LINES_L2_AHEAD_BYTES);
-        _Pragma("GCC unroll 16") for (int i = 0; i < n_bytes; i += MTP_LINE_BYTES)
+        _Pragma("GCC unroll 16") for (int i = 0; i < n_bytes; i += MTP_LINE)
             __builtin_prefetch(next + i, 0, 2);
         return;
     }
-    const int step = MTP_WINDOW_BYTES / MTP_PAGE_BYTES * MTP_LINE_BYTES;
+    const int step = MTP_WINDOW_BYTES / MTP_PAGE_BYTES * MTP_LINE;
     const int n = (n_bytes + 3 * step / 4) / step;
     _Pragma("GCC unroll 8") for (int i = 0; i < n; i++)
     {
         const uintptr_t here = (uintptr_t)weights + (uintptr_t)(i * n_bytes / n);
         const uintptr_t window = here / MTP_WINDOW_BYTES + 1;
         const uintptr_t line = here % MTP_WINDOW_BYTES / (uintptr_t)step;
-        const char *next = (const char *)(window * MTP_WINDOW_BYTES + line * MTP_LINE_BYTES);
+        const char *next = (const char *)(window * MTP_WINDOW_BYTES + line * MTP_LINE);
         _Pragma("GCC unroll 8") for (int page = 0; page < MTP_WINDOW_BYTES; page += MTP_PAGE_BYTES)
             __builtin_prefetch(next + page, 0, 2);
     }

@@ -71,10 +71,10 @@ static int fits_ranges(const mtp_bounds *bounds, const mtp_op *op, const mtp_vie
                MTP_RANGE_LANES + (width + MTP_RANGE_LANES - 1) / MTP_RANGE_LANES * MTP_RANGE_LANES;
 }
 
-/* Whether so many values from byte `offset` of a slot on end in it. */
+/* Whether so many values from byte `offset` of a slot on, a line's first, end in it. */
 static int fits_slot(const mtp_bounds *bounds, int64_t offset, int64_t n_values)
 {
-    return offset >= 0 && offset % 4 == 0 && n_values <= bounds->slot_bytes / 4 &&
+    return offset >= 0 && offset % MTP_LINE == 0 && n_values <= bounds->slot_bytes / 4 &&
            offset <= bounds->slot_bytes - 4 * n_values;
 }
 

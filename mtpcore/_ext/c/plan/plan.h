@@ -28,7 +28,6 @@
 enum {
     MTP_UNIT = MTP_TILE,  /* rows that stay together */
     MTP_PAGE = 64,        /* places in a page of memory */
-    MTP_LINE = 64,        /* bytes of a line of the cache */
     MTP_RANGE = 1024,     /* places whose sums attention makes in one go */
     MTP_RANGE_LANES = 16, /* values of these sums come in whole lanes, behind a line of two more */
     MTP_QUERY_ROWS = 8,   /* rows of one sequence that share each page of keys */
