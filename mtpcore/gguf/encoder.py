@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers
 
+from mtpcore.gguf.joining import join_pieces
 from mtpcore.gguf.vocabulary import (
     ADDED,
     BYTE,
@@ -35,16 +37,26 @@ class Encoder:
     tokenizer : tokenizers.Tokenizer
     ids : sequence of int, optional
         The vocabulary's token of each of the library's, where they differ.
+    joints : mapping, optional
+        How its tokens are joined after it, as ``join_pieces`` reads it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, ids: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        ids: Sequence[int] | None = None,
+        joints: Mapping[tuple[int, int], tuple[float, int]] | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._ids = None if ids is None else np.array(ids, np.int64)
+        self._joints = joints
 
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         """Return the tokens of a text; special ones in it only where they are to be parsed."""
         self._tokenizer.encode_special_tokens = not parse_special
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        if self._joints is not None:
+            return join_pieces(ids, self._joints)
         return ids if self._ids is None else self._ids[ids].tolist()
 
 
@@ -58,7 +70,7 @@ def build_encoder(vocabulary: Vocabulary) -> Encoder:
     added = {
         text: token for text, token in ids.items() if vocabulary.types[token] in ADDED and text
     }
-    own_ids = None
+    own_ids = joints = None
     if vocabulary.kind == "unigram":
         plain = {
             text: token
@@ -68,15 +80,24 @@ def build_encoder(vocabulary: Vocabulary) -> Encoder:
         encoder = _unigram(vocabulary, plain)
         unknown = 0 if vocabulary.unknown is None else vocabulary.unknown
         own_ids = [unknown, *plain.values(), *added.values()]
+    elif vocabulary.kind == "bytes":
+        encoder = _byte_level(vocabulary, ids)
+    elif not vocabulary.scores:
+        encoder = _pieces(vocabulary, ids, _ranked_merges(vocabulary, ids))
     else:
-        encoder = (_byte_level if vocabulary.kind == "bytes" else _pieces)(vocabulary, ids)
+        found = _joints(vocabulary, ids)
+        if len({joint.rank for joint in found}) < len({joint.token for joint in found}):
+            # The library gives each merge a rank of its own; of equal ones the leftmost is first.
+            joints = {(ids[joint.left], ids[joint.right]): joint[:2] for joint in found}
+            found = []
+        encoder = _pieces(vocabulary, ids, [(joint.left, joint.right) for joint in found])
     encoder.add_tokens(
         [
             AddedToken(text, special=vocabulary.types[token] in SPECIAL, normalized=False)
             for text, token in added.items()
         ]
     )
-    return Encoder(encoder, own_ids)
+    return Encoder(encoder, own_ids, joints)
 
 
 def _is_text(text: str) -> bool:
@@ -115,14 +136,14 @@ def _ranked_merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[st
     return merges
 
 
-def _pieces(vocabulary: Vocabulary, ids: dict[str, int]) -> Tokenizer:
+def _pieces(
+    vocabulary: Vocabulary, ids: dict[str, int], merges: list[tuple[str, str]]
+) -> Tokenizer:
     unknown = vocabulary.tokens[vocabulary.unknown] if vocabulary.unknown is not None else None
     encoder = Tokenizer(
         models.BPE(
             vocab=ids,
-            merges=_ranked_merges(vocabulary, ids)
-            if vocabulary.merges
-            else _merges_by_score(vocabulary, ids),
+            merges=merges,
             unk_token=unknown if unknown in ids else None,
             fuse_unk=True,
             byte_fallback=True,
@@ -158,20 +179,28 @@ def _unigram(vocabulary: Vocabulary, plain: dict[str, int]) -> Tokenizer:
     return encoder
 
 
-def _merges_by_score(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, str]]:
-    """Rank every way to make a piece of two others: the piece with the best score first.
+class _Joint(NamedTuple):
+    """A piece that two others make; the best ``rank`` is the lowest."""
 
-    SentencePiece's BPE joins the neighbours whose joint piece scores best; ranked merges do the
-    same with the score as rank.
+    rank: float
+    token: int
+    left: str
+    right: str
+
+
+def _joints(vocabulary: Vocabulary, ids: dict[str, int]) -> list[_Joint]:
+    """Return every way to make a piece of two others, the piece with the best score first.
+
+    SentencePiece's BPE joins the neighbours whose joint piece scores best, the leftmost of those
+    that score alike; ranked merges do the same with the score as rank, where no two are equal.
     """
     plain = {
         text: token for text, token in ids.items() if vocabulary.types[token] not in (*ADDED, BYTE)
     }
-    ranked = [
-        (-vocabulary.scores[token], token, plain[text[:cut]], text[:cut], text[cut:])
+    return sorted(
+        _Joint(-vocabulary.scores[token], token, text[:cut], text[cut:])
         for text, token in plain.items()
         if len(text) <= _LONGEST_PIECE
         for cut in range(1, len(text))
         if text[:cut] in plain and text[cut:] in plain
-    ]
-    return [(left, right) for _, _, _, left, right in sorted(ranked)]
+    )
