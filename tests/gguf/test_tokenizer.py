@@ -142,7 +142,7 @@ SPLITS = {
     "gpt-4o": ["I'll", " don'T", " ", "123", "45", *REST],
     "tekken": ["I", "'ll", " don", "'T", " ", *"12345", *REST],
     "smollm": ["I", "'ll", " don", "'", "T", " ", *"12345", *REST],
-    "deepseek-llm": ["I", "'", "ll", " don", "'", "T", " ", "12345", " x", "\n", "\n", *REST[2:]],
+    "deepseek-llm": ["I", "'", "ll", " don", "'", "T", " ", *"12345", " x", "\n", "\n", *REST[2:]],
     "deepseek-coder": [
         *("I", "'", "ll", " don", "'", "T", " ", *"12345", " x", "\n", "\n", " y", "  ++=", "é")
     ],
