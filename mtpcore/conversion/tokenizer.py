@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from gguf import GGUFWriter, SpecialVocab
+from tokenizers import models
 
 from mtpcore.conversion.published import check_small_files, convert_json, read_json
 from mtpcore.conversion.tokenizer_json import Step, TokenId, TokenizerFile
@@ -257,12 +258,26 @@ def _pretokenizer(source: TokenizerFile, model: _Pairs, special: SpecialVocab, p
             known = "Split, Digits, ByteLevel"
             raise _error(path, "an unknown step of its pre-tokenizer", known, kind)
     adds_bos = special.add_special_token.get("bos", False)
-    name = name_pretokenizer(tuple(patterns), bool(model.ignore_merges), adds_bos)
+    whole_words = bool(model.ignore_merges)
+    name = name_pretokenizer(tuple(patterns), whole_words, adds_bos)
+    if name is None and _merges_reach_all(source, model, path):
+        name = name_pretokenizer(tuple(patterns), not whole_words, adds_bos)
     if name is None:
         raise _error(path, "no model file has a name for its pre-tokenizer", None, patterns)
     if find_pretokenizer(name).add_bos:
         special.add_special_token["bos"] = adds_bos
     return name
+
+
+def _merges_reach_all(source: TokenizerFile, model: _Pairs, path: Path) -> bool:
+    """Say whether merges make every token that text may become.
+
+    To take a word whole that is a token makes no difference then.
+    """
+    vocab = model.vocab or {}
+    merged = models.BPE(vocab=vocab, merges=_split(model.merges or [], model, path))
+    added = {entry.content for entry in source.added_tokens or ()}
+    return all(len(merged.tokenize(text)) == 1 for text in vocab if text not in added)
 
 
 def _split(

@@ -130,6 +130,21 @@ def test_deepseek_s_tokenizers_as_published(tmp_path, name):
         assert read_tokenizer(metadata).encode(text) == made.encode(text).ids
 
 
+@pytest.mark.parametrize("name", ["gpt-4o", "tekken"])
+def test_whole_words_make_no_difference_where_merges_reach_them(tmp_path, name):
+    """As in gpt-oss's tokenizer: it takes words whole, and its merges make every one of them."""
+    known = find_pretokenizer(name)
+    source = tokenizer()
+    source["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": known.patterns[0]}
+    source["model"]["ignore_merges"] = not known.whole_words
+    assert tokenizer_metadata(write(tmp_path, source), None)[KEY + "pre"] == name
+    source["model"]["vocab"]["abc"] = 8
+    with pytest.raises(ModelFileError, match="no model file has a name"):
+        tokenizer_metadata(write(tmp_path, source), None)
+    source["added_tokens"].append({"id": 8, "content": "abc", "special": False})
+    assert tokenizer_metadata(write(tmp_path, source), None)[KEY + "pre"] == name
+
+
 def split_up(folder, source, cls="Qwen2TokenizerFast"):
     """Write a tokenizer as ``vocab.json``, ``merges.txt`` and its settings."""
     merges = "\n".join(["#version: 0.2", *map(" ".join, source["model"]["merges"]), ""])
