@@ -64,7 +64,7 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    rope_style, interleaves_axes, rounds_ramp
+    rope_style, interleaves_axes, rounds_ramp, raises_scores
         How files of the family mean the rotation; see ``Rope.read``.
     n_vocab, n_layers, n_drafter_blocks, rope
         Found from tensors and several keys by ``read``: vocabulary, layers of the trunk alone,
@@ -81,6 +81,7 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
     rope_style: ClassVar[Style] = "halves"
     interleaves_axes: ClassVar[bool] = False
     rounds_ramp: ClassVar[bool] = True
+    raises_scores: ClassVar[bool] = False
 
     width: Count = msgspec.field(name="embedding_length")
     n_blocks: Depth = msgspec.field(name="block_count")
@@ -144,6 +145,7 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
                 cls.rope_style,
                 interleaved=cls.interleaves_axes,
                 rounds_ramp=cls.rounds_ramp,
+                raises_scores=cls.raises_scores,
             ),
             **cls.read_more(fields),
         )

@@ -46,6 +46,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
         width_key: str = "dimension_count",
         interleaved: bool = False,
         rounds_ramp: bool = True,
+        raises_scores: bool = False,
         scaled: bool = True,
     ) -> Rope:
         """Read base, scaling and sections from ``{arch}.rope.*``.
@@ -66,6 +67,8 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
             by side (``section_axes``).
         rounds_ramp : bool
             Whether YaRN's ramp begins and ends at whole pairs; see ``yarn``.
+        raises_scores : bool
+            Whether a multiplier of YaRN's raises scores, and the rotation not; see ``Mla.read``.
         scaled : bool
             Whether ``{arch}.rope.scaling.*`` counts. Of families with a sliding window it describes
             the layers that see all.
@@ -73,7 +76,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
         Raises
         ------
         ModelFileError
-            A value is out of range, or the kind of scaling is not known.
+            A value is out of range, or the kind of scaling is not known or not supported.
         """
         prefix = "{arch}.rope."
         width = fields.get(prefix + width_key, Count, head_width)
@@ -87,7 +90,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
         base = fields.get(prefix + base_key, Base, 10000.0)
         frequencies, magnitude = plain_frequencies(base, width), 1.0
         if scaled:
-            frequencies, magnitude = _scale(fields, frequencies, base, rounds_ramp)
+            frequencies, magnitude = _scale(fields, frequencies, base, rounds_ramp, raises_scores)
         sections: list[int] = fields.get(prefix + "dimension_sections", list[Count], [])
         return cls(
             frequencies=frequencies,
@@ -98,7 +101,11 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _scale(
-    fields: Fields, frequencies: tuple[float, ...], base: float, rounds_ramp: bool
+    fields: Fields,
+    frequencies: tuple[float, ...],
+    base: float,
+    rounds_ramp: bool,
+    raises_scores: bool,
 ) -> tuple[tuple[float, ...], float]:
     """Return frequencies and magnitude as ``{arch}.rope.scaling.*`` says."""
     prefix = "{arch}.rope.scaling."
@@ -119,12 +126,24 @@ def _scale(
             fields.get(prefix + "yarn_beta_slow", Factor, 1.0),
             rounds_ramp=rounds_ramp,
         )
-        # With a multiplier the rise is the scores', not the rotation's (see ``Mla.read``).
-        multiplier = fields.get(prefix + "yarn_log_multiplier", float, 0.0)
-        return slowed, magnitude if multiplier else magnitude * rise
+        _check_factor(fields, prefix + "yarn_ext_factor", 1.0)
+        _check_factor(fields, prefix + "yarn_attn_factor", rise)
+        if raises_scores and fields.get(prefix + "yarn_log_multiplier", float, 0.0):
+            return slowed, magnitude
+        return slowed, magnitude * rise
     if kind == "none":
         return frequencies, magnitude
     raise fields.error(prefix + "type", "unknown scaling", wanted="none, linear, yarn", got=kind)
+
+
+def _check_factor(fields: Fields, key: str, implied: float) -> None:
+    """Check that a factor of YaRN's changes nothing: converters write them, engines pass over them.
+
+    One that is not set may be negative in files that llama.cpp saves.
+    """
+    value = fields.get(key, float, 1.0)
+    if value >= 0 and not (value == 1 or math.isclose(value, implied, rel_tol=1e-4)):
+        raise fields.error(key, "this factor is not supported", wanted=f"{implied:g}", got=value)
 
 
 def plain_frequencies(base: float, width: int) -> tuple[float, ...]:

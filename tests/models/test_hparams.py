@@ -250,6 +250,40 @@ def test_yarn_keeps_fast_pairs_and_slows_slow_ones():
     assert magnitude == 1
 
 
+YARN = {"type": "yarn", "factor": 4.0, "original_context_length": 16}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"yarn_ext_factor": -1.0},  # llama.cpp's for a file that does not say it
+        {"yarn_ext_factor": 1.0},
+        {"yarn_attn_factor": 1.0},
+        {"yarn_attn_factor": float(np.float32(1 + 0.1 * np.log(4.0)))},
+        {"yarn_log_multiplier": 0.1},
+    ],
+    ids=repr,
+)
+def test_keys_of_yarn_that_change_nothing(said):
+    def read(scaling):
+        return Rope.read(
+            fields(**{f"rope.scaling.{k}": v for k, v in scaling.items()}), 8, "halves"
+        )
+
+    assert read(YARN | said) == read(YARN)
+    assert read(YARN).magnitude > 1
+
+
+@pytest.mark.parametrize("key", ["yarn_ext_factor", "yarn_attn_factor"])
+@pytest.mark.parametrize("value", [0.0, 0.5, 2.0])
+def test_keys_of_yarn_that_no_one_follows(key, value):
+    """llama.cpp does not read them of these architectures, whatever their checkpoints computed."""
+    said = {f"rope.scaling.{k}": v for k, v in (YARN | {key: value}).items()}
+    with pytest.raises(ModelFileError, match=rf"rope\.scaling\.{key}"):
+        Rope.read(fields(**said), 8, "halves")
+    Rope.read(fields(**said | {"rope.scaling.type": "linear"}), 8, "halves")
+
+
 def test_sections_give_pairs_their_axes():
     assert section_axes([2, 1, 1, 0], 6) == (0, 0, 1, 2, 0, 0)
     assert section_axes([0, 0, 0, 0], 3) == (0, 0, 0)

@@ -25,6 +25,7 @@ class DeepseekHparams(Hparams, frozen=True, kw_only=True):
     """What DeepSeek adds: latent attention, and experts in all blocks but the first ones."""
 
     rope_style = "pairs"
+    raises_scores = True
 
     mla: Mla = Mla()
     experts: Experts | None = None
