@@ -101,7 +101,8 @@ def attention(
         f32[n_tokens, width]
     """
     kind = kind or LayerKind(h.n_kv_heads, h.rope)
-    q, k, v = _project(g, a, layer, h, kind.n_kv_heads)
+    width = kind.head_width or h.head_width
+    q, k, v = _project(g, a, layer, h.n_heads, kind.n_kv_heads, width)
     q = _norm_and_rotate(g, q, positions, f"blk.{layer}.attn_q_norm.weight", h, kind, factors)
     k = _norm_and_rotate(g, k, positions, f"blk.{layer}.attn_k_norm.weight", h, kind, factors)
     y = g.attention(
@@ -109,7 +110,7 @@ def attention(
         k,
         v,
         layer=layer,
-        scale=h.head_width**-0.5,
+        scale=width**-0.5,
         mask=mask,
         window=kind.window,
         sinks=sinks if sinks and g.has(sinks) else None,
@@ -165,7 +166,7 @@ def _norm_and_rotate(
 
 
 def _project(
-    g: GraphBuilder, a: Value, layer: int, h: Hparams, n_kv_heads: int
+    g: GraphBuilder, a: Value, layer: int, n_heads: int, n_kv_heads: int, width: int
 ) -> tuple[Value, Value, Value]:
     """Return q, k and v as heads, from three matrices or a fused one."""
 
@@ -174,13 +175,13 @@ def _project(
 
     if g.has(f"blk.{layer}.attn_qkv.weight"):
         fused = matmul("attn_qkv")
-        q_width, k_width = h.n_heads * h.head_width, n_kv_heads * h.head_width
+        q_width, k_width = n_heads * width, n_kv_heads * width
         q = g.slice(fused, 0, q_width)
         k = g.slice(fused, q_width, q_width + k_width)
         v = g.slice(fused, q_width + k_width, int(fused.shape[1]))
     else:
         q, k, v = matmul("attn_q"), matmul("attn_k"), matmul("attn_v")
-    return g.split_heads(q, h.n_heads), g.split_heads(k, n_kv_heads), g.split_heads(v, n_kv_heads)
+    return g.split_heads(q, n_heads), g.split_heads(k, n_kv_heads), g.split_heads(v, n_kv_heads)
 
 
 def apply_rope(

@@ -48,6 +48,10 @@ class Variant(NamedTuple):
     sinks: bool = True
     sparse: tuple[int, ...] = (1, 2)
     says_gate: bool = True
+    near_width: int = DH  # of keys in layers with a window
+
+    def key_width(self, kind):
+        return self.near_width if kind == "near" else DH
 
     @property
     def kinds(self):
@@ -85,6 +89,7 @@ VARIANTS = {
     "MiMo-7B, three heads": FIRST,
     "MiMo-7B, the trunk's norm, own tables": FIRST._replace(norms=("output", "own"), own=(1,)),
     "MiMo-7B, tied": FIRST._replace(tied=True),
+    "other keys in windows": Variant(near_width=6),
 }
 every = pytest.mark.parametrize("name", VARIANTS)
 several = [name for name, c in VARIANTS.items() if len(c.norms) > 1]
@@ -99,7 +104,8 @@ def make_tensors(c, seed=0):
     made = random.tables(V, D, c.tied)
     for n, kind in enumerate(c.kinds):
         kv = KV_HEADS[kind] if c.arch == "mimo2" else 2
-        rows = {"q": H * DH, "k": kv * DH, "v": kv * value_width(c)}
+        width = c.key_width(kind)
+        rows = {"q": H * width, "k": kv * width, "v": kv * value_width(c)}
         block = {
             "attn_norm.weight": random(D, around=1),
             "ffn_norm.weight": random(D, around=1),
@@ -154,6 +160,8 @@ def make_metadata(c):
         made["rope.dimension_count"] = N_ROT
         if any(near):
             made["attention.sliding_window"] = WINDOW
+        if c.near_width != DH:
+            made["attention.key_length_swa"] = c.near_width
         if c.says_near_base:
             made["rope.freq_base_swa"] = BASES["near"]
         if c.value_scale is not None:
@@ -170,8 +178,9 @@ def make_metadata(c):
 
 
 def rotate(x, places, c, kind):
-    """Turn the first dimensions of [n, heads, DH] as complex numbers, halves apart."""
-    n_rot = N_ROT if c.arch == "mimo2" else DH
+    """Turn the first dimensions of [n, heads, width] as complex numbers, halves apart."""
+    width = c.key_width(kind)
+    n_rot = N_ROT if c.arch == "mimo2" and width == DH else width
     half = n_rot // 2
     base = BASES[kind] if kind == "full" or c.says_near_base else 10_000.0  # llama.cpp's default
     turn = np.exp(1j * places[:, None] * base ** (-np.arange(half) / half))[:, None]
@@ -181,20 +190,21 @@ def rotate(x, places, c, kind):
 
 def attend(b, a, places, c, kind):
     """Row by row and head by head; a sink is one more share that nothing is fetched with."""
+    width = c.key_width(kind)
     if "attn_qkv.weight" in b:
         kv = KV_HEADS[kind]
-        cuts = [H * DH, H * DH + kv * DH]
+        cuts = [H * width, H * width + kv * width]
         q, k, v = np.split(a @ b["attn_qkv.weight"].T, cuts, axis=1)
     else:
         q, k, v = (a @ b[f"attn_{s}.weight"].T + b.get(f"attn_{s}.bias", 0) for s in "qkv")
-    q, k = (rotate(x.reshape(len(a), -1, DH), places, c, kind) for x in (q, k))
+    q, k = (rotate(x.reshape(len(a), -1, width), places, c, kind) for x in (q, k))
     v = v.reshape(len(a), -1, value_width(c))
     y = np.empty((len(a), H, value_width(c)))
     for i in range(len(a)):
         first = max(0, i - WINDOW + 1) if kind == "near" else 0
         for h in range(H):
             of = h // (H // k.shape[1])
-            shares = np.exp(k[first : i + 1, of] @ q[i, h] / DH**0.5)
+            shares = np.exp(k[first : i + 1, of] @ q[i, h] / width**0.5)
             total = shares.sum()
             if "attn_sinks.weight" in b:
                 total += np.exp(b["attn_sinks.weight"][h])
