@@ -45,15 +45,23 @@ class PrefixCache:
     """
 
     def __init__(self, cross: Cross, size: PrefixCacheSize) -> None:
-        self._most = sys.maxsize if size == "all" else size
-        if cross.speculation.encoder is not None or cross.links.inboxes("llm"):
-            self._most = None  # texts that begin alike were made of other rows besides
+        self._size = sys.maxsize if size == "all" else size
         self._cross, self._owners, self._target = cross, cross.owners, cross.llm.runner
 
     @property
     def is_on(self) -> bool:
         """Whether requests share anything."""
         return self._most is not None
+
+    @property
+    def _most(self) -> int | None:
+        """Bytes that finished texts may take; None: requests share nothing.
+
+        They cannot where the target reads other rows, too: texts that begin alike differ in them.
+        """
+        cross = self._cross
+        reads_rows = cross.speculation.encoder is not None or cross.links.inboxes("llm")
+        return None if reads_rows else self._size
 
     def claim(self, request: Request) -> int | None:
         """Claim a sequence for a request, with what its prompt has in common with other texts.
@@ -158,13 +166,14 @@ class PrefixCache:
 
         Part of a commit: there is no transaction around it, and calling it twice is harmless.
         """
-        if self._most is None:
+        most = self._most
+        if most is None:
             return
         lengths, speculation = self._target.lengths, self._cross.speculation
         kept = self._free()
         while kept and not lengths[kept[0]]:
             speculation.remove(kept.pop(0))  # it may have been cut off
-        while kept and speculation.bytes_of(kept) > self._most:
+        while kept and speculation.bytes_of(kept) > most:
             speculation.remove(kept.pop(0))
 
 

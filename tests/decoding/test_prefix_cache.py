@@ -3,7 +3,7 @@
 import pytest
 from harness import hybrid_family
 from harness.hashed import N_VOCAB, Planted
-from harness.requests import seeing
+from harness.requests import connect, seeing, unconnected
 from harness.scripted import cross_of, plain, run, settings
 from harness.search import searching
 from hypothesis import given
@@ -249,11 +249,15 @@ def test_as_many_bytes_are_kept_as_there_may_be(n_texts, n_left):
     assert held == sorted([[]] * (3 - n_left) + [text[:1] for text in texts[3 - n_left :]])
 
 
-def test_texts_that_see_different_pictures_share_nothing():
+@pytest.mark.parametrize("connects_first", [True, False])
+def test_texts_that_see_different_pictures_share_nothing(connects_first):
     """The same tokens are not the same text where the target reads other rows beside them."""
     texts = []
     for size in (None, "all"):
-        generator = Generator(seeing(), sampling=WARM, prefix_cache=size)
+        cross = seeing() if connects_first else unconnected()
+        generator = Generator(cross, sampling=WARM, prefix_cache=size)
+        if not connects_first:
+            connect(cross)
         for _ in range(3):
             request = generator.add(PROMPT, max_tokens=10)
             run(generator)

@@ -55,19 +55,28 @@ def seen(name):
         return seer.load(Path(folder), name, 1)
 
 
-def seeing():
-    """A language model that reads what an encoder made of pictures."""
+def unconnected():
+    """A language model and an encoder that it does not read yet."""
     settings = {"n_seq_max": 3, "n_batch": 8, "threads": 1, "backend": "cpu"}
-    cross = Cross(
+    return Cross(
         llm=Context(seen("seer"), 40, **settings),
         eye=Context(seen("eye"), 40, graph_type=GraphType.ENCODER, **{**settings, "n_batch": 30}),
         draft=Scripted(SCRIPTS["right for one"]),
     )
+
+
+def connect(cross):
+    """Let the model read what the encoder makes of pictures, one of each sequence."""
     cross.connect(Link(src="eye", tap="hidden", dst="llm", slot="picture", pairing="same-token"))
     for seq in range(3):
         patches = np.random.default_rng(seq).normal(size=(30, seer.WIDTH))
         cross.contexts["eye"].process(Batch(embeddings=patches, seq=seq, outputs="none"))
     return cross
+
+
+def seeing():
+    """A language model that reads what an encoder made of pictures."""
+    return connect(unconnected())
 
 
 TEXTS = (([1, 2, 3, 4, 5, 6, 7, 8], WARM), ([3, 1, 4], GREEDY), ([5, 6], PENALISED))
