@@ -168,17 +168,21 @@ def _norm_and_rotate(
 def _project(
     g: GraphBuilder, a: Value, layer: int, n_heads: int, n_kv_heads: int, width: int
 ) -> tuple[Value, Value, Value]:
-    """Return q, k and v as heads, from three matrices or a fused one."""
+    """Return q, k and v as heads, from three matrices or a fused one, whose biases may be three."""
 
     def matmul(name: str) -> Value:
         return g.matmul(a, f"blk.{layer}.{name}.weight", f"blk.{layer}.{name}.bias")
 
+    def part(name: str, start: int, stop: int) -> Value:
+        rows, bias = g.slice(fused, start, stop), f"blk.{layer}.{name}.bias"
+        return g.shift_by(rows, bias) if g.has(bias) else rows
+
     if g.has(f"blk.{layer}.attn_qkv.weight"):
         fused = matmul("attn_qkv")
         q_width, k_width = n_heads * width, n_kv_heads * width
-        q = g.slice(fused, 0, q_width)
-        k = g.slice(fused, q_width, q_width + k_width)
-        v = g.slice(fused, q_width + k_width, int(fused.shape[1]))
+        q = part("attn_q", 0, q_width)
+        k = part("attn_k", q_width, q_width + k_width)
+        v = part("attn_v", q_width + k_width, int(fused.shape[1]))
     else:
         q, k, v = matmul("attn_q"), matmul("attn_k"), matmul("attn_v")
     return g.split_heads(q, n_heads), g.split_heads(k, n_kv_heads), g.split_heads(v, n_kv_heads)

@@ -125,6 +125,25 @@ def test_trunk_equals_the_witness(name, tmp_path):
         assert np.abs(rounded[output] - wanted[output]).max() < 1e-3
 
 
+@pytest.mark.parametrize("name", ["llama", "llama with biases", "qwen2"])
+@pytest.mark.parametrize("fused_biases", [True, False])
+def test_queries_keys_and_values_of_one_matrix(name, fused_biases, tmp_path):
+    """Biases may be one tensor, too, or three, as in files of llama.cpp's first converters."""
+    c = CONFIGS[name]
+    tensors = to_gguf(c, checkpoint(c, seed=5))
+    write_model_file(tmp_path / "apart.gguf", c.family, metadata(c), tensors)
+    for block in range(N_LAYERS):
+        for kind in ("weight", "bias") if c.qkv_bias and fused_biases else ("weight",):
+            parts = [tensors.pop(f"blk.{block}.attn_{x}.{kind}") for x in "qkv"]
+            tensors[f"blk.{block}.attn_qkv.{kind}"] = np.concatenate(parts)
+    write_model_file(tmp_path / "fused.gguf", c.family, metadata(c), tensors)
+    apart, fused = (
+        runner(c, tmp_path / f"{file}.gguf", "f64").feed(np.arange(12))["logits"]
+        for file in ("apart", "fused")
+    )
+    assert np.abs(apart - fused).max() < 1e-10
+
+
 def test_embedding_rows_stand_for_tokens(tmp_path):
     c = CONFIGS["qwen2"]
     weights = checkpoint(c, seed=3)
