@@ -52,15 +52,19 @@ class Pretokenizer:
         return pre_tokenizers.Sequence([*cuts, bytes_])
 
 
-_CAPITALS, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CAPITALS, _SMALL = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 
 
-def _cased_words(endings: str, digits: str) -> str:
-    """Words that end before a capital behind a small letter, else as ``_words`` has them."""
+def _cased_words(endings: str, digits: str, *, but: str = "", line_ends: str = r"[\r\n/]") -> str:
+    """Words that end before a capital behind a small letter, else as ``_words`` has them.
+
+    ``but`` takes letters out, and ``line_ends`` may follow signs.
+    """
+    capital, small = f"[{_CAPITALS}{but}]", f"[{_SMALL}{but}]"
     return (
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}*{_SMALL}+{endings}"
-        rf"|[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}+{_SMALL}*{endings}"
-        rf"|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_LINES_AND_SPACES}"
+        rf"[^\r\n\p{{L}}\p{{N}}]?{capital}*{small}+{endings}"
+        rf"|[^\r\n\p{{L}}\p{{N}}]?{capital}+{small}*{endings}"
+        rf"|{digits}| ?[^\s\p{{L}}\p{{N}}]+{line_ends}*|{_LINES_AND_SPACES}"
     )
 
 
@@ -115,23 +119,51 @@ _DEEPSEEK_3 = Pretokenizer(
         "|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
     )
 )
+_KIMI_2 = Pretokenizer(
+    (
+        r"[\p{Han}]+|"
+        + _cased_words(
+            f"{_ENGLISH_ENDINGS}?", r"\p{N}{1,3}", but=r"&&[^\p{Han}]", line_ends=r"[\r\n]"
+        ),
+    )
+)
+_SEED_CODER = Pretokenizer(
+    (
+        f"{_ENGLISH_ENDINGS}|[^\r\n\\p{{L}}\\p{{N}}]?\\p{{L}}+|\\p{{N}}{{1}}"
+        "| ?[^\\s\\p{L}\\p{N}\r\n]+|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+    )
+)
+_YOUTU = Pretokenizer(
+    (
+        "[\uac00-\ud7a3\u3131-\u318e]+"  # Hangul
+        "|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+        "|[\u3105-\u312f]+"  # Bopomofo
+        "|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",  # Han, Hiragana, Katakana
+        _cased_words(f"{_ENGLISH_ENDINGS}?", r"\p{N}"),
+    ),
+    whole_words=True,
+)
 _NAMES = (
     (_GPT_2, ("gpt-2", "a.x-4.0", "gigachat", "mellum", "trillion")),
     (_SMOLLM, ("smollm", "minerva-7b")),
     (_LLAMA_BPE, ("llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "pixtral")),
     (_GLM_4, ("glm4", "glm5")),
     (_CHATGLM, ("chatglm-bpe", "dbrx", "smaug-bpe")),
-    (_QWEN_2, ("qwen2", "deepseek-r1-qwen", "f2llmv2", "kormo", "megrez")),
+    (_QWEN_2, ("qwen2", "deepseek-r1-qwen", "f2llmv2", "kormo", "megrez", "solar-open")),
     (_QWEN_35, ("qwen35",)),
     (_GPT_4O, ("gpt-4o", "kanana2", "llama4")),
     (_TEKKEN, ("tekken",)),
     (_DEEPSEEK_LLM, ("deepseek-llm",)),
     (_DEEPSEEK_CODER, ("deepseek-coder",)),
     (_DEEPSEEK_3, ("deepseek-v3", "joyai-llm")),
+    (_KIMI_2, ("kimi-k2",)),
+    (_SEED_CODER, ("seed-coder",)),
+    (_YOUTU, ("youtu",)),
 )
 """Pre-tokenizers with their names in model files, that of the first model before others'.
 
-They are spelt as in ``tokenizer.json``; DeepSeek's have the characters that end lines themselves.
+They are spelt as in ``tokenizer.json``, Kimi's as in its source. DeepSeek's and Seed-Coder's have
+the characters that end lines themselves.
 """
 
 _BY_NAME = {name: known for known, names in _NAMES for name in names}

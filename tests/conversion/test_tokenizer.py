@@ -46,7 +46,7 @@ def test_tokens_equal_those_of_the_source(name):
 
 PRE_TOKENIZERS = (
     *("qwen2", "qwen35", "llama-bpe", "glm4", "chatglm-bpe", "deepseek-v3", "gpt-4o", "tekken"),
-    *("gpt-2", "smollm"),
+    *("gpt-2", "smollm", "seed-coder"),
 )
 
 

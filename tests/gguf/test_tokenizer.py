@@ -146,6 +146,10 @@ SPLITS = {
     "deepseek-coder": [
         *("I", "'", "ll", " don", "'", "T", " ", *"12345", " x", "\n", "\n", " y", "  ++=", "é")
     ],
+    "kimi-k2": ["I'll", " don'T", " ", "123", "45", *REST],
+    "seed-coder": ["I", "'ll", " don", "'T", " ", *"12345", *REST],
+    "solar-open": ["I", "'ll", " don", "'T", " ", *"12345", *REST],
+    "youtu": ["I'll", " don'T", " ", *"12345", *REST],
 }
 
 
@@ -169,6 +173,9 @@ def test_pretokenizers_differ_where_published_ones_do():
     assert cut("qwen35", "ខ្មែរ") == ["ខ្មែរ"]
     assert cut("gpt-4o", "aPath/\n/x ABCd") == ["a", "Path", "/\n/", "x", " ABCd"]
     assert cut("gpt-2", "1漢字a#!\n\nx") == ["1", "漢字a", "#!", "\n", "\n", "x"]
+    assert cut("kimi-k2", "1漢字aかPath/\n#!\n") == ["1", "漢字", "aか", "Path", "/\n", "#!\n"]
+    assert cut("seed-coder", "漢字a#!\n\nx") == ["漢字a", "#!", "\n\n", "x"]
+    assert cut("youtu", "漢字、한aPath/\n#!\n") == ["漢字", "、", "한", "a", "Path", "/\n", "#!\n"]
 
 
 @pytest.mark.parametrize("name", ["martian", "default", None])
