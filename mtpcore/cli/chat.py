@@ -103,7 +103,7 @@ class _Chat:
         is_leaving = False
         while True:
             try:
-                line = input("> " if self._is_terminal else "").strip()
+                line = self._read()
                 is_leaving = False
                 if line == "/exit":
                     return 0
@@ -112,14 +112,20 @@ class _Chat:
                 if self._is_terminal:
                     print()
                 return 0
-            except UnicodeDecodeError as error:
-                raise MtpcoreError("a turn is text", where="standard input", got=error) from None
             except KeyboardInterrupt:
                 if is_leaving:
                     return _INTERRUPTED
                 is_leaving = True
                 print(file=sys.stderr)
                 note("Ctrl-C again, Ctrl-D or /exit ends the chat")
+
+    def _read(self) -> str:
+        """Return the next line; raise EOFError where the input ends."""
+        try:
+            return input("> " if self._is_terminal else "").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            got = getattr(error, "strerror", None) or error
+            raise MtpcoreError("cannot read a turn", where="standard input", got=got) from None
 
     def _begin(self) -> list[dict[str, str]]:
         return [] if self._system is None else [{"role": "system", "content": self._system}]

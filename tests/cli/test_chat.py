@@ -1,6 +1,7 @@
 """``mtpcore chat``: turns, commands, and what Ctrl-C stops."""
 
 import contextlib
+import errno
 import io
 import os
 import pty
@@ -56,6 +57,17 @@ def test_each_line_is_a_turn_of_one_conversation(chat, model):
     assert code == 0
     assert out == answers(model, "hello", "and then?", "more")
     assert out != answers(model, "hello") + answers(model, "and then?") + answers(model, "more")
+
+
+def test_standard_input_that_cannot_be_read(command, monkeypatch, model):
+    class Closed(io.StringIO):
+        def readline(self, size=-1):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr("sys.stdin", Closed())
+    code, out, err = command("chat", model, *SETTINGS)
+    assert (code, out) == (1, "")
+    assert "standard input: cannot read a turn; got Bad file descriptor" in err
 
 
 def test_a_system_prompt_comes_first_and_stays_after_a_reset(chat, model):
