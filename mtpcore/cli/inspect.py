@@ -171,8 +171,8 @@ def _lend(model: Model, draft_model: Model) -> None:
 
 
 def _program(model: Model, draft_model: Model | None, options: argparse.Namespace) -> Program:
-    trunk_graphs = model.spec.graphs if model.spec is not None else ()
-    if options.graph in ("llm", *(name for name, _ in trunk_graphs)):
+    trunk_graphs = "llm", *dict(model.spec.graphs if model.spec is not None else ())
+    if options.graph in trunk_graphs:
         return model.program(GraphType(options.graph))
     graph = "" if options.graph == "draft" else options.graph
     found = find_drafter(model, draft_model, options.drafter or "auto")
@@ -184,6 +184,11 @@ def _program(model: Model, draft_model: Model | None, options: argparse.Namespac
             wanted=", ".join(dict(spec.graphs)) or None,
             got=options.graph,
             fix="name another drafter with --drafter",
+        )
+    known = *trunk_graphs, "draft", *dict(spec.graphs)
+    if options.graph not in known:
+        raise GraphError(
+            "no such graph", where=str(model.path), wanted=", ".join(known), got=options.graph
         )
     return drafter_program(source, spec.name, graph)
 

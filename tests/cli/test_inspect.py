@@ -138,6 +138,12 @@ def test_graphs_are_drawn(command, glm, graph, form, begins):
     assert ("nextn" in out) == (graph == "draft")
 
 
+def test_a_graph_that_there_is_not(command, glm):
+    code, out, err = command("inspect", glm, "--graph", "drfat")
+    assert (code, out) == (1, "")
+    assert f"{glm}: no such graph; wanted llm, draft; got drfat" in err
+
+
 def test_a_model_without_a_head_has_no_draft_graph(command, headless):
     assert "none fits: text is decoded without drafts" in command("inspect", headless)[1]
     code, out, err = command("inspect", headless, "--graph", "draft")
