@@ -69,15 +69,15 @@ def place_rows(
 ):
     cdef int32s ids = int32s_of(tokens, 1), seqs = int32s_of(seq, 1), positions = int32s_of(pos, 1)
     cdef bools asked = bools_of(outputs)
-    cdef int64_t n = ids.n, n_seq = len(lengths), begin = 0, end, row, place, s, length
+    cdef int64_t n = ids.n, n_seq = len(lengths), begin = 0, end, place, s, length
     cdef int64_t n_outputs = 0
     cdef int32_t *placed
     cdef int32_t *wanted
     cdef dict ranges = {}, runs = {}
     if seqs.n != n or positions.n != n or asked.n != n:
         return None
-    places = np.empty(n, np.int32)
-    placed = int32s_of(places, 1).data
+    places, chosen = np.empty(n, np.int32), np.empty(n, np.int32)
+    placed, wanted = int32s_of(places, 1).data, int32s_of(chosen, 1).data
     while begin < n:
         s = seqs.data[begin]
         if not 0 <= s < n_seq:
@@ -94,18 +94,13 @@ def place_rows(
                     and 0 <= place < n_ctx):
                 return None
             placed[end] = place
-            n_outputs += asked.data[end] != 0
+            if asked.data[end]:
+                wanted[n_outputs] = end
+                n_outputs += 1
             place += 1
             end += 1
         ranges[s] = first, place
         runs.setdefault(s, []).append(np.arange(begin, end))
         begin = end
-    chosen = np.empty(n_outputs, np.int32)
-    wanted = int32s_of(chosen, 1).data
-    n_outputs = 0
-    for row in range(n):
-        if asked.data[row]:
-            wanted[n_outputs] = row
-            n_outputs += 1
     groups = {s: mine[0] if len(mine) == 1 else np.concatenate(mine) for s, mine in runs.items()}
-    return places, ranges, groups, chosen
+    return places, ranges, groups, chosen[:n_outputs]

@@ -1,12 +1,15 @@
 """Ordinary batches are placed in one compiled pass, exactly as the close look places them."""
 
+import gc
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from harness.search import searching
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mtpcore._ext._rows import place_rows
 from mtpcore.errors import BatchError
 from mtpcore.runtime.admission import Admission
 from mtpcore.runtime.batch import Batch
@@ -75,3 +78,34 @@ def test_the_quick_way_is_the_close_look(data, lengths, is_drafter):
         s: mine.tolist() for s, mine in wanted[2].items()
     }
     assert outputs.tolist() == wanted[3].tolist()
+
+
+@pytest.fixture
+def _collecting_often():
+    threshold = gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(1)
+    yield
+    gc.callbacks.clear()
+    gc.set_threshold(*threshold)
+
+
+@pytest.mark.usefixtures("_collecting_often")
+@pytest.mark.parametrize("at", range(12))
+def test_outputs_that_are_asked_for_meanwhile_are_read_once(at):
+    """Where memory is taken garbage may be collected, by code of anybody (CPython 3.11)."""
+    n = 16
+    asked, order = np.zeros(n, bool), np.arange(n, dtype=np.int32)
+    begun = []
+
+    def ask(phase, info):
+        begun.append(phase)
+        if len(begun) == at:
+            asked[:] = True
+
+    gc.callbacks.append(ask)
+    placed = place_rows(order, order % 8, order // 8, asked, [0] * 8, n, n, False)
+    gc.callbacks.pop()
+    assert placed is not None
+    outputs = placed[3].tolist()
+    assert outputs == [*range(n - len(outputs), n)]
