@@ -15,7 +15,7 @@ from mtpcore._ext._sampling cimport Sampler
 
 from mtpcore.errors import BackendError, BatchError, CapacityError
 
-cdef int64_t MOST_TOKENS = 1 << 40  # of a history: sizes in bytes stay far from overflowing
+cdef int64_t MOST_TOKENS = 1 << 40  # of all histories: sizes in bytes stay far from overflowing
 
 
 def draft(wanted, list passes not None, fed=()):
@@ -245,6 +245,8 @@ cdef int take_sequences(mtp_draft *loop, wanted, tuple samplers, Executor first)
         if longest > MOST_TOKENS:
             raise CapacityError("no memory for a draft", wanted=f"{longest} tokens")
         most = max(most, <int64_t> longest)
+    if most > MOST_TOKENS // m:
+        raise CapacityError("no memory for a draft", wanted=f"{m} times {most} tokens")
     for i in range(loop.n_passes):
         n_axes = max(n_axes, loop.passes[i].run.n_axes)
     size = mtp_draft_lay_out(loop, most, n_axes, NULL)

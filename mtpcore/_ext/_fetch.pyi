@@ -83,4 +83,9 @@ class Choice:
         -------
         tuple or None
             The way that is kept and the known speeds, where a trial ended.
+
+        Raises
+        ------
+        BackendError
+            There is no such way.
         """

@@ -89,6 +89,9 @@ cdef class Choice:
 
     def end_pass(self, double speed, str fetch not None="auto"):
         cdef mtp_fetch_result result
+        if mtp_fetch_named(fetch.encode()) < 0:
+            raise BackendError("no such way to prefetch weights", where="end_pass",
+                               wanted=" or ".join((*WAYS, "auto")), got=repr(fetch))
         self.choice.is_used = True
         if self.choice.is_timed:
             self.choice.n_bytes, self.choice.ns = 1000 * speed, 1000

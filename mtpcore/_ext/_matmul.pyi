@@ -105,7 +105,7 @@ class PackedMatrix:
         Raises
         ------
         GraphError
-            Not as many bytes as the matrix has, or a mapped matrix.
+            Not as many bytes as the matrix has, or a mapped matrix, or one that has read its rows.
         CapacityError
             There is no memory to note what is packed.
         """

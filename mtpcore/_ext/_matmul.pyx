@@ -93,7 +93,7 @@ cdef class PackedMatrix:
 
     def read_rows(self, data, int64_t offset=-1):
         cdef mtp_matrix *w = &self.matrix
-        if w.is_mapped:
+        if w.is_mapped or self.packing != NULL:
             raise GraphError("a mapped matrix is what it is", where="PackedMatrix.read_rows")
         cdef const unsigned char[::1] rows = checked_bytes(data, w.type, w.n_rows, w.n_cols,
                                                            "PackedMatrix.read_rows")

@@ -155,6 +155,7 @@ cdef extern from "plan/plan.h" nogil:
     int MTP_PAGE
     int MTP_BARRIER_IF_FEW, MTP_BARRIER_IF_MANY
     int MTP_BY_ROWS, MTP_IN_COPIES, MTP_BY_COLUMNS
+    int MTP_BLOCK
     int MTP_RANGE
     int MTP_LOG
     int MTP_BLOCK_ROWS
@@ -295,7 +296,9 @@ cdef class Executor:
     cdef int64_t n_vocab
     cdef list n_pages       # of each group of memory
     cdef set remembered     # groups of memory that rows are stored in
-    cdef set attended       # groups that rows attend to
+    cdef set attended       # groups that rows attend to all of
+    cdef set followed       # groups that rows attend to up to their own place, or some other
+    cdef bint needs_tokens  # whether an operation has no row for what is no token
     cdef int64_t n_axes     # that positions have at least
     cdef bint is_running
     cdef list unpacked      # operations with matrices to pack: index, matrices, their mapped rows

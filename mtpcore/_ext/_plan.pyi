@@ -153,8 +153,8 @@ class Executor:
         Raises
         ------
         BackendError
-            An operation would leave what it is given, operations are missing, or the plan is
-            finished already.
+            An operation would leave what it is given, operations are missing, ``most_packing`` is
+            no such time, or the plan is finished already.
         CapacityError
             There is no memory for scratch.
         """

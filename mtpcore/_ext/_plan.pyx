@@ -114,6 +114,7 @@ cdef class Executor:
         self.kept, self.unpacked, self.capacities = [], [], list(capacities)
         self.n_batch, self.n_vocab, self.most_ops = n_batch, n_vocab, n_ops
         self.most_places = INT64_MAX
+        self.n_axes = 1
         # One record more than there are operations: where an operation is put together.
         self.ops = <mtp_op *> zeros(n_ops + 1, sizeof(mtp_op))
         self.copy_bytes = <size_t *> zeros(n_buffers, sizeof(size_t))
@@ -162,7 +163,7 @@ cdef class Executor:
                 mtp_poison_behind_copies(self.run_state.buffers[i], self.capacities[i], copies[i],
                                          n_threads)
         self.n_pages = [store.n_pages for store in stores]
-        self.remembered, self.attended = set(), set()
+        self.remembered, self.attended, self.followed = set(), set(), set()
         for i, store in enumerate(stores):
             pages = memory_of(store.data)
             refuse_unless(store.page_bytes >= 0 and store.n_pages >= 0
@@ -292,7 +293,9 @@ cdef class Executor:
         if op.kind == MTP_REMEMBER:
             self.remembered.add(memory)
         elif op.kind == MTP_ATTENTION:
-            self.attended.add(memory)
+            (self.attended if op.n[4] == MTP_BLOCK else self.followed).add(memory)
+        elif op.kind == MTP_EMBED and op.n[0] == 0 and not inputs:
+            self.needs_tokens = True
         self.plan.n_ops += 1
 
     cdef int check_lengths(self, const mtp_op *op, matrices, weights, numbers, axes) except -1:
@@ -318,8 +321,9 @@ cdef class Executor:
         for i, array in enumerate(weights):
             if i == 1 and op.kind in (MTP_ATTENTION, MTP_MERGE):  # a bias for each distance
                 wanted *= mtp_bias_width(op.n[6])
-            if array is not None and len(array) != wanted:
-                raise BackendError("not a weight for each value", wanted=wanted, got=len(array))
+            if array is not None and floats_of(array, False).n != wanted:
+                raise BackendError("not a weight for each value", wanted=wanted,
+                                   got=floats_of(array, False).n)
         if op.kind == MTP_ANGLES:
             n_numbers = 0 if numbers is None else len(numbers)
             n_axes = -1 if axes is None else len(axes)
@@ -391,7 +395,9 @@ cdef class Executor:
     def finish(self, double work, double work_of_row, double worth_sharing,
                int64_t worth_prefetching=INT64_MAX, double most_packing=0):
         """Check the whole, and give every thread its scratch."""
-        refuse_unless(not self.is_finished, "the plan is finished", "one call", "another")
+        refuse_unless(self.scratch_memory == NULL, "the plan is finished", "one call", "another")
+        refuse_unless(0 <= most_packing < MOST, "impossible time", f"seconds, below {MOST}",
+                      most_packing)
         refuse_unless(self.plan.n_ops == self.most_ops, "not as many operations as were announced",
                       self.most_ops, self.plan.n_ops)
         self.check_relations()
@@ -510,8 +516,9 @@ cdef class Executor:
         return 0
 
     cdef bint is_source(self, int64_t group):
-        """Say whether rows attend to a group without being stored there."""
-        return group in self.attended and group not in self.remembered
+        """Say whether rows attend to all of a group, and have no place in it."""
+        return (group in self.attended and group not in self.followed
+                and group not in self.remembered)
 
     cdef int check_sequence(self, const int32s *tables, const int32s *first, const int32s *length,
                             int64_t n_pages, int64_t seq) except -1:
@@ -604,14 +611,14 @@ cdef class Executor:
         cdef int32s positions = int32s_of(rows.positions, 2), parent, until, tables, first, length
         cdef int64_t n = tokens.n, m = outputs.n, n_pages, t, before
         cdef bint is_source
-        cdef int32_t least = 0 if rows.embeddings is None else -1
+        cdef int32_t least = 0 if rows.embeddings is None or self.needs_tokens else -1
         cdef mtp_memory *memory
         refuse_unless(self.is_finished, "a plan that is not finished", "finish()", "run")
         if len(pages) != len(self.n_pages):
             raise BackendError("memory of another plan", wanted=f"{len(self.n_pages)} groups",
                                got=len(pages))
         if positions.width < self.n_axes:
-            raise BatchError("positions with fewer axes than RoPE reads", wanted=self.n_axes,
+            raise BatchError("positions with fewer axes than are read", wanted=self.n_axes,
                              got=positions.width)
         if not (n <= self.n_batch and seq.n == n and place.n == n and positions.n == n and m <= n):
             raise BatchError("rows do not fit the plan", wanted=f"at most {self.n_batch} rows",

@@ -8,7 +8,13 @@ from numpy.typing import NDArray
 F32 = NDArray[np.float32]
 
 def delta_sizes(layer: Any) -> tuple[int, int]:
-    """Return how many float32 a base of a ``DeltaLayer`` takes, and a row of its log."""
+    """Return how many float32 a base of a ``DeltaLayer`` takes, and a row of its log.
+
+    Raises
+    ------
+    BackendError
+        No layer has such heads and widths.
+    """
 
 def settle_delta(layer: Any, base: F32, log: F32, rows: NDArray[np.int32]) -> F32:
     """Return the state behind a base and rows of a log, float32[n_heads, k_width, v_width].
@@ -25,5 +31,5 @@ def settle_delta(layer: Any, base: F32, log: F32, rows: NDArray[np.int32]) -> F3
     Raises
     ------
     BackendError
-        The base is another layer's, or there is no such row.
+        No layer has such heads and widths, the base is another layer's, or there is no such row.
     """

@@ -25,6 +25,10 @@ cdef extern from "recurrent/settle.h" nogil:
 
 
 cdef mtp_delta shape_of(layer) except *:
+    sizes = layer.n_heads, layer.n_key_heads, layer.k_width, layer.v_width
+    if min(sizes) < 1 or layer.n_heads % layer.n_key_heads:
+        raise BackendError("no shape of a delta rule", got=sizes,
+                           wanted="heads that share key heads evenly, and widths of 1 at least")
     return mtp_delta(layer.n_heads, layer.n_key_heads, layer.k_width, layer.v_width,
                      layer.key_heads == "tiled", layer.by_channel)
 

@@ -5,6 +5,7 @@ arena, by way of a buffer inside.
 """
 
 import gc
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,9 +13,12 @@ import pytest
 
 from mtpcore._ext._draft import draft
 from mtpcore._ext._matmul import PackedMatrix, pack
-from mtpcore._ext._plan import Executor, use_order
+from mtpcore._ext._plan import BY_COLUMNS, IN_COPIES, Executor, use_order
+from mtpcore._ext._sampling import Sampler, Scratch
 from mtpcore.backends.base import CheckedBatch
-from mtpcore.errors import BackendError, BatchError, MtpcoreError
+from mtpcore.errors import BackendError, BatchError, CapacityError, MtpcoreError
+from mtpcore.graph.ops import MASKS
+from mtpcore.sampling import Sampling
 
 WIDTH, N_BATCH, N_VOCAB = 4, 3, 10
 X, INNER, Y = range(3)
@@ -171,6 +175,7 @@ def test_views_outside_their_buffers_are_refused(wrong, is_input):
         ("rms_norm", {"weights": [np.ones(WIDTH, np.float16)]}),
         ("rms_norm", {"weights": [np.ones(2 * WIDTH, np.float32)[::2]]}),
         ("rms_norm", {"weights": [np.ones(WIDTH - 1, np.float32)]}),
+        ("rms_norm", {"weights": [np.ones((WIDTH, 0), np.float32)]}),
         ("angles", {"ints": [2]}),
         ("angles", {"ints": [-1], "numbers": np.ones(0), "axes": np.ones(0, np.int32)}),
         ("angles", {"ints": [1], "numbers": np.ones(2), "axes": np.ones(1, np.int64)}),
@@ -195,6 +200,120 @@ def test_weights_that_are_not_given_are_refused(kind):
     made.add(kind, 0, 0, [view(X)], [view(Y)])
     with pytest.raises(BackendError, match="no weight for each value"):
         made.finish(0.0, 0.0, 0.0)
+
+
+LISTS, WIDE = 1, 64  # another use of the buffer in the arena; columns of two blocks
+
+
+def matrix(n_rows=WIDTH, n_cols=WIDTH):
+    return pack(np.ones((n_rows, n_cols), np.float32).view(np.uint8), 0, n_rows, n_cols)
+
+
+def prepare(*given, kind=0, **changed):
+    return "prepare", 0, [view(X)], [view(INNER)], {"ints": [kind], **changed}
+
+
+def matmul(inputs, ints=(0, 1, 32), axis=0, n_rows=WIDTH, n_cols=WIDTH, **changed):
+    return (
+        *("matmul", axis, inputs, [view(Y)]),
+        {"matrices": [matrix(n_rows, n_cols)], "ints": ints, **changed},
+    )
+
+
+COLUMNS = {"sharing": BY_COLUMNS}
+COPIES = {"sharing": IN_COPIES}
+ONE_LINE = {"copies": [0, 64, 0], "capacities": [N_BATCH * 256, N_BATCH * 256, 48]}
+ONE_LINE |= {"arena_bytes": 1024, "n_threads": 2}
+WIDE_ROWS = view(X, row_stride=WIDE, width=WIDE)
+WIDE_SIZES = {"capacities": [N_BATCH * 4 * WIDE] * 3, "arena_bytes": 1024}
+
+
+@pytest.mark.parametrize(
+    ("misfit", "steps", "sizes"),
+    [
+        ("nothing to read", [matmul([])], {}),
+        ("nothing to write", [("prepare", 0, [view(X)], [], {"ints": [0]})], {}),
+        ("nothing to write", [("sort_by_head", 0, [], [], {})], {}),
+        ("no whole blocks", [prepare(kind=3)], {}),
+        ("no whole blocks", [prepare(kind=-1)], {}),
+        ("no whole blocks", [prepare(kind=1)], {}),
+        ("another width", [matmul([view(INNER)])], {}),
+        ("another width", [prepare(), matmul([view(INNER)], n_cols=2)], {}),
+        ("another width", [prepare(), matmul([view(INNER)], axis=1)], {}),
+        ("units that are not", [prepare(), matmul([view(INNER)], ints=[0, 1, 33])], {}),
+        ("units that are not", [prepare(), matmul([view(INNER)], ints=[1, 1, 32])], {}),
+        ("units that are not", [prepare(), matmul([view(INNER)], ints=[-1, 1, 32])], {}),
+        ("units that are not", [prepare(), matmul([view(INNER)], ints=[0, 1 << 62, 32])], {}),
+        ("different shapes", [("take", 0, [view(X)], [view(Y)], {})], {}),
+        ("equal parts", [("copy", 0, [view(X)], [view(Y)], {**COLUMNS, "n_units": 3})], {}),
+        ("equal parts", [("angles", 0, [], [view(Y)], {**COLUMNS, "n_units": 1})], {}),
+        (
+            "equal parts",
+            [("prepare", 0, [WIDE_ROWS], [view(INNER)], {"ints": [1], **COLUMNS, "n_units": 4})],
+            WIDE_SIZES,
+        ),
+        ("copies", [("copy", 0, [view(X)], [view(INNER)], COPIES)], {}),
+        ("copies", [("copy", 0, [view(X)], [view(INNER, row_stride=0)], {})], ONE_LINE),
+        (
+            "no room for prepared",
+            [("prepare", 0, [WIDE_ROWS], [view(INNER, row_stride=0)], {"ints": [0], **COPIES})],
+            ONE_LINE,
+        ),
+        (
+            "no room for the lists",
+            [("sort_by_position", 0, [], [view(LISTS, width=1)], {"ints": [13, 0], **COPIES})],
+            ONE_LINE,
+        ),
+        ("no room", [("sort_by_position", 0, [], [view(LISTS, width=1)], {"ints": [0]})], {}),
+        (
+            "no room for the lists",  # their size in bytes is a small number, modulo 2^64
+            [("sort_by_position", 0, [], [view(LISTS, width=1)], {"ints": [(1 << 62) - 7]})],
+            {},
+        ),
+    ],
+)
+def test_plans_that_would_leave_their_buffers_are_not_made(misfit, steps, sizes):
+    made = executor(n_ops=len(steps), **sizes)
+    for kind, axis, inputs, outputs, further in steps:
+        numbers = {"numbers": np.ones(1), "axes": np.ones(0, np.int32)} if kind == "angles" else {}
+        made.add(kind, 0, axis, inputs, outputs, **numbers, **further)
+    with pytest.raises(BackendError, match=misfit):
+        made.finish(0.0, 0.0, 0.0)
+
+
+def test_rows_without_a_token_are_refused_where_nothing_stands_for_them():
+    made = executor(n_ops=1)
+    made.add("embed", 0, 0, [], [view(Y)], matrices=[matrix(N_VOCAB)])
+    made.finish(0.0, 0.0, 0.0)
+    given = {"tokens": np.array([-1, 1], np.int32), "embeddings": np.zeros((2, WIDTH), np.float32)}
+    with pytest.raises(BatchError, match="token id out of range"):
+        made.run(rows(**given), [], [(Y, np.zeros((2, WIDTH), np.float32))])
+
+
+def test_positions_without_axes_are_refused():
+    """A plan without rotation reads the first one, too: rows may be parted by it."""
+    with pytest.raises(BatchError, match="fewer axes"):
+        finished().run(rows(positions=np.zeros((2, 0), np.int32)), [], arrays().items())
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_rows_see_no_place_that_is_not_reserved(mask):
+    """Nobody stores keys here: a row has no place of its own only where it sees all there is."""
+    store = Pages(np.zeros(1 << 14, np.uint8), 1 << 13, 2)
+    made = executor(n_ops=1, stores=[store])
+    ints = [0, 4096, 1, 0, MASKS.index(mask), 1, 0]
+    made.add("attention", 0, 0, [view(X)], [view(Y)], ints=ints, f=1.0)
+    made.finish(0.0, 0.0, 0.0)
+    tables, length = np.array([[0]], np.int32), np.array([2], np.int32)
+    pages = SimpleNamespace(tables=tables, first=np.zeros(1, np.int32), length=length)
+    seq = np.zeros(2, np.int32)
+    for place in ([0, 1], [1, 2], [500, 501]):
+        batch = rows(seq=seq, place=np.array(place, np.int32))
+        if mask == "block" or place == [0, 1]:
+            made.run(batch, [pages], arrays().items())
+        else:
+            with pytest.raises(BatchError, match="not reserved"):
+                made.run(batch, [pages], arrays().items())
 
 
 def test_a_refused_operation_leaves_nothing_behind():
@@ -334,6 +453,28 @@ def test_a_draft_of_impossible_passes_is_refused(passes):
 
     with pytest.raises((*REFUSED, AttributeError)):
         draft(Wanted(), passes)
+
+
+def test_drafts_of_impossible_sizes_are_refused():
+    """Their room in bytes, twice over, is 2^64."""
+    one = Sampler(Sampling(), Scratch(WIDTH))
+    m = 1 << 21
+    wanted = SimpleNamespace(
+        **dict(is_block=True, in_place=False, post_head=None, batch=rows(2), token_ids=None),
+        **dict(n_prompt=[0] * m, p_min=[0.0] * m, indices=[0] * m, samplers=[one] * m),
+        **dict(history=[np.zeros(1, np.int32)] * m, k=[(1 << 40) - 1, *[0] * (m - 1)]),
+    )
+    passes = [(finished(), wanted.batch, [], None, arrays().items(), Y, WIDTH, [])]
+    with pytest.raises(CapacityError, match="no memory for a draft"):
+        draft(wanted, passes)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 1e30, float("inf"), float("nan")])
+def test_a_time_to_pack_is_a_number(seconds):
+    made = executor(n_ops=1)
+    made.add("copy", 0, 0, [view(X)], [view(Y)])
+    with pytest.raises(BackendError, match="impossible time"):
+        made.finish(0.0, 0.0, 0.0, 0, seconds)
 
 
 def test_orders_that_do_not_exist_are_refused():

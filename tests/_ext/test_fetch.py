@@ -160,3 +160,8 @@ def test_no_such_type_or_class_of_rows(type_, rows):
 def test_names():
     assert _cpu.available_fetches() == (*WAYS, "auto")
     assert ROWS == ("1", "2-4", "5-8", "9-16")
+
+
+def test_ways_that_do_not_exist_are_refused():
+    with pytest.raises(BackendError, match="no such way"):
+        Choice(Q8_0, "1").end_pass(1.0, "backwards")

@@ -17,6 +17,7 @@ from harness.matrices import (
 )
 
 from mtpcore._ext import _cpu, _matmul
+from mtpcore._ext._plan import Executor
 from mtpcore.errors import BackendError, GraphError
 
 each_type = pytest.mark.parametrize("type_", TYPES, ids=lambda t: t.name)
@@ -46,6 +47,28 @@ def test_rows_left_in_the_file_give_the_bits_of_packed_ones(type_, isa, n_rows):
         assert_same_bits(_matmul.matmul(mapped, x[:n]), wanted[:n])
     assert_same_bits(_matmul.matmul(_matmul.pack(rows, type_, n_rows, n_cols), x), wanted)
     assert_same_bits([mapped.row(i) for i in range(n_rows)], dequantize(rows, type_))
+
+
+def test_rows_are_read_once():
+    """Plans may hold what says which of them are packed, so it is never replaced."""
+    rows = random_rows(Type.Q8_0, 32, 32)
+    size = _matmul.packed_bytes(Type.Q8_0, 32, 32)
+    matrix = _matmul.PackedMemory(size).take(Type.Q8_0, 32, 32)
+    matrix.read_rows(rows)
+    x, prepared, y = ((buffer, 1, 0, 32, 32, 32) for buffer in range(3))
+    plan = Executor(
+        **dict(n_threads=1, n_batch=1, n_ops=2, n_vocab=0, arena_bytes=128),
+        **dict(capacities=[128] * 3, copies=[0] * 3, offsets=[None, 0, None]),
+    )
+    plan.add("prepare", 0, 0, [x], [prepared], ints=[matrix.activation])
+    plan.add("matmul", 0, 0, [prepared], [y], matrices=[matrix], ints=[0, 1, 32])
+    plan.finish(0.0, 0.0, 0.0)
+    for _ in range(2):
+        with pytest.raises(GraphError, match="mapped"):
+            matrix.read_rows(rows)
+        plan.pack()
+    assert not matrix.is_mapped
+    assert_same_bits(matrix.row(31), dequantize(rows, Type.Q8_0)[31])
 
 
 def test_a_mapped_matrix_keeps_its_bytes_and_takes_no_others():

@@ -159,5 +159,5 @@ def test_positions_have_the_axes_that_rope_reads(models):
     plan = CpuPlan(lowered, threads=1)
     context = mtpcore.Context(models["demo"], n_ctx=64)
     context.runner._plan = plan
-    with pytest.raises(mtpcore.BatchError, match="fewer axes than RoPE reads"):
+    with pytest.raises(mtpcore.BatchError, match="fewer axes than are read"):
         context.process(mtpcore.Batch.of([1]))

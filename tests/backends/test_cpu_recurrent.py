@@ -7,6 +7,7 @@ from harness.nodewise import assert_same_values
 
 from mtpcore._ext._cpu import available_isas, use_isa
 from mtpcore._ext._plan import ORDERS, use_order
+from mtpcore._ext._states import delta_sizes, settle_delta
 from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.cpu.backend import CpuPlan
@@ -16,6 +17,7 @@ from mtpcore.backends.cpu.store import CpuStore
 from mtpcore.backends.cpu.weights import Weights as CpuWeights
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.errors import BackendError, CapacityError, MtpcoreError
+from mtpcore.graph.program import DeltaLayer
 from mtpcore.memory import LOG
 from mtpcore.testing import Runner
 
@@ -229,3 +231,12 @@ def test_no_memory_for_states_says_which_sizes_to_lower(wide):
     with pytest.raises(CapacityError, match="states of recurrent layers") as caught:
         CpuBackend().state_store(wide[0].states, 1 << 44)
     assert "n_seq_max or checkpoint_bytes" in caught.value.fix
+
+
+@pytest.mark.parametrize("sizes", [(2, 0, 4, 4), (2, 3, 4, 4), (0, 1, 4, 4), (2, 1, 0, 4)])
+def test_shapes_of_no_layer_are_refused(sizes):
+    layer = DeltaLayer(0, *sizes, "grouped")
+    with pytest.raises(BackendError, match="no shape"):
+        delta_sizes(layer)
+    with pytest.raises(BackendError, match="no shape"):
+        settle_delta(layer, np.zeros(0, "f4"), np.zeros(0, "f4"), np.zeros(0, "i4"))

@@ -1,5 +1,6 @@
 #include "plan/check.h"
 
+#include "matmul/layout.h"
 #include "ops/rows.h"
 #include "recurrent/delta_step.h"
 
@@ -41,11 +42,49 @@ static int is_alike(const mtp_view *a, const mtp_view *b)
     return a->n_heads == b->n_heads && a->width == b->width;
 }
 
-static int fits_prepared(const mtp_bounds *bounds, const mtp_view *prepared, int activation,
-                         int64_t n_rows, int64_t n_cols, int64_t more)
+/* What an operation makes that is no view of values: its bytes at the largest batch, and at one
+ * unit of rows. */
+typedef struct {
+    int64_t most, few;
+} made_bytes;
+
+static int64_t few_rows(const mtp_bounds *bounds)
 {
-    const int64_t bytes = (int64_t)mtp_activation_bytes(activation, n_rows, n_cols) + more;
-    return bytes <= bounds->bytes[prepared->buffer];
+    return bounds->n_batch < MTP_UNIT ? bounds->n_batch : MTP_UNIT;
+}
+
+/* Whether a buffer has room for it, and so has each thread's copy if there are any. */
+static int has_room(const mtp_plan *plan, const mtp_bounds *bounds, const mtp_view *view,
+                    made_bytes made)
+{
+    const size_t copy = plan->copy_bytes[view->buffer];
+    return made.most <= bounds->bytes[view->buffer] && (copy == 0 || (size_t)made.few <= copy);
+}
+
+/* Rows prepared for a matmul, `of_row` of them for each row. */
+static made_bytes prepared_rows(const mtp_bounds *bounds, int activation, int64_t of_row,
+                                int64_t n_cols, int64_t more)
+{
+    const int64_t each = of_row * (int64_t)mtp_activation_bytes(activation, 1, n_cols);
+    return (made_bytes){bounds->n_batch * each + more, few_rows(bounds) * each + more};
+}
+
+/* Lists of the rows of n matrices, each row being in `of_row` of them. */
+static int fits_lists(const mtp_plan *plan, const mtp_bounds *bounds, const mtp_view *lists,
+                      int64_t n, int64_t of_row)
+{
+    if (n < 1 || n > bounds->bytes[lists->buffer] / 4)
+        return 0;
+    const made_bytes made = {4 * mtp_expert_list_words(n, bounds->n_batch * of_row),
+                             4 * mtp_expert_list_words(n, few_rows(bounds) * of_row)};
+    return has_room(plan, bounds, lists, made);
+}
+
+/* Whether rows of a width are whole blocks of an activation. */
+static int is_whole(int64_t activation, int64_t width)
+{
+    return activation >= MTP_ACT_F32 && activation <= MTP_ACT_Q8_256 &&
+           width % mtp_activation_block((int)activation) == 0;
 }
 
 /* Whether keys and values that begin at these bytes of a page end in it. */
@@ -65,8 +104,7 @@ static int fits_page(const mtp_bounds *bounds, const mtp_op *op, int64_t n_heads
 static int fits_ranges(const mtp_bounds *bounds, const mtp_op *op, const mtp_view *sums,
                        int64_t n_heads, int64_t width)
 {
-    const int64_t n_rows = bounds->n_batch < MTP_UNIT ? bounds->n_batch : MTP_UNIT;
-    return op->n[5] >= 1 && sums->n_heads / n_rows / op->n[5] >= n_heads &&
+    return op->n[5] >= 1 && sums->n_heads / few_rows(bounds) / op->n[5] >= n_heads &&
            sums->width >=
                MTP_RANGE_LANES + (width + MTP_RANGE_LANES - 1) / MTP_RANGE_LANES * MTP_RANGE_LANES;
 }
@@ -117,13 +155,103 @@ static int fits_parts(const mtp_matrix *w, int64_t n, int64_t first, int64_t eac
            n - 1 <= (w->n_rows - first) / each;
 }
 
+/* Whether an operation has what most take for granted: an input and an output. */
+static int has_views(const mtp_op *op)
+{
+    const int reads_none = op->kind == MTP_EMBED || op->kind == MTP_ANGLES ||
+                           op->kind == MTP_SORT_BY_HEAD || op->kind == MTP_SORT_BY_POSITION;
+    return (reads_none || op->in[0].n_heads > 0) &&
+           (op->kind == MTP_REMEMBER || op->out[0].n_heads > 0);
+}
+
+/* Whether it is computed in copies of all that it makes where there are such, and only there. */
+static int has_its_copies(const mtp_plan *plan, const mtp_op *op)
+{
+    for (int i = 0; i < 2; i++)
+        if (op->out[i].n_heads > 0 &&
+            (plan->copy_bytes[op->out[i].buffer] > 0) != (op->sharing == MTP_IN_COPIES))
+            return 0;
+    return 1;
+}
+
+/* Whether the columns or heads that threads share are as many equal parts, each of whole blocks. */
+static int is_cut_evenly(const mtp_op *op)
+{
+    const mtp_view *in = op->in, *out = op->out;
+    int64_t n = 0, block = 1;
+    switch (op->kind) {
+    case MTP_MATMUL: /* whose units say it */
+        return 1;
+    case MTP_EXPERT_MATMUL:
+        n = op->matrices->n_rows;
+        block = MTP_GROUP_ROWS;
+        break;
+    case MTP_PREPARE:
+    case MTP_PREPARE_BY_EXPERT:
+        n = in->width;
+        block = mtp_activation_block((int)op->n[op->kind == MTP_PREPARE ? 0 : 1]);
+        break;
+    case MTP_RMS_NORM:
+    case MTP_L2_NORM:
+    case MTP_LAYER_NORM:
+    case MTP_ROPE:
+        n = out->n_heads;
+        break;
+    case MTP_REMEMBER:
+        n = in->n_heads;
+        break;
+    case MTP_ATTENTION:
+        n = op->n[2];
+        break;
+    case MTP_ADD:
+    case MTP_MUL:
+    case MTP_SCALE:
+    case MTP_SCALE_BY:
+    case MTP_SHIFT_BY:
+    case MTP_ACTIVATION:
+    case MTP_GATED:
+    case MTP_MIX:
+    case MTP_COPY:
+    case MTP_TAKE:
+    case MTP_BLOCK_MEAN:
+    case MTP_BLOCK_MIX:
+        n = out->width;
+        break;
+    default:
+        return 0;
+    }
+    return n % op->n_units == 0 && n / op->n_units % block == 0;
+}
+
+/* Whether the units of a matmul are whole groups, and all of its outputs. */
+static int has_its_units(const mtp_op *op)
+{
+    const int64_t first = op->n[0], n_units = op->n[1], each = op->n[2];
+    return first >= 0 && first < n_units && n_units <= INT32_MAX && each >= MTP_GROUP_ROWS &&
+           each % MTP_GROUP_ROWS == 0 && n_units - first >= (op->matrices->n_rows - 1) / each + 1;
+}
+
+/* Whether the last operation that made what a matmul reads prepared it for its matrix. */
+static int is_prepared(const mtp_plan *plan, int64_t at)
+{
+    const mtp_op *op = &plan->ops[at], *maker = maker_of(plan, at, op->in[0].buffer);
+    return maker && maker->kind == MTP_PREPARE && maker->axis == op->axis &&
+           maker->in[0].width == op->matrices->n_cols &&
+           maker->n[0] == mtp_type_activation(op->matrices->type);
+}
+
 const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *bounds)
 {
     const mtp_op *op = &plan->ops[at];
     const mtp_view *in = op->in, *out = op->out;
     const mtp_matrix *w = op->matrices;
-    const int64_t n = bounds->n_batch;
     const mtp_op *maker;
+    if (!has_views(op))
+        return "nothing to read, or nothing to write";
+    if (!has_its_copies(plan, op))
+        return "copies that it does not make, or none that it makes";
+    if (op->sharing == MTP_BY_COLUMNS && !is_cut_evenly(op))
+        return "columns that are not cut in equal parts";
     switch (op->kind) {
     case MTP_EMBED:
         if (bounds->n_vocab < 1 || w->n_rows < bounds->n_vocab)
@@ -145,13 +273,17 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
     case MTP_EMBEDDING_ROWS:
         return op->axis == MTP_TOKENS && is_alike(in, out) ? NULL : "rows of another shape";
     case MTP_PREPARE:
-        return fits_prepared(bounds, out, (int)op->n[0], n, in->width, 0)
+        if (!is_whole(op->n[0], in->width))
+            return "rows that are no whole blocks";
+        return has_room(plan, bounds, out, prepared_rows(bounds, (int)op->n[0], 1, in->width, 0))
                    ? NULL
                    : "no room for prepared rows";
     case MTP_MATMUL:
-        if (!fits_prepared(bounds, in, mtp_type_activation(w->type), n, w->n_cols, 0))
+        if (!is_prepared(plan, at))
             return "prepared rows of another width than the matrix's";
-        return w->n_rows == out->width ? NULL : "outputs of another matrix";
+        if (w->n_rows != out->width)
+            return "outputs of another matrix";
+        return has_its_units(op) ? NULL : "units that are not its outputs";
     case MTP_ROUTE:
         if (op->n[3] > 1 && (in->width % op->n[3] || op->n[4] < 1 || op->n[4] > op->n[3] ||
                              op->n[0] > op->n[4] * (in->width / op->n[3])))
@@ -167,25 +299,24 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
             return "ids of more experts than there are lists for";
         if (in->width != out->width)
             return "lists for another number of experts";
-        return 4 * mtp_expert_list_words(op->n[0], n * in->width) <= bounds->bytes[out->buffer]
-                   ? NULL
-                   : "no room for the lists";
+        return fits_lists(plan, bounds, out, op->n[0], in->width) ? NULL : "no room for the lists";
     case MTP_SORT_BY_HEAD:
-        return 4 * mtp_expert_list_words(out->width, n * out->width) <= bounds->bytes[out->buffer]
-                   ? NULL
-                   : "no room for the lists";
+        return fits_lists(plan, bounds, out, out->width, out->width) ? NULL
+                                                                     : "no room for the lists";
     case MTP_SORT_BY_POSITION:
-        if (op->n[0] < 1 || out->width != 1)
+        if (out->width != 1)
             return "not one of the matrices for each row";
-        return 4 * mtp_expert_list_words(op->n[0], n) <= bounds->bytes[out->buffer]
-                   ? NULL
-                   : "no room for the lists";
+        return fits_lists(plan, bounds, out, op->n[0], 1) ? NULL : "no room for the lists";
     case MTP_PREPARE_BY_EXPERT:
         if (n_matrices_of_lists(plan, at, &in[1]) != op->n[0])
             return "lists for other matrices";
         if (op->n[2] && (in->n_heads != in[1].width || !is_closed(in)))
             return "not a row for each rank";
-        return fits_prepared(bounds, out, (int)op->n[1], n * in[1].width, in->width, 64 * op->n[0])
+        if (!is_whole(op->n[1], in->width))
+            return "rows that are no whole blocks";
+        return has_room(plan, bounds, out,
+                        prepared_rows(bounds, (int)op->n[1], in[1].width, in->width,
+                                      MTP_LINE * op->n[0]))
                    ? NULL
                    : "no room for prepared rows";
     case MTP_EXPERT_MATMUL:
@@ -219,11 +350,15 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
                    ? NULL
                    : "more pairs than a head, or the angles, have";
     case MTP_REMEMBER:
+        if (op->axis != MTP_TOKENS)
+            return "rows of other places";
         return fits_page(bounds, op, in[0].n_heads, in[0].width, op->n[1] < 0 ? 0 : in[1].width) &&
                        (op->n[1] < 0 || in[1].n_heads == in[0].n_heads)
                    ? NULL
                    : "keys and values that no page has room for";
     case MTP_ATTENTION:
+        if (op->axis != MTP_TOKENS)
+            return "rows of other places";
         if (op->n[2] < 1 || in->n_heads < 1 || in->n_heads % op->n[2] ||
             in->n_heads != out->n_heads)
             return "query heads that do not share key heads evenly";
@@ -234,7 +369,7 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
                    ? NULL
                    : "keys and values that no page has room for";
     case MTP_MERGE:
-        return op->memory >= 0 && op->memory < bounds->n_groups &&
+        return op->axis == MTP_TOKENS && op->memory >= 0 && op->memory < bounds->n_groups &&
                        fits_ranges(bounds, op, in, out->n_heads, out->width)
                    ? NULL
                    : "ranges of another attention";
@@ -258,8 +393,9 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
         if (!op->weights[0])
             return "no weight for each value";
         return is_alike(in, out) ? NULL : "rows of different shapes";
-    case MTP_COPY:
     case MTP_TAKE:
+        return op->axis == MTP_OUTPUTS && is_alike(in, out) ? NULL : "rows of different shapes";
+    case MTP_COPY:
     case MTP_RMS_NORM:
     case MTP_L2_NORM:
     case MTP_LAYER_NORM:
