@@ -17,7 +17,7 @@ cdef extern from "matmul/matmul.h" nogil:
 
     int mtp_type_is_native(int32_t type)
     int64_t mtp_type_block(int32_t type)
-    int64_t mtp_type_block_bytes(int32_t type)
+    int64_t mtp_row_bytes(int32_t type, int64_t n_cols)
     int mtp_type_activation(int32_t type)
     size_t mtp_packed_bytes(int32_t type, int64_t n_rows, int64_t n_cols)
     void mtp_pack(int32_t type, int64_t n_cols, const void *rows, int64_t row_begin,

@@ -49,7 +49,7 @@ cdef int64_t row_bytes(int type, int64_t n_rows, int64_t n_cols) except -1:
             "columns do not fill whole blocks", where="pack",
             wanted=f"a multiple of {block}", got=n_cols,
         )
-    return n_cols // block * mtp_type_block_bytes(type)
+    return mtp_row_bytes(type, n_cols)
 
 
 cdef class PackedMemory:

@@ -22,6 +22,10 @@ cdef extern from "ops/rows.h" nogil:
     int64_t mtp_expert_list_words(int64_t n_experts, int64_t n_slots)
 
 
+cdef extern from "core/clock.h" nogil:
+    int64_t mtp_now_ns()
+
+
 cdef extern from "core/pool.h" nogil:
     ctypedef struct mtp_pool:
         pass
@@ -47,7 +51,6 @@ cdef extern from "matmul/packing.h" nogil:
         pass
 
     mtp_packing_queue *mtp_packing_queue_new(mtp_packing **packings, int64_t n)
-    int64_t mtp_now_ns()
     void mtp_packing_queue_free(mtp_packing_queue *self)
     void mtp_packing_queue_run(mtp_packing_queue *self, mtp_pool *pool, int64_t ns,
                                mtp_interrupt *interrupt)

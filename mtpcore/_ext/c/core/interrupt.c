@@ -1,17 +1,9 @@
-#define _POSIX_C_SOURCE 200809L
 #include "core/interrupt.h"
 
-#include <time.h>
+#include "core/clock.h"
 
 /* Who asks may have to wait for other threads of the program, so not too often. */
 static const int64_t PAUSE_NS = 100 * 1000 * 1000;
-
-static int64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
 
 void mtp_interrupt_begin(mtp_interrupt *self)
 {
@@ -23,14 +15,14 @@ void mtp_interrupt_begin(mtp_interrupt *self)
 
 static void ask(mtp_interrupt *self)
 {
-    const int64_t now = now_ns();
+    const int64_t now = mtp_now_ns();
     if (self->asked_ns == 0)
         self->asked_ns = now;
     if (now - self->asked_ns < PAUSE_NS)
         return;
     if (self->is_wanted(self->argument))
         atomic_store_explicit(&self->is_set, 1, memory_order_relaxed);
-    self->asked_ns = now_ns();
+    self->asked_ns = mtp_now_ns();
 }
 
 int mtp_interrupt_check(mtp_interrupt *self)

@@ -7,8 +7,8 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
-#include <time.h>
 
+#include "core/clock.h"
 #include "core/rounding.h"
 
 /* Who waits longer than a phase's threads differ by yields: a sibling may be queued behind this
@@ -51,13 +51,6 @@ static void pause_core(void)
 #endif
 }
 
-static int64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
 /* Wait until *counter differs from `seen`: spinning first, then yielding, then asleep. */
 static void wait_for_change(mtp_pool *pool, _Atomic uint32_t *counter, uint32_t seen,
                             int64_t yield_ns)
@@ -69,7 +62,7 @@ static void wait_for_change(mtp_pool *pool, _Atomic uint32_t *counter, uint32_t 
                 return;
             pause_core();
         }
-        const int64_t now = now_ns();
+        const int64_t now = mtp_now_ns();
         if (begin == 0)
             begin = now;
         else if (now > begin + yield_ns)

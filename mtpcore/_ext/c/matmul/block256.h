@@ -84,6 +84,12 @@ static inline int64_t mtp_block256_bytes(int type)
     }
 }
 
+/* Whether it is a type of chunks, whose sub-blocks have 32 columns, else of quarters, and 16. */
+static inline int mtp_is_of_chunks(int type)
+{
+    return type == MTP_Q4_K || type == MTP_Q5_K || type == MTP_IQ4_XS;
+}
+
 static inline int mtp_block256_has_min(int type)
 {
     return type == MTP_Q2_K || type == MTP_Q4_K || type == MTP_Q5_K;
@@ -179,7 +185,7 @@ static inline int mtp_quarter_code(int type, const void *block, int k, int r)
 
 static inline int mtp_block256_code(int type, const void *block, int k, int r)
 {
-    if (type == MTP_Q4_K || type == MTP_Q5_K || type == MTP_IQ4_XS)
+    if (mtp_is_of_chunks(type))
         return mtp_chunk_code(type, block, k, r);
     return mtp_quarter_code(type, block, k, r);
 }

@@ -1,9 +1,9 @@
-#define _POSIX_C_SOURCE 200809L
 #include "matmul/fetch_choice.h"
 
 #include <stdatomic.h>
 #include <stddef.h>
-#include <time.h>
+
+#include "core/clock.h"
 
 static const int64_t most_rows[MTP_FETCH_CLASSES] = {1, 4, 8, 16};
 
@@ -112,13 +112,6 @@ int mtp_fetch_choice_next(mtp_fetch_choice *choice, int fetch, mtp_fetch_result 
     return has_ended;
 }
 
-static int64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
 /* Only the first thread writes to a choice; the others read its way, which stays during a pass. */
 mtp_fetch_watch mtp_fetch_begin(mtp_fetch_choice *choices, int64_t n_rows, int thread)
 {
@@ -130,13 +123,13 @@ mtp_fetch_watch mtp_fetch_begin(mtp_fetch_choice *choices, int64_t n_rows, int t
         choice->is_used = 1;
     if (thread > 0 || !choice->is_timed)
         return (mtp_fetch_watch){choice->way, 0, NULL};
-    return (mtp_fetch_watch){choice->way, now_ns(), choice};
+    return (mtp_fetch_watch){choice->way, mtp_now_ns(), choice};
 }
 
 void mtp_fetch_end(const mtp_fetch_watch *watch, const mtp_matrix *w, int64_t n_rows, int n_threads)
 {
     if (watch->timed == NULL)
         return;
-    watch->timed->ns += (double)(now_ns() - watch->begin_ns);
+    watch->timed->ns += (double)(mtp_now_ns() - watch->begin_ns);
     watch->timed->n_bytes += (double)mtp_packed_bytes(w->type, n_rows, w->n_cols) * n_threads;
 }

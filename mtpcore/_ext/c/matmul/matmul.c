@@ -187,12 +187,11 @@ static int are_packed(const mtp_matrix *w, int64_t begin, int64_t end)
 mtp_matrix mtp_matrix_part(const mtp_matrix *w, int64_t begin, int64_t end)
 {
     mtp_matrix part = {w->type, w->is_mapped, end - begin, w->n_cols, w->data, NULL};
-    const int64_t row_bytes = w->n_cols / mtp_type_block(w->type) * mtp_type_block_bytes(w->type);
     if (w->is_mapped && are_packed(w, begin, end)) {
         part.is_mapped = 0;
         part.data = mtp_packing_group(w->packing, begin);
     } else if (w->is_mapped) {
-        part.data = (const char *)w->data + begin * row_bytes;
+        part.data = (const char *)w->data + begin * mtp_row_bytes(w->type, w->n_cols);
     } else {
         part.data = (const char *)w->data + mtp_packed_bytes(w->type, begin, w->n_cols);
     }

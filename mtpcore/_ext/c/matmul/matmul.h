@@ -40,6 +40,9 @@ int64_t mtp_type_block(int32_t type);       /* columns in one block: 1, 32 or 25
 int64_t mtp_type_block_bytes(int32_t type); /* bytes of one block in a GGUF row */
 int mtp_type_activation(int32_t type);      /* MTP_ACT_* */
 
+/* Bytes of a GGUF row of whole blocks. */
+int64_t mtp_row_bytes(int32_t type, int64_t n_cols);
+
 size_t mtp_packed_bytes(int32_t type, int64_t n_rows, int64_t n_cols);
 
 /* Pack GGUF rows [row_begin, row_end) of a matrix: whole groups, or up to its last row. `rows`
@@ -69,10 +72,11 @@ int64_t mtp_activation_block(int activation);
 /* Bytes of 64-byte aligned scratch for a matmul with a matrix; none where it is packed. */
 size_t mtp_matmul_scratch_bytes(const mtp_matrix *w);
 
-/* Multiply n_tokens of the n_prepared tokens that were prepared together: those from a multiple of 32
- * on, up to another or to the last, with `prepared` where the first of them is. Result of token t goes to y + (out_rows ? out_rows[t] : t) * y_stride + r.
- * row_begin is a multiple of 32; row_end a multiple of 32 or n_rows. Weights are prefetched in the
- * way `fetch` (core/cpu.h). Some results are not written where the run is interrupted. */
+/* Multiply n_tokens of the n_prepared tokens that were prepared together: those from a multiple of
+ * 32 on, up to another or to the last, with `prepared` where the first of them is. Row r's result
+ * of token t goes to y + (out_rows ? out_rows[t] : t) * y_stride + r. row_begin is a multiple of
+ * 32; row_end a multiple of 32 or n_rows. Weights are prefetched in the way `fetch` (core/cpu.h).
+ * Some results are not written where the run is interrupted. */
 void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_prepared, int64_t n_tokens,
                 float *y, int64_t y_stride, const int32_t *out_rows, int64_t row_begin,
                 int64_t row_end, void *scratch, int fetch, mtp_interrupt *interrupt);

@@ -73,11 +73,11 @@ enum { COLUMNS = 256 /* of a row, packed at once */, GROUP_BYTES = COLUMNS * MTP
 
 static void mapped_row(const mtp_matrix *w, const uint8_t *row, float *out)
 {
-    const int64_t block = mtp_type_block(w->type), block_bytes = mtp_type_block_bytes(w->type);
+    const int64_t block = mtp_type_block(w->type);
     _Alignas(64) uint8_t group[GROUP_BYTES];
     for (int64_t k = 0; k < w->n_cols; k += COLUMNS) {
         const int64_t n_cols = w->n_cols - k < COLUMNS ? w->n_cols - k : COLUMNS;
-        mtp_pack_group(w->type, 1, n_cols, row + k / block * block_bytes, 0, group);
+        mtp_pack_group(w->type, 1, n_cols, row + mtp_row_bytes(w->type, k), 0, group);
         row_of_group(w->type, group, n_cols / block, 0, out + k);
     }
 }
@@ -87,8 +87,7 @@ void mtp_matrix_row(const mtp_matrix *w, int64_t row, float *out)
     const int64_t n_blocks = w->n_cols / mtp_type_block(w->type);
     const void *packed = w->packing ? mtp_packing_group(w->packing, row) : NULL;
     if (w->is_mapped && packed == NULL) {
-        const int64_t row_bytes = n_blocks * mtp_type_block_bytes(w->type);
-        mapped_row(w, (const uint8_t *)w->data + row * row_bytes, out);
+        mapped_row(w, (const uint8_t *)w->data + row * mtp_row_bytes(w->type, w->n_cols), out);
         return;
     }
     const char *group = packed;

@@ -18,7 +18,7 @@ void mtp_pack_group(int32_t type, int64_t n_rows, int64_t n_cols, const void *ro
                     void *group)
 {
     const int64_t n_blocks = n_cols / mtp_type_block(type);
-    const int64_t row_bytes = n_blocks * mtp_type_block_bytes(type), left = n_rows - row;
+    const int64_t row_bytes = mtp_row_bytes(type, n_cols), left = n_rows - row;
     packers[mtp_isa()][type]((const uint8_t *)rows + row * row_bytes, row_bytes, n_blocks,
                              left < MTP_GROUP_ROWS ? (int)left : MTP_GROUP_ROWS, group);
 }

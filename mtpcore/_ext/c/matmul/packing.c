@@ -6,12 +6,12 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #if defined(__linux__)
 #include <sys/mman.h>
 #include <unistd.h>
 #endif
 
+#include "core/clock.h"
 #include "matmul/layout.h"
 #include "matmul/pack.h"
 
@@ -47,10 +47,7 @@ static int64_t n_groups(const mtp_matrix *w)
     return (w->n_rows + MTP_GROUP_ROWS - 1) / MTP_GROUP_ROWS;
 }
 
-static int64_t row_bytes(const mtp_matrix *w)
-{
-    return w->n_cols / mtp_type_block(w->type) * mtp_type_block_bytes(w->type);
-}
+static int64_t row_bytes(const mtp_matrix *w) { return mtp_row_bytes(w->type, w->n_cols); }
 
 mtp_packing *mtp_packing_new(const mtp_matrix *mapped, void *packed, int64_t offset)
 {
@@ -185,13 +182,6 @@ void mtp_packing_queue_free(mtp_packing_queue *self)
         free(self->first_pieces);
     }
     free(self);
-}
-
-int64_t mtp_now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
 typedef struct {

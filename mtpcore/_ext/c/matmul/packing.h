@@ -28,9 +28,6 @@ int mtp_packing_is_over(const mtp_packing *self);
 /* Where the group that begins with a row is packed; NULL where it is not yet. */
 const void *mtp_packing_group(const mtp_packing *self, int64_t row);
 
-/* Nanoseconds of a clock that only goes forward. */
-int64_t mtp_now_ns(void);
-
 /* Matrices in the order in which they are packed, and how far that is. */
 typedef struct {
     mtp_packing **packings;
@@ -44,8 +41,8 @@ mtp_packing_queue *mtp_packing_queue_new(mtp_packing *const *packings, int64_t n
 void mtp_packing_queue_free(mtp_packing_queue *self);
 
 /* Pack the next pieces on all threads of a pool (NULL: on the caller), each thread one at least,
- * until the queue ends, or so many nanoseconds are over, or it is interrupted. Groups that another queue's threads are packing
- * are left to them. */
+ * until the queue ends, or so many nanoseconds are over, or it is interrupted. Groups that another
+ * queue's threads are packing are left to them. */
 void mtp_packing_queue_run(mtp_packing_queue *self, mtp_pool *pool, int64_t ns,
                            mtp_interrupt *interrupt);
 

@@ -26,11 +26,6 @@ typedef struct {
     int32_t (*low)[16][16], (*high)[16][16]; /* products of each tile: [token][row] */
 } unit;
 
-MTP_ALWAYS_INLINE int is_of_chunks(const int type)
-{
-    return type == MTP_Q4_K || type == MTP_Q5_K || type == MTP_IQ4_XS;
-}
-
 /* What unpacked codes are too large by. */
 MTP_ALWAYS_INLINE int offset_of(const int type)
 {
@@ -52,7 +47,7 @@ MTP_ALWAYS_INLINE __m512i load_scale_twice(const int type, const mtp_unpacked *b
 
 MTP_ALWAYS_INLINE void scale_codes(const int type, const mtp_unpacked *block, scaled_codes *out)
 {
-    const int n_words = is_of_chunks(type) ? 8 : 4;
+    const int n_words = mtp_is_of_chunks(type) ? 8 : 4;
     const __m512i lower = _mm512_set1_epi16(0xff), offset = _mm512_set1_epi16(offset_of(type));
     const int or_masked = 0xf8, or_unmasked = 0xf4; /* first | (second & third), second & ~third */
     for (int row = 0; row < 32; row += 16)

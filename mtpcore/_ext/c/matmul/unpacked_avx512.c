@@ -7,12 +7,6 @@
 
 #include "matmul/kernels_avx512.h"
 
-/* Whether sub-blocks have 32 columns, else 16. */
-MTP_ALWAYS_INLINE int is_of_chunks(const int type)
-{
-    return type == MTP_Q4_K || type == MTP_Q5_K || type == MTP_IQ4_XS;
-}
-
 /* What a block adds to the sums of a token in 16 rows. */
 MTP_ALWAYS_INLINE void add_block(const int type, const mtp_unpacked *block, const int row,
                                  __m512i total, __m512i mins, __m512 x_scale, float *sum)
@@ -51,7 +45,7 @@ MTP_ALWAYS_INLINE void pair_sums_of_16(const int n_tokens, const int32_t *words,
 }
 
 /* Words of four columns that are summed before they are scaled: as many as have one sub-scale. */
-MTP_ALWAYS_INLINE int words_summed(const int type) { return is_of_chunks(type) ? 8 : 4; }
+MTP_ALWAYS_INLINE int words_summed(const int type) { return mtp_is_of_chunks(type) ? 8 : 4; }
 
 /* Whether int16 holds those sums: taken around zero, they are at most 127 times 32 * 8 (Q4_K), 16 *
  * 4 (Q3_K), and 16 * 3 (Q2_K). Halves of those of Q5_K would fit, but a 32-bit multiplication of the
@@ -112,7 +106,7 @@ MTP_ALWAYS_INLINE void multiply(const int type, const int n_tokens, const mtp_un
         }
         MTP_UNROLL
         for (int p = 0; p < 2; p++) {
-            const int sub = (k + p) * n_words / (is_of_chunks(type) ? 8 : 4);
+            const int sub = (k + p) * n_words / (mtp_is_of_chunks(type) ? 8 : 4);
             const __m512i scale0 = _mm512_load_si512(block->sub_scale[sub]);
             const __m512i scale1 = _mm512_load_si512(block->sub_scale[sub] + 16);
             MTP_UNROLL

@@ -20,6 +20,11 @@ int64_t mtp_type_block_bytes(int32_t type) { return types[type].block_bytes; }
 
 int mtp_type_activation(int32_t type) { return types[type].activation; }
 
+int64_t mtp_row_bytes(int32_t type, int64_t n_cols)
+{
+    return n_cols / types[type].block * types[type].block_bytes;
+}
+
 size_t mtp_packed_bytes(int32_t type, int64_t n_rows, int64_t n_cols)
 {
     const int64_t n_groups = (n_rows + MTP_GROUP_ROWS - 1) / MTP_GROUP_ROWS;

@@ -29,7 +29,7 @@ MTP_DECLARE(mtp_op_matmul);
 /* out = cosines, then sines, of positions[axes[i]] * numbers[i] for i < n[0], all times
  * numbers[n[0]]. */
 MTP_DECLARE(mtp_op_angles);
-/* out = mtp_expert_lists of the ids in[0]; there are n[0] experts. */
+/* out = the rows of each expert by the ids in[0]: see mtp_expert_list_words; n[0] experts. */
 MTP_DECLARE(mtp_op_sort_by_expert);
 /* out = the lists of an expert for each head, which every row uses at the rank of its number. */
 MTP_DECLARE(mtp_op_sort_by_head);
@@ -66,8 +66,5 @@ static inline mtp_fetch_watch mtp_watch_fetch(const mtp_op *op, const mtp_run *r
         return (mtp_fetch_watch){run->fetch_way, 0, NULL};
     return mtp_fetch_begin(run->fetch + (op->fetch - 1) * MTP_FETCH_CLASSES, n, thread);
 }
-
-/* Where one expert's prepared rows begin, given where the one before ended. */
-static inline size_t mtp_whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 #endif

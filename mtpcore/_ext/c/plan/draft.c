@@ -8,7 +8,7 @@
 static void *part(char *memory, size_t *used, size_t bytes)
 {
     char *found = memory ? memory + *used : NULL;
-    *used += (bytes + 63) / 64 * 64;
+    *used += mtp_whole_lines(bytes);
     return found;
 }
 

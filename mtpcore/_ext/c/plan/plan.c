@@ -1,8 +1,6 @@
-#define _POSIX_C_SOURCE 200809L
 #include "plan/plan.h"
 
-#include <time.h>
-
+#include "core/clock.h"
 #include "core/cpu.h"
 
 static const mtp_operation *const operations[MTP_ISA_COUNT] = {
@@ -172,13 +170,6 @@ void mtp_plan_start(const mtp_plan *plan, const mtp_run *run, mtp_task task, voi
 static const double SURELY_SHARED = 3e6;
 enum { ALONE, SHARED, RUNS_OF_A_TRIAL = 64 };
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return 1e9 * (double)t.tv_sec + (double)t.tv_nsec;
-}
-
 /* Sharing a small run pays while no other program takes a core; otherwise every barrier waits for
  * the scheduler, a hundred times as long as the work. So the newest pace of both ways decides, and
  * the slower one has another trial now and then. Results do not depend on it. */
@@ -187,12 +178,12 @@ static void run_the_faster_way(const mtp_plan *plan, mtp_run *run, double work, 
     int way = run->pace[SHARED] <= run->pace[ALONE] ? SHARED : ALONE;
     if (++run->n_timed % RUNS_OF_A_TRIAL == 0)
         way = !way;
-    const double begin = now();
+    const int64_t begin = mtp_now_ns();
     if (way == SHARED)
         mtp_pool_run(plan->pool, walk_as_task, self);
     else
         mtp_run_alone(walk_as_task, self);
-    const double pace = (now() - begin) / work;
+    const double pace = (double)(mtp_now_ns() - begin) / work;
     run->pace[way] = run->pace[way] == 0 ? pace : 0.75 * run->pace[way] + 0.25 * pace;
 }
 

@@ -187,6 +187,12 @@ void mtp_plan_start(const mtp_plan *plan, const mtp_run *run, mtp_task task, voi
 void mtp_plan_walk(const mtp_plan *plan, const mtp_run *run, mtp_pool *pool, int thread,
                    int n_threads);
 
+/* Bytes in whole lines of the cache, so that what comes next begins with one. */
+static inline size_t mtp_whole_lines(size_t bytes)
+{
+    return (bytes + MTP_LINE - 1) / MTP_LINE * MTP_LINE;
+}
+
 /* Where part i of `parts` begins when n things are shared out; part `parts` begins at n. */
 static inline int64_t mtp_share(int64_t n, int64_t i, int64_t parts)
 {
