@@ -1,5 +1,7 @@
 """Recurrent layers on the CPU: the bits of the definition, however rows come and are shared."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from harness.hybrids import N_VOCAB, hybrid
@@ -66,6 +68,24 @@ def test_batches_of_any_size(wide, threads, order):
         made = np.concatenate([one.feed(part)["hidden"] for part in parts])
         assert np.array_equal(made.view(np.uint32), wanted.view(np.uint32)), n_batch
         assert one.memory.digest(0) == digest, n_batch
+
+
+@pytest.mark.parametrize("step", [1, 2, 5])
+def test_places_that_are_reserved_together_may_take_many_passes(wide, step):
+    """Rows behind a new base are logged by some passes, and replayed by the next ones."""
+    tokens = text(90)
+    whole, one = (Runner(CpuBackend(), *wide, n_batch=128) for _ in range(2))
+    reserve = one.memory.reserve
+    for end in (3, 40, 90):
+        begin = one.memory.length(0)
+        wanted = whole.feed(tokens[begin:end])["hidden"]
+        reserve({0: (begin, end)})
+        one.memory.reserve = lambda ranges: None
+        base = max(int(one.memory.recurrent.table[0, 3]), begin)
+        stops = [begin, *range(base + 1, end, step), end]
+        made = [one.feed(tokens[a:b], place=a)["hidden"] for a, b in pairwise(stops)]
+        assert np.array_equal(np.concatenate(made).view(np.uint32), wanted.view(np.uint32))
+        assert one.memory.digest(0) == whole.memory.digest(0)
 
 
 def test_digests_are_those_of_the_definition(wide):
