@@ -29,6 +29,7 @@ class Builder:
     def __init__(self, cuda, number):
         self.cuda, self.number, self.works, self.is_building = cuda, number, [], False
         self.stream = SimpleNamespace(handle=self)
+        self.defaults = []  # what conditions become when the graph begins
 
     def begin_building(self):
         self.is_building = True
@@ -41,10 +42,13 @@ class Builder:
         assert self.is_building
         self.works.append(work)
 
-    def create_condition(self, default_value):
+    def create_condition(self, default_value=None):
+        """Make one that has any value at first, and keeps it where there is no default."""
+        assert self.is_building
         self.cuda.n_conditions += 1
-        value = np.zeros(1, np.uint32)
-        self.add(lambda: value.fill(default_value))
+        value = np.ones(1, np.uint32)
+        if default_value is not None:
+            self.defaults.append(lambda: value.fill(default_value))
         return Condition(value)
 
     def if_then(self, condition):
@@ -67,6 +71,8 @@ class Builder:
 
     def launch(self, stream):
         self.cuda._use(stream.number)
+        for default in self.defaults:
+            default()
         self.run()
 
 

@@ -130,7 +130,7 @@ class Device(Protocol):
     def condition(self) -> Any:
         """Return a condition of the graph under construction, as an argument of launches.
 
-        It does not hold until a kernel sets it.
+        It does not hold until a kernel sets it, each time that the graph is started anew.
         """
 
     def when(self, condition: Any, work: Callable[[], None]) -> None:
@@ -382,7 +382,12 @@ class CudaDevice:
             builder.end_building()
 
     def condition(self) -> Any:
-        """Return a condition of the graph under construction, as an argument of launches."""
+        """Return a condition of the graph under construction, as an argument of launches.
+
+        With a default value cuda-core sets ``CU_GRAPH_COND_ASSIGN_DEFAULT``: that value is "applied
+        at the beginning of each graph execution" (CUDA driver API,
+        ``cuGraphConditionalHandleCreate``). Without one it stays what the last execution left.
+        """
         return self._target.create_condition(default_value=0)
 
     def when(self, condition: Any, work: Callable[[], None]) -> None:

@@ -59,6 +59,22 @@ def test_rounds_are_graphs_with_conditions(cuda, emulated):
     assert cuda.n_conditions > 0
 
 
+def test_a_condition_that_nobody_sets_does_not_hold(cuda):
+    """Whatever it was when the graph had been started before."""
+    device, conditions = CudaBackend().device, []
+    one, other = (device.upload(np.full(1, n, np.float32)) for n in (1, 2))
+
+    def work():
+        conditions.append(device.condition())
+        device.when(conditions[0], lambda: device.copy(one, 0, other, 0, 4))
+
+    graph = device.record(work)
+    for _ in range(2):
+        device.replay(graph)
+        assert device.download(other, 1) == 2
+        conditions[0].value.fill(1)
+
+
 @pytest.mark.parametrize(("capability", "is_early"), [((8, 9), False), ((9, 0), True)])
 def test_products_begin_early_where_the_architecture_can(
     cuda, emulated, monkeypatch, capability, is_early
