@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -38,7 +38,8 @@ class Group(msgspec.Struct, frozen=True):
     runs here; that one is the ``n_led``-th of such a row of groups, and its maker none of its
     nodes.
     ``stored`` is attention, no node of this group: the products in ``heads`` are its queries, keys
-    and values, which are turned here by ``ropes`` and stored; that one's group ``is_stored``.
+    and values, which are turned here by ``ropes`` and stored; that one's group ``is_stored``. Where
+    there is a ``norm`` with them, the product is what its queries begin with.
     ``is_sorted`` says that the last group that sorted rows did so by the experts of this one's
     products. A node that stands alone is the maker.
     """
@@ -125,6 +126,12 @@ class _Found(msgspec.Struct, frozen=True):
         return self.followers[-1].last if self.followers else self
 
     @property
+    def all_stored(self) -> set[int]:
+        """Attention that is stored here, and by followers."""
+        followed = (i for follower in self.followers for i in follower.all_stored)
+        return {*followed, *(() if self.stored is None else (self.stored,))}
+
+    @property
     def members(self) -> list[int]:
         """All nodes that run here, in the program's order."""
         makers = (None if self.n_led else self.maker, self.led.maker if self.led else None)
@@ -158,8 +165,7 @@ class _Fusion:
             group = found.get(i) or self._found_at(i)
             if len(group.members) > 1:
                 self._taken.update(group.members)
-            if group.stored is not None:
-                self._stored.add(group.stored)
+            self._stored.update(group.all_stored)
             group = self._leading(i, group)
             if group.n_led or group.is_stored or len(group.members) > 1:
                 found[i] = group
@@ -228,17 +234,53 @@ class _Fusion:
         return self._with_heads(i, msgspec.structs.replace(group, is_stored=is_stored))
 
     def _multiplying(
-        self, first: int, i: int, route: int | None = None, passed: int | None = None
+        self,
+        first: int,
+        i: int,
+        route: int | None = None,
+        passed: int | None = None,
+        made: Collection[int] = (),
     ) -> _Found | None:
         """Return the group that runs at node i, of rows that are there, from this product on.
 
-        These may be passed on by another one.
+        These may be passed on by another one, which is made before with other values.
         """
         products = tuple(self._products(i, self._nodes[first].inputs[0], route))
         if products[:1] != (first,):
             return None
         totals, followers = self._totals(i, products), self._followers(i, products, route)
-        return _Found(None, products=products, totals=totals, followers=followers, passed=passed)
+        group = _Found(None, products=products, totals=totals, followers=followers, passed=passed)
+        return self._with_parts(i, group, made)
+
+    def _with_parts(self, i: int, group: _Found, made: Collection[int]) -> _Found:
+        """Return a group that runs at node i, with what is joined to its product in attention.
+
+        That is the rest of queries, which is turned, and keys, which are stored.
+        """
+        product = group.products[0]
+        joined = self._only_reader(self._nodes[product].outputs[0])
+        if joined is None or self._nodes[product].op != "head_matmul":
+            return group
+        a = self._only_reader(self._nodes[joined].outputs[0])
+        parts = () if a is None or a in self._stored else self._parts(self._nodes[a])
+        read = {self._read_from(value) for j in parts for value in self._nodes[j].inputs}
+        are_there = all(
+            value in made or self._made_by.get(value, -1) in self._taken or self._is_there(value, i)
+            for value in read
+        )
+        if not parts or not are_there:
+            return group
+        ropes, norm = parts[:2], parts[2]
+        return msgspec.structs.replace(group, ropes=ropes, norm=norm, heads=(product,), stored=a)
+
+    def _read_from(self, value: int) -> int:
+        """Return the value whose rows one is columns of, or a view."""
+        while (made := self._made_by.get(value, -1)) >= 0:
+            node = self._nodes[made]
+            if node.op not in VIEWS and not (node.op == "slice" and value in self._columns):
+                break
+            (value,) = node.inputs
+        return value
 
     def _with_heads(self, i: int, group: _Found) -> _Found:
         """Return a group that runs at node i, with attention's ropes where its products are heads.
@@ -301,11 +343,11 @@ class _Fusion:
         for j, (passed, views) in self._reading(made).items():
             node = self._nodes[j]
             if node.op in _PRODUCTS:
-                group = self._multiplying(j, i, route, passed)
+                group = self._multiplying(j, i, route, passed, made)
             else:
                 is_gate = node.op == "gated" and len(made.intersection(node.inputs)) == 2
                 group = self._found_at(j) if is_gate else None
-            if group is None or not group.products or group.stored is not None:
+            if group is None or not group.products or (group.heads and group.norm is None):
                 continue
             value = self._nodes[group.products[0]].inputs[0]
             at = {k: tuple(self._products(k, value, route)) for k in (i, j)}

@@ -27,7 +27,7 @@ from mtpcore.backends.cuda.drafts import DraftLoop
 from mtpcore.backends.cuda.fusion import Group, fuse
 from mtpcore.backends.cuda.graphs import Graphs
 from mtpcore.backends.cuda.launch import LAUNCHERS
-from mtpcore.backends.cuda.launch.attention import Heads
+from mtpcore.backends.cuda.launch.attention import Heads, Joined
 from mtpcore.backends.cuda.launch.blocks import LAUNCHERS as OVER_BLOCKS
 from mtpcore.backends.cuda.launch.fused import FusedStep, fused
 from mtpcore.backends.cuda.launch.passes import KERNELS as BETWEEN
@@ -318,7 +318,7 @@ class CudaPlan:
             room=room,
         )
 
-    def _heads(self, group: Group, attention: Node) -> Heads:
+    def _heads(self, group: Group, attention: Node) -> Heads | Joined:
         """Return what becomes of heads; the first layer makes cosines and sines for all."""
         of_q, of_k = group.ropes
         attrs = {name: str(value) for name, value in of_q.attrs.items()}
@@ -327,13 +327,14 @@ class CudaPlan:
             shape = (self._n_batch, 2 * len(of_q.attrs["frequencies"]))
             self._turns[key] = attention, self.device.empty(shape, np.float32)
         first, turns = self._turns[key]
-        return Heads(
+        given = (
             self._step(attention),
             (self._step(of_q), self._step(of_k)),
             tuple(self.arrays[node.outputs[0]] for node in group.heads),
             turns,
             first is attention,
         )
+        return Joined(*given, self._step(group.norm)) if group.norm else Heads(*given)
 
     def _step(self, node: Node) -> Step:
         weights = tuple(

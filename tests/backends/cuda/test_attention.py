@@ -138,6 +138,16 @@ def test_tiles_are_smaller_where_there_are_few(asked, tile):
     assert launching._tile_for(*asked) == launching._Tile(*tile)
 
 
+@pytest.mark.parametrize(
+    ("asked", "n_tiles"),
+    [((512, 65536, 1, 256), 1), ((128, 512, 8, 32), 1), ((128, 512, 8, 0), 1),
+     ((128, 512, 8, 256), 4), ((128, 128, 8, 256), 8), ((96, 192, 4, 256), 8)],
+)  # fmt: skip
+def test_as_few_tiles_are_joined_as_make_whole_blocks(asked, n_tiles):
+    """Of values of a tile's heads, of a key head's, key heads, and codes of a block."""
+    assert launching._n_joined(*asked) == n_tiles
+
+
 def test_a_lone_row_has_no_takers_but_one(emulated, monkeypatch):
     grids, launch = [], launching.Launch
 

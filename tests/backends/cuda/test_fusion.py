@@ -186,7 +186,7 @@ def shapes_of_experts(i, n_experts, width, n_ff):
     return shapes
 
 
-def layers(n, attend, feed_forward):
+def layers(n, attend, feed_forward, of_k_b=Type.Q8_0):
     """Return the builder of a graph of n layers, and its outputs."""
     shapes = {"embd": (40, WIDTH)}
     for i in range(n):
@@ -201,7 +201,9 @@ def layers(n, attend, feed_forward):
         }  # fmt: skip
         shapes |= {f"{i}.{name}": shape for name, shape in of_layer.items()}
         shapes |= shapes_of_experts(i, 5, WIDTH, 96)
-    g = GraphBuilder("layers", random_tensors(1, Type.Q8_0, **shapes))
+    tensors = random_tensors(1, Type.Q8_0, **shapes)
+    of_heads = {name: shape for name, shape in shapes.items() if name.endswith("k_b")}
+    g = GraphBuilder("layers", tensors | random_tensors(2, of_k_b, **of_heads))
     x = g.embed(g.inputs.tokens, "embd.weight")
     for i in range(n):
         y = attend(g, g.rms_norm(x, f"{i}.norm.weight", 1e-5), i)
@@ -216,7 +218,7 @@ def layers(n, attend, feed_forward):
         (grouped_attention, dense, 24, {1: 5, 8: 7, 40: 9}),
         (grouped_attention, experts, 30, {1: 6, 8: 8, 40: 13}),
         (grouped_attention, shared_experts, 38, {1: 8, 8: 10, 40: 16}),
-        (latent_attention, dense, 37, {1: 9, 8: 12, 40: 15}),
+        (latent_attention, dense, 37, {1: 8, 8: 11, 40: 15}),
     ],
 )
 @pytest.mark.parametrize("n_rows", [1, 8, 40])
@@ -247,12 +249,15 @@ def test_launches_of_a_layer(
     ("kv_dtype", "style"), [("f32", "halves"), ("f16", "pairs"), ("q8_0", "pairs")]
 )
 def test_latent_rows_are_joined_where_they_are_stored(emulated, kv_dtype, style):
-    """Of several sequences, few rows and more."""
-    made = layers(1, partial(latent_attention, style=style), dense)
+    """Of several sequences, few rows and more, by products of a type of their own."""
+    made = layers(1, partial(latent_attention, style=style), dense, Type.Q4_0)
     both = Compared(emulated, *made, kv_dtype=kv_dtype, n_seq=3, n_ctx=64)
-    for n_rows, n_seqs in ((1, 1), (8, 3), (12, 3)):
+    for n_rows, n_seqs in ((1, 1), (8, 3), (12, 3), (5, 2)):
         both.feed_together(n_rows, n_seqs)
-        assert not {"rope", "remember"} & {*kernels_of(both.fused, n_rows)}
+        names = kernels_of(both.fused, n_rows)
+        assert not {"rope", "remember"} & {*names}
+        counts = tuple(map(names.count, ("join_and_store", "turns")))
+        assert counts == ((0, 1) if n_rows <= 8 else (1, 0))
 
 
 @pytest.mark.parametrize("share", [None, "sigmoid"])

@@ -117,6 +117,7 @@ struct Tile {
     int first_row, n_rows, taker; /* of the launch, and which of its sequences are taken */
     int next, n_seqs;             /* rows and sequences that were gone through */
     int unit, n_ctas;             /* whose ranges are taken together, and how many have them */
+    int first_joined, n_joined;   /* heads of these */
     Taken taken;
     Place keys_of_head, values_of_head;
 };
@@ -667,10 +668,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             const int key_head = of_takers / n_head_tiles % n_key_heads;
             tile.first_row = first_row + first_of_tile, tile.n_rows = n_of_tile;
             tile.taker = blockIdx.x % n_takers, tile.next = tile.n_seqs = 0;
-            tile.unit = of_takers / n_head_tiles / n_joined;
-            tile.n_ctas = n_joined * n_head_tiles * n_takers * gridDim.y;
+            tile.unit = of_takers / n_joined;
+            tile.n_ctas = n_joined * n_takers * gridDim.y;
             tile.taken.first_head = key_head * n_shared + head_tile * tile_heads;
             tile.taken.n_heads = smaller(n_shared - head_tile * tile_heads, tile_heads);
+            tile.first_joined = tile.taken.first_head;
+            tile.n_joined = tile.taken.n_heads;
+            if (n_joined > 1) { /* all of some key heads */
+                const int n_key_heads_joined = n_joined / n_head_tiles;
+                tile.first_joined = key_head / n_key_heads_joined * n_key_heads_joined * n_shared;
+                tile.n_joined = n_key_heads_joined * n_shared;
+            }
             tile.keys_of_head = place_of(0, n_key_heads, k_width, key_head);
             tile.values_of_head = place_of(v_begin, n_key_heads, kept_width, key_head);
         }
@@ -814,13 +822,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         }
     }
 
-    /* Heads that share `n_joined` key heads become whole blocks of codes, or rows of y. */
-    const int unit = tile.unit;
-    if (!ends_last(counters + unit, tile.n_ctas))
+    /* Heads of `n_joined` tiles become whole blocks of codes, or rows of y. */
+    if (!ends_last(counters + tile.unit, tile.n_ctas))
         return;
     const Attended to = {y, codes, scales, sums_of_codes, block};
-    const int first_head = unit * n_joined % n_key_heads * n_shared;
-    const int n_values = n_joined * n_shared * v_width, n_of_unit = block ? block : 32;
+    const int first_head = tile.first_joined;
+    const int n_values = tile.n_joined * v_width, n_of_unit = block ? block : 32;
     const int n_units = (n_values + n_of_unit - 1) / n_of_unit;
     for (int i = threadIdx.x >> 5; i < tile.n_rows * n_units; i += WARPS) {
         const int row = i / n_units, lane = threadIdx.x & 31;

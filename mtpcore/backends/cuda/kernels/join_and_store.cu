@@ -14,9 +14,9 @@
 #include "turned.cuh"
 #include "visible.cuh"
 #include "stored.cuh"
+#include "join.cuh"
 
 #define THREADS 256
-#define WARPS (THREADS / 32)
 #define MOST_PAIRS 512
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
@@ -57,19 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     latent += latent_begin + t * latent_apart;
     key += key_begin + t * key_apart;
     joined += joined_begin + t * joined_apart;
-    normalise_row<2>(norm, false, 0, latent, joined, t, partial, partial, [] {});
-    __syncthreads(); /* the row is there */
     char *rows = memory + slot_of_place(tables + (size_t)seqs[t] * n_entries, places[t]) * pitch;
-    const int lane = threadIdx.x & 31, width = latent_width + key_width;
-    for (int part = threadIdx.x >> 5; part < n_scales(width); part += WARPS) {
-        float value[2];
-        for (int i = 0; i < 2; i++) {
-            const int d = part * CODES + 2 * lane + i;
-            value[i] = d >= width ? 0.0f
-                       : d < latent_width
-                           ? joined[d]
-                           : turned(cosines, sines, PAIRS, key, d - latent_width, n_pairs);
-        }
-        store_part(TYPE, rows, 1, width, 0, part, value);
-    }
+    store_joined(norm, latent, key, joined, t, cosines, sines, PAIRS, n_pairs, TYPE, rows,
+                 key_width, partial);
 }

@@ -24,7 +24,9 @@
  * let through. NORM, CENTRED_NORM: rows of the one tile are normalised (normalise.cuh), of the matrix
  * of that number among the three. PASSED: rows of that matrix become codes, or some columns of their
  * heads, as one that multiplies these reads them. HEADS: CTAs of a head of queries turn it, or of keys,
- * and these are stored, as a head of values is (stored.cuh). Where there are `shares`, CTAs that have the
+ * and these are stored, as a head of values is (stored.cuh). JOINED: the products are parts of queries by
+ * head, and for each head a CTA behind theirs turns the other part; these also store the keys of rows
+ * (join.cuh), whose parts lie behind each other in `latent`. Where there are `shares`, CTAs that have the
  * same columns of slots mix these to rows (mix.cuh), of which there are up to 16, and NORM is of those.
  * Grid: (row tiles / ROW_TILES of each, or as many CTAs as have warps for these, tiles of slots from
  * `from_tile` on, heads). Block: 256.
@@ -44,6 +46,7 @@
 #include "stored.cuh"
 #include "turned.cuh"
 #include "visible.cuh"
+#include "join.cuh"
 #endif
 
 #define WARPS 8
@@ -377,9 +380,12 @@ static __device__ __forceinline__ int n_ctas(int n_rows)
 #if ROW_TILES == 1
 static_assert(WIDTH == WARPS, "a warp makes the codes of a slot");
 static_assert(STAGES * PIECE_BYTES >= 2 * 256 * (int)sizeof(float), "a block of two matrices");
+#define MOST_LATENT 4096 /* values of a latent row */
+static_assert(WARPS * STAGES * PIECE_BYTES >= (2 * ALL_WARPS + MOST_LATENT) * (int)sizeof(float),
+              "a latent row");
 
 /* What follows products. */
-enum { GATES, NORM, CENTRED_NORM, PASSED, HEADS, NOTHING };
+enum { GATES, NORM, CENTRED_NORM, PASSED, HEADS, JOINED, NOTHING };
 /* What the heads of a matrix are. */
 enum { OTHERS, QUERIES, KEYS, VALUES };
 
@@ -474,11 +480,38 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
            const int *seqs, const int *places, const int *tables, char *memory, long long v_begin,
            long long pitch, int n_entries, int n_pairs, int are_neighbours, int type, int k_width,
            int v_width, int part_begin, int part_width, int part_apart, const float *shares,
-           const float *first_residual, const float *second_residual, float *mixed_y, int n_mixed)
+           const float *first_residual, const float *second_residual, float *mixed_y, int n_mixed,
+           const float *queries, int q_begin, int q_apart, const float *latent, int latent_begin,
+           int latent_apart)
 {
 #if ROW_TILES == 1
     __shared__ uint4 rings[WARPS][STAGES * PIECE_BYTES / 16];
     const float *gates = y, *others = y_2;
+    if (follows == JOINED && blockIdx.x == gridDim.x - 1) {
+        wait_for_launches();
+        let_next_begin();
+        const Norm norm = {weight_of_norm, nullptr, nullptr,        nullptr,
+                           nullptr,        k_width, (float)k_width, eps};
+        const int n = n_slots / (int)gridDim.z, head = blockIdx.z;
+        for (int i = threadIdx.x; i < n * v_width; i += 32 * WARPS) {
+            const int row = i / v_width, d = i % v_width;
+            const size_t at = (size_t)row * gridDim.z + head;
+            const float *own = turns + (size_t)row * 2 * n_pairs;
+            y[at * y_pitch + y_begin + n_rows + d] = turned(
+                own, own + n_pairs, are_neighbours, queries + at * q_apart + q_begin, d, n_pairs);
+        }
+#pragma unroll 1
+        for (int row = head; row < n; row += gridDim.z) {
+            const float *both = latent + (size_t)row * latent_apart + latent_begin;
+            const float *own = turns + (size_t)row * 2 * n_pairs;
+            char *rows =
+                memory + slot_of_place(tables + (size_t)seqs[row] * n_entries, places[row]) * pitch;
+            store_joined(norm, both, both + k_width, (float *)rings + 2 * ALL_WARPS, row, own,
+                         own + n_pairs, are_neighbours, n_pairs, type, rows, v_width,
+                         (float *)rings);
+        }
+        return;
+    }
 #elif EIGHTHS == 1
     __shared__ uint4 rings[WARPS][16 * WIDTH / 4];
 #endif

@@ -19,7 +19,7 @@ from mtpcore.backends.cuda.visible import Attended
 from mtpcore.errors import BackendError
 from mtpcore.memory.types import CODES
 
-__all__ = ["KERNELS", "LAUNCHERS", "Heads", "attend"]
+__all__ = ["KERNELS", "LAUNCHERS", "Heads", "Joined", "attend"]
 
 _TYPES = {"f32": 0, "f16": 1, "q8_0": 2}
 _BYTES = {"f32": 4, "f16": 2, "q8_0": 1}
@@ -33,6 +33,8 @@ _FEW_ROWS = 128
 """Up to here each sequence among the rows of a tile gets a CTA; which changes no bit."""
 _CTAS_OF_FEW = 16
 """CTAs that share a row of few."""
+_MOST_LATENT = 4096
+"""Values of a latent row that a block of products has room for; see ``kernels/matmul.cu``."""
 _MOST_SUMS = 1 << 24
 """Values of the sums of ranges; rows are attended to in several goes where there are more."""
 
@@ -80,8 +82,8 @@ KERNELS = (
 )
 
 
-class Heads(msgspec.Struct, frozen=True):
-    """Products that are queries, keys and values, and what is done with them before attention.
+class Turned(msgspec.Struct, frozen=True):
+    """Products that are queries, or parts of them, and what is done with them before attention.
 
     ``step`` is attention's, ``ropes`` turn queries and keys by the cosines and sines in ``turns``,
     which one of the layers ``makes`` for all of them.
@@ -110,6 +112,26 @@ class Heads(msgspec.Struct, frozen=True):
         )
         return [Launch(_TURNS, (n_rows, 1), arguments, is_early=True)]
 
+    def _stored(
+        self, q: DeviceArray | None, v_begin: int, k_width: int, v_width: int
+    ) -> tuple[Any, ...]:
+        """Return how ``kernels/matmul.cu`` turns, and where it stores."""
+        memory, attrs = self.step.memory, self.ropes[0].attrs
+        layer, rows, table = memory.layer, memory.rows, memory.tables.array
+        sizes = (
+            *(table.shape[1], len(attrs["frequencies"]), attrs["style"] == "pairs"),
+            *(_TYPES[layer.dtype], k_width, v_width),
+        )
+        return (
+            *(self.turns, q, rows.seq, rows.place, table, layer.rows),
+            *map(np.int64, (v_begin, layer.rows.shape[1])),
+            *map(np.int32, sizes),
+        )
+
+
+class Heads(Turned, frozen=True):
+    """Products that are queries, keys and values; they are turned, and stored."""
+
     def behind(self, n_rows: int) -> list[Launch]:
         """Return what comes behind the products."""
         return [] if self.are_few(n_rows) else [_turn_and_store(self.step, *self.ropes, n_rows)]
@@ -125,17 +147,46 @@ class Heads(msgspec.Struct, frozen=True):
     @property
     def arguments(self) -> tuple[Any, ...]:
         """Return what ``kernels/matmul.cu`` does it with."""
-        (q, k), memory = self.step.inputs[:2], self.step.memory
-        v, attrs = (*self.step.inputs, None)[2], self.ropes[0].attrs
-        layer, rows, table = memory.layer, memory.rows, memory.tables.array
-        sizes = (
-            *(table.shape[1], len(attrs["frequencies"]), attrs["style"] == "pairs"),
-            *(_TYPES[layer.dtype], k.shape[2], v.shape[2] if v else TILE),
-        )
-        return (
-            *(self.turns, q, rows.seq, rows.place, table, layer.rows),
-            *map(np.int64, (layer.v_begin, layer.rows.shape[1])),
-            *map(np.int32, sizes),
+        (q, k), layer = self.step.inputs[:2], self.step.memory.layer
+        v = (*self.step.inputs, None)[2]
+        return self._stored(q, layer.v_begin, k.shape[2], v.shape[2] if v else TILE)
+
+
+class Joined(Turned, frozen=True):
+    """The product that queries begin with; the rest of them is turned, and keys are stored.
+
+    These are what ``norm`` makes, and behind it a turned part.
+    """
+
+    norm: Step
+
+    def are_few(self, n_rows: int) -> bool:
+        """Whether blocks of the product's launch do it: all lies where these look for it."""
+        (of_q, of_k), (product,) = self.ropes, self.products
+        turned, latent, key = of_q.outputs[0], self.norm.inputs[0], of_k.inputs[0]
+        begins = turned.begin - product.shape[2], key.begin - latent.shape[-1]
+        are_there = begins == (product.begin, latent.begin) and latent.shape[-1] <= _MOST_LATENT
+        are_one = turned.memory is product.memory and key.memory is latent.memory
+        return are_there and are_one and super().are_few(n_rows)
+
+    def behind(self, n_rows: int) -> list[Launch]:
+        """Return what comes behind the product."""
+        if self.are_few(n_rows):
+            return []
+        return [_join_and_store(self.step, *self.ropes, self.norm, n_rows)]
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """Return how parts are turned, and where keys are stored, as ``Heads`` do."""
+        of_k = self.ropes[1]
+        return self._stored(None, 0, self.norm.inputs[0].shape[-1], of_k.inputs[0].shape[2])
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """Return where the parts of queries and keys are that are not products here."""
+        q, latent = self.ropes[0].inputs[0], self.norm.inputs[0]
+        return tuple(
+            part for x in (q, latent) for part in (x, np.int32(x.begin), np.int32(x.apart))
         )
 
 
@@ -278,10 +329,11 @@ def _attend(
     of_row = n_values * visible.most_ranges
     size = min(max(_MOST_SUMS, of_row), q.shape[0] * of_row)
     sums = step.scratch("sums", (size,), np.float32)
-    counters = counters_for(step, q.shape[0] * layer.n_heads)
+    # Tiles are few, or the largest ones, of a head or more.
+    largest = q.shape[0] * layer.n_heads * -(-n_shared // shape[2])
+    counters = counters_for(step, min(max(_FEW_BLOCKS, largest), q.shape[0] * n_heads))
     block = codes.block if codes else 0
-    has_whole_blocks = not block or n_shared * v_width % block == 0
-    n_joined = 1 if has_whole_blocks else layer.n_heads
+    n_joined = _n_joined(tile.n_heads * v_width, n_shared * v_width, layer.n_heads, block)
     most_rows = size // (n_values * n_ranges)
     launches = []
     for first in range(0, n_rows, most_rows):
@@ -313,6 +365,17 @@ def _is_aligned(layer: StoredLayer, k_width: int, v_width: int) -> bool:
     return not any(
         n % 16 for n in (layer.rows.shape[1], layer.v_begin, *(n_bytes * w for w in widths))
     )
+
+
+def _n_joined(of_tile: int, of_key_head: int, n_key_heads: int, block: int) -> int:
+    """Return how many tiles of heads make values that are whole blocks, as few as can be.
+
+    They are one, all of a key head, or those of all key heads, with so many values each.
+    """
+    n_tiles = -(-of_key_head // of_tile)
+    if not block or of_tile % block == of_key_head % block == 0:
+        return 1
+    return n_tiles if of_key_head % block == 0 else n_tiles * n_key_heads
 
 
 def _tile_for(most: int, n_rows: int, n_shared: int, n_times: int) -> _Tile:

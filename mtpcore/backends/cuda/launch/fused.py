@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from mtpcore.backends.cuda.device import DeviceArray
-from mtpcore.backends.cuda.launch.attention import Heads, attend
+from mtpcore.backends.cuda.launch.attention import Heads, Joined, attend
 from mtpcore.backends.cuda.launch.codes import Codes, codes_for, quantise, quantise_gated
 from mtpcore.backends.cuda.launch.products import (
     Factor,
@@ -45,7 +45,7 @@ class FusedStep(msgspec.Struct, frozen=True):
     followers: tuple[FusedStep, ...]
     led: FusedStep | None
     n_led: int
-    heads: Heads | None
+    heads: Heads | Joined | None
     is_stored: bool
     is_kept: bool
     is_sorted: bool
@@ -188,7 +188,8 @@ def _multiply_all(
             launches += multiply_gated(codes, slots, gate, other, ready, counters, attrs)
             made[number] = ready
             factors = [f for f in factors if f.y is not gate.y and f.y is not other.y]
-    heads, norm = None if slots.is_wide else step.heads, _norm_of(step)
+    heads, norm = step.heads, _norm_of(step)
+    heads = None if slots.is_wide or (heads and not heads.are_few(n_rows)) else heads
     follows: Follows | None = heads or (norm if norm and norm.fits(slots.n) else None)
     for number, follower in enumerate(step.followers):
         if follower.op == "mix" and not slots.is_wide and Mix.fits(n_rows):

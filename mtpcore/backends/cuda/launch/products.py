@@ -10,7 +10,7 @@ import numpy as np
 
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
-from mtpcore.backends.cuda.launch.attention import Heads
+from mtpcore.backends.cuda.launch.attention import Heads, Joined
 from mtpcore.backends.cuda.launch.codes import Codes, codes_for, made_of, quantise
 from mtpcore.backends.cuda.launch.rows import Mix, Norm
 from mtpcore.backends.cuda.launch.step import (
@@ -53,13 +53,14 @@ SLOTS = 8
 MOST_FACTORS = 3
 """Matrices of one launch; see ``kernels/matmul.cu``."""
 
-_GATES, _NORM, _CENTRED_NORM, _PASSED, _HEADS, _NOTHING = map(np.int32, range(6))
+_GATES, _NORM, _CENTRED_NORM, _PASSED, _HEADS, _JOINED, _NOTHING = map(np.int32, range(7))
 """What follows products in their launch, as ``kernels/matmul.cu`` numbers it."""
 
 _NO_CODES, _NO_GATE = (*(None,) * 3, np.int32(0)), (np.int32(0), *(np.float32(0),) * 2)
 _NO_NORM = None, None, None, np.float32(0)
 _NO_HEADS = *(None,) * 6, *(np.int64(0),) * 2, *(np.int32(0),) * 6
 _NO_PARTS, _NO_MIX = (np.int32(0),) * 3, (*(None,) * 4, np.int32(0))
+_NO_JOINED = (None, np.int32(0), np.int32(0)) * 2
 
 _TILES = ("ROW_TILES", "TOKEN_TILES", "EIGHTHS")
 _WARPS = THREADS // 32
@@ -385,7 +386,7 @@ class Passed(msgspec.Struct, frozen=True):
         return n_of_row(self.x) // self.codes.block
 
 
-Follows = Heads | Norm | Mix | Passed
+Follows = Heads | Joined | Norm | Mix | Passed
 """What can follow products in their launch."""
 
 
@@ -398,8 +399,8 @@ def multiply_codes(
 ) -> list[Launch]:
     """Multiply the same rows with all matrices; those of a type together, up to three.
 
-    The rows of a residual are added; heads are turned and stored, or rows are mixed, or normalised,
-    or become codes.
+    The rows of a residual are added; heads are turned and stored, or what is joined to them, or
+    rows are mixed, or normalised, or become codes.
     """
     by_type: dict[tuple[int, int], list[Factor]] = {}
     for number, factor in enumerate(factors):
@@ -427,6 +428,10 @@ def _following(factors: Sequence[Factor], follows: Follows | None) -> tuple[Any,
         most = sum(_n_ctas(factor.w.n_rows, NARROW) for factor in factors)
         counters = counters_for(follows.step, most)
         return _arguments_of(counters, _HEADS, which=kinds, heads=follows.arguments)
+    if isinstance(follows, Joined) and any(y is follows.products[0] for y in products):
+        weight, eps = (*follows.norm.weights, None)[0], np.float32(follows.norm.attrs["eps"])
+        norm, of_keys = (weight, None, None, eps), follows.arguments
+        return _arguments_of(None, _JOINED, norm=norm, heads=of_keys, joined=follows.parts)
     if isinstance(follows, Norm):
         number = next((i for i, y in enumerate(products) if y is follows.step.inputs[0]), -1)
         if number >= 0:
@@ -465,12 +470,13 @@ def _arguments_of(
     heads: tuple[Any, ...] = _NO_HEADS,
     parts: tuple[Any, ...] = _NO_PARTS,
     mix: tuple[Any, ...] = _NO_MIX,
+    joined: tuple[Any, ...] = _NO_JOINED,
 ) -> tuple[Any, ...]:
     """Return the arguments for what follows products, in the kernel's order.
 
     ``which`` is the number of the product that it follows, or says of all which heads they are.
     """
-    return counters, kind, *codes, *gate, *norm, np.int32(which), *heads, *parts, *mix
+    return counters, kind, *codes, *gate, *norm, np.int32(which), *heads, *parts, *mix, *joined
 
 
 def can_gate(slots: Slots, gate: Factor, other: Factor) -> bool:
@@ -546,16 +552,17 @@ def _multiply_together(
     n_tiles: int,
     following: tuple[Any, ...],
 ) -> Launch:
-    first = factors[0]
+    first, (_, kind, *_) = factors[0], following
     tiles = _tiles([factor.w.n_rows for factor in factors], slots)
     sizes = (first.w.n_rows, codes.scales.shape[1], slots.n, slots.n_ranks)
     others: list[Any] = []
     for factor in factors[1:]:
         others += [*_planes(factor.w), factor.bias, factor.y, np.int32(factor.w.n_rows)]
     nobody = (*(None,) * 6, np.int32(0))
+    n_ctas = sum(_n_ctas(factor.w.n_rows, tiles) for factor in factors) + (kind == _JOINED)
     return Launch(
         _MATMUL[first.w.type, tiles],
-        (sum(_n_ctas(factor.w.n_rows, tiles) for factor in factors), n_tiles, slots.n_heads),
+        (int(n_ctas), n_tiles, slots.n_heads),
         (
             *_planes(first.w),
             *(codes.codes, codes.scales, codes.sums, first.bias),
