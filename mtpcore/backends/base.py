@@ -364,7 +364,7 @@ class WeightTensor(Protocol):
 class WeightSource(Protocol):
     """A model as backends see it: its tensors, and a table of the weights that they packed.
 
-    ``packed`` holds packed weights by (backend, layout, tensor), so that contexts share them.
+    ``packed`` holds packed weights by (backend, layout, *tensors), so that contexts share them.
     """
 
     @property

@@ -153,7 +153,9 @@ def _make_plans(cross: Cross) -> None:
     total, models = sum(sizes.values()), {model for model, _ in sizes}
 
     def count() -> tuple[int, int]:
-        ready = {(model, key[2]) for model in models for key in list(model.packed)}
+        ready = {
+            (model, name) for model in models for key in list(model.packed) for name in key[2:]
+        }
         return sum(sizes.get(name, 0) for name in ready), total
 
     with progress("reading weights", count, "bytes"):

@@ -41,6 +41,7 @@ from mtpcore.backends.cuda.layout import FORMATS
 from mtpcore.backends.cuda.outputs import DeviceRows
 from mtpcore.backends.cuda.runs import PlannedRun, Shape
 from mtpcore.backends.cuda.sequences import SequenceRows
+from mtpcore.backends.cuda.stacks import stack_shared_experts
 from mtpcore.backends.cuda.staging import Part, Staging
 from mtpcore.backends.cuda.states import CudaStateStore
 from mtpcore.backends.cuda.store import CudaStore
@@ -85,7 +86,7 @@ class CudaPlan:
         stores: Sequence[CudaStore],
         states: CudaStateStore | None = None,
     ) -> None:
-        self.program, self.device, self._stores = program, device, stores
+        self.device, self._stores = device, stores
         self._n_batch, self._n_ctx, self._states = n_batch, n_ctx, states
         self.walks = states.walks(n_batch) if states else None
         self._scratch: dict[tuple[Any, ...], DeviceArray] = {}
@@ -97,6 +98,7 @@ class CudaPlan:
         self._remembering: set[int] = set()  # groups in which rows are stored
         self._visible: dict[tuple[int, str, int], Visible] = {}  # by group, mask and window
         self._weights, self.is_warm = Weights(device, source, threads), True
+        self.program = program = stack_shared_experts(program, self._weights.are_alike)
         groups = fuse(program, self._block_of)
         self.arrays = self._make_arrays(groups)
         self._steps = [self._planned(group) for group in groups]

@@ -88,17 +88,22 @@ class Upload:
     Parameters
     ----------
     device : Device
-    tensor : WeightTensor
-        Of a type that has kernels; its file may be closed afterwards.
+    tensors : sequence of WeightTensor
+        Parts of the matrix, or of the stack, one behind the other, of one type that has kernels;
+        their file may be closed afterwards.
     shape : tuple of int
     """
 
-    def __init__(self, device: Device, tensor: WeightTensor, shape: tuple[int, ...]) -> None:
-        self._device, self._tensor, self._windows = device, tensor, _windows(shape)
-        self._room = MatrixRoom(device, tensor.type, shape)
-        raw = tensor.raw()
-        self._rows: NDArray[np.uint8] | None = raw.reshape(int(np.prod(shape[:-1])), -1)
-        self.matrix, self.bytes_left = self._room.matrix, raw.nbytes
+    def __init__(
+        self, device: Device, tensors: Sequence[WeightTensor], shape: tuple[int, ...]
+    ) -> None:
+        self._device, self._shape, self._tensors = device, shape, tensors
+        self._room = MatrixRoom(device, tensors[0].type, shape)
+        raw = [tensor.raw() for tensor in tensors]
+        n_bytes = sum(part.nbytes for part in raw)
+        of_row = n_bytes // int(np.prod(shape[:-1]))
+        self._rows: list[NDArray[np.uint8]] | None = [part.reshape(-1, of_row) for part in raw]
+        self.matrix, self.bytes_left = self._room.matrix, n_bytes
         self._mark: Any = None
         self._lock = threading.Lock()
 
@@ -108,18 +113,20 @@ class Upload:
         Where that fails they are left as they were; ``check`` raises what ends it early.
         """
         with self._lock:
-            rows = self._rows
-            if rows is None:
+            parts, first = self._rows, 0
+            if parts is None:
                 return
             try:
-                for begin, end in self._windows:
-                    check()
-                    self._room.fill(ring, begin, rows[begin:end])
-                    self._tensor.release(begin, end)
-                    self.bytes_left -= rows[begin:end].nbytes
+                for tensor, rows in zip(self._tensors, parts, strict=True):
+                    for begin, end in _windows((len(rows) // self._shape[-2], *self._shape[-2:])):
+                        check()
+                        self._room.fill(ring, first + begin, rows[begin:end])
+                        tensor.release(begin, end)
+                        self.bytes_left -= rows[begin:end].nbytes
+                    first += len(rows)
                 self._mark, self._rows = ring.mark(), None
             finally:
-                self.bytes_left = 0 if self._rows is None else rows.nbytes
+                self.bytes_left = 0 if self._rows is None else sum(rows.nbytes for rows in parts)
 
     def wait(self) -> None:
         """Wait until what was sent has arrived."""

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from mtpcore.backends.base import WeightSource, WeightTensor
 from mtpcore.backends.cuda.device import Device
 from mtpcore.backends.cuda.launch.products import ClusteredMatrix, DeviceMatrix
-from mtpcore.backends.cuda.layout import NATIVE_TYPES, PackedMatrix, pack
+from mtpcore.backends.cuda.layout import FORMATS, NATIVE_TYPES, PackedMatrix, pack
+from mtpcore.backends.cuda.stacks import SHARED
 from mtpcore.backends.cuda.uploads import Upload, convert, send_all
 from mtpcore.errors import BackendError
 from mtpcore.graph.buckets import distance_buckets
@@ -70,6 +71,11 @@ class Weights:
         self._uploads = []
         return True
 
+    def are_alike(self, stack: Weight, matrix: Weight) -> bool:
+        """Whether a matrix can be one more of a stack, which is multiplied with rows in int8."""
+        kinds = {self._source.tensors[weight.tensor].type for weight in (stack, matrix)}
+        return stack.shape[1:] == matrix.shape and len(kinds) == 1 and kinds <= {*FORMATS}
+
     def load(self, node: Node, index: int) -> Any:
         """Return weight ``index`` of a node on the device.
 
@@ -84,7 +90,8 @@ class Weights:
         form = MATRICES.get(node.op, "vector") if index == 0 else "vector"
         if node.op == "attention" and index == 1:
             form = f"bias by distance, {node.attrs['mask']}, {node.attrs['max_distance']}"
-        key = ("cuda", f"{form}, {self._device.name}", weight.tensor)
+        behind = [node.attrs[SHARED].tensor] if index == 0 and SHARED in node.attrs else []
+        key = ("cuda", f"{form}, {self._device.name}", weight.tensor, *behind)
         packed = self._source.packed
         if key not in packed:
             packed[key] = self._make(form, node, weight)
@@ -98,6 +105,10 @@ class Weights:
     def _make(self, form: str, node: Node, weight: Weight) -> Any:
         """Return a weight, or the upload of a matrix, for all plans of the model."""
         tensor = self._source.tensors[weight.tensor]
+        if SHARED in node.attrs:
+            n_matrices, *shape = weight.shape
+            tensors = tensor, self._source.tensors[node.attrs[SHARED].tensor]
+            return Upload(self._device, tensors, (n_matrices + 1, *shape))
         if form == "matrix":
             return self._matrix(tensor, weight.shape, NATIVE_TYPES)
         if form == "exact matrix":
@@ -114,7 +125,7 @@ class Weights:
         self, tensor: WeightTensor, shape: tuple[int, ...], kinds: Collection[int]
     ) -> Upload | DeviceMatrix:
         if tensor.type in kinds:
-            return Upload(self._device, tensor, shape)
+            return Upload(self._device, [tensor], shape)
         return convert(self._device, tensor, shape, kinds)
 
     def _clusters(self, tensor: WeightTensor, node: Node, shape: tuple[int, ...]) -> Any:

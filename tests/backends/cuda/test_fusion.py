@@ -24,7 +24,7 @@ from mtpcore.backends.cuda import plan as planning
 from mtpcore.backends.cuda.fusion import fuse, leave_alone
 from mtpcore.backends.cuda.launch import attention as attending
 from mtpcore.graph import GraphBuilder, Outputs
-from mtpcore.models.blocks import moe
+from mtpcore.models.blocks import moe, swiglu
 from mtpcore.models.hparams import Experts
 from mtpcore.testing import Runner, Weights
 
@@ -35,6 +35,7 @@ def single_launches():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planning, "fuse", lambda program, block_of: leave_alone(program))
         patch.setattr(planning, "columns_of_others", lambda program, block_of: {})
+        patch.setattr(planning, "stack_shared_experts", lambda program, are_alike: program)
         yield
 
 
@@ -217,7 +218,7 @@ def layers(n, attend, feed_forward, of_k_b=Type.Q8_0):
     [
         (grouped_attention, dense, 24, {1: 5, 8: 7, 40: 9}),
         (grouped_attention, experts, 30, {1: 6, 8: 8, 40: 13}),
-        (grouped_attention, shared_experts, 38, {1: 8, 8: 10, 40: 16}),
+        (grouped_attention, shared_experts, 38, {1: 6, 8: 8, 40: 13}),
         (latent_attention, dense, 37, {1: 8, 8: 11, 40: 15}),
     ],
 )
@@ -267,7 +268,8 @@ def test_codes_that_wait_have_rooms_of_their_own(emulated, share):
     The shared one's rows are added to those that are mixed, or are mixed themselves.
     """
     shapes = {"embd": (20, 64), "norm": (64,)} | shapes_of_experts(0, 3, 64, 96)
-    kinds = {name: "Q8_0" for name in shapes if name.endswith(("exps", "shexp"))}
+    kinds = {name: "Q8_0" for name in shapes if name.endswith("exps")}
+    kinds |= {name: "Q4_0" for name in shapes if name.endswith("shexp")}
     shapes |= {"blk.0.ffn_gate_inp_shexp": (1, 64)} if share else {}
     g, x = embedded(kinds, **shapes)
     f = g.rms_norm(x, "norm.weight", 1e-5)
@@ -276,6 +278,48 @@ def test_codes_that_wait_have_rooms_of_their_own(emulated, share):
     for n_rows in (1, 5, 8, 40):
         both.feed(n_rows)
         assert kernels_of(both.fused, n_rows).count("elementwise") == (1 if share else 0)
+
+
+STACKED = {"like others": {}, "of another type": {"kind": "Q4_0"}, "wider": {"width": 128},
+           "with a share": {"more": {"blk.0.ffn_gate_inp_shexp.weight": (1, 64)}},
+           "with a bias": {"more": {"blk.0.ffn_down_shexp.bias": (64,)}},
+           "of experts with a bias": {"more": {"blk.0.ffn_up_exps.bias": (3, 96)}}}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STACKED.values(), ids=STACKED)
+def test_a_shared_expert_is_one_more_of_its_stack(emulated, case):
+    """Where it is like the others; its products have no launches of their own."""
+    kind, width = case.get("kind", "Q8_0"), case.get("width", 96)
+    shapes = {"embd": (20, 64), "norm": (64,)} | shapes_of_experts(0, 3, 64, 96)
+    kinds = {name: "Q8_0" for name in shapes if name.endswith("exps")}
+    of_shared = {name: shapes_of_experts(0, 3, 64, width)[name]
+                 for name in shapes if name.endswith("shexp")}  # fmt: skip
+    kinds |= dict.fromkeys(of_shared, kind)
+    g, x = embedded(kinds, **shapes | of_shared)
+    rng = np.random.default_rng(5)
+    for name, shape in case.get("more", {}).items():
+        g.tensors[name] = Raw(random_matrix(rng, "F32", *shape), "F32", shape)
+    f = g.rms_norm(x, "norm.weight", 1e-5)
+    y = moe(g, f, 0, Experts(n_used=2, gate="sigmoid", normalise=True, scale=2.5))
+    both = Compared(emulated, g, Outputs(hidden=g.add(x, y)), n_batch=64)
+    for n_rows in (1, 8, 5, 40, 64):
+        both.feed(n_rows)
+        is_stacked = kernels_of(both.fused, n_rows).count("matmul") == 2
+        assert is_stacked is (case == {})
+
+
+def test_a_shared_expert_whose_rows_somebody_reads_stays_alone(emulated):
+    shapes = {"embd": (20, 64), "norm": (64,)} | shapes_of_experts(0, 3, 64, 96)
+    kinds = {name: "Q8_0" for name in shapes if name.endswith(("exps", "shexp"))}
+    g, x = embedded(kinds, **shapes)
+    f = g.rms_norm(x, "norm.weight", 1e-5)
+    shared = swiglu(g, f, 0, "_shexp")
+    ids, shares = g.route(f, "blk.0.ffn_gate_inp.weight", n_used=2)
+    gate, up = (g.expert_matmul(f, ids, f"blk.0.ffn_{name}_exps.weight") for name in ("gate", "up"))
+    y = g.mix(g.expert_matmul(g.gated(gate, up), ids, "blk.0.ffn_down_exps.weight"), shares)
+    both = Compared(emulated, g, Outputs(hidden=g.add(y, shared), shared=shared), n_batch=16)
+    for n_rows in (1, 12):
+        both.feed(n_rows)
 
 
 @pytest.mark.parametrize(("between", "is_sorted"), [(False, True), (True, False)])

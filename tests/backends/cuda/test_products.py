@@ -369,7 +369,7 @@ def test_routing_is_the_definition(device, n_experts, weighted, attrs):
 
 def assert_few_are_routed(device, x, weights, attrs, ids, shares):
     """In one launch, which sorts slots by the experts that they use."""
-    n_used, n_slots = attrs["n_used"], ids.size
+    n_used, n_slots = ids.shape[1], ids.size
     n_tiles = min(n_slots, n_slots // SLOTS + weights[0].n_rows)
 
     def route_and_sort(step, n_rows):
@@ -388,6 +388,25 @@ def assert_few_are_routed(device, x, weights, attrs, ids, shares):
     assert matrices == [one for one, _ in tiles] + [-1] * (n_tiles - len(tiles))
     for found, (_, slots) in zip(members.tolist(), tiles, strict=False):
         assert found == slots + [-1] * (SLOTS - len(slots))
+
+
+def test_every_row_chooses_shared_experts_last(device):
+    """Those behind all others, with a share of one, where there are more ranks than are chosen."""
+    x, raw, attrs = floats(14, 5, 96), raw_matrix("F32", 7, 96), routing(n_used=3, scale=2.5)
+    w = matrix(device, "F32", raw, (7, 96))
+
+    def routed(n_ranks):
+        outputs = [((n_ranks,), np.int32), ((n_ranks,), np.float32)]
+        given = [x], [w, None, None, None], *outputs
+        ids, shares = carry_out(device, LAUNCHERS["route"], *given, **attrs)
+        assert_few_are_routed(device, x, [w, None, None, None], attrs, ids, shares)
+        return ids, shares
+
+    (ids, shares), (chosen, their_shares) = routed(5), routed(3)
+    assert (ids[:, :3] == chosen).all()
+    assert (shares[:, :3] == their_shares).all()
+    assert ids[:, 3:].tolist() == [[7, 8]] * 5
+    assert shares[:, 3:].tolist() == [[1, 1]] * 5
 
 
 def test_too_many_experts_are_refused(emulated):

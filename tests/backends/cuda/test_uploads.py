@@ -46,7 +46,7 @@ def test_pieces_are_packed_as_the_whole(emulated, kind, shape, monkeypatch):
     monkeypatch.setattr(uploads, "_WINDOW", 16 * 512)
     rows = random_matrix(np.random.default_rng(0), kind, *shape)
     tensor = InFile(kind, rows)
-    upload = Upload(emulated, tensor, shape)
+    upload = Upload(emulated, [tensor], shape)
     assert upload.bytes_left == rows.nbytes
     ring = Ring(emulated, 1000, 2)
     upload.send(ring, lambda: None)
@@ -61,6 +61,30 @@ def test_pieces_are_packed_as_the_whole(emulated, kind, shape, monkeypatch):
     upload.send(ring, lambda: pytest.fail("sent a second time"))
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
+def test_a_matrix_behind_a_stack_is_packed_as_one_more_of_it(emulated, kind, monkeypatch):
+    """Each part is released where it is; one that is cut off between them is begun anew."""
+    monkeypatch.setattr(uploads, "_WINDOW", 16 * 256)
+    rows = random_matrix(np.random.default_rng(0), kind, 4, 20, 256).reshape(4 * 20, -1)
+    tensors = InFile(kind, rows[:60]), InFile(kind, rows[60:])
+    upload, ring = Upload(emulated, tensors, (4, 20, 256)), Ring(emulated, 1000, 2)
+    n_left = iter(range(7))
+    with pytest.raises(StopIteration):
+        upload.send(ring, lambda: next(n_left))
+    assert upload.bytes_left == rows.nbytes
+    for tensor in tensors:
+        tensor.released.clear()
+    uploads.send_all(emulated, [upload], 1)
+    assert upload.bytes_left == 0
+    wanted = pack(rows.reshape(-1), int(Type[kind]), (4, 20, 256))
+    assert planes(emulated, upload.matrix) == [
+        None if one is None else one.tobytes() for one in wanted.planes
+    ]
+    of_matrix = [(0, 16), (16, 20)]
+    stack = [(20 * i + begin, 20 * i + end) for i in range(3) for begin, end in of_matrix]
+    assert [tensor.released for tensor in tensors] == [stack, of_matrix]
+
+
 def test_a_matrix_without_kernel_is_refused_before_there_is_room(emulated, monkeypatch):
     monkeypatch.setattr(emulated, "empty", lambda *given: pytest.fail("made room"))
     with pytest.raises(BackendError, match="no CUDA kernel for a matrix"):
@@ -69,7 +93,7 @@ def test_a_matrix_without_kernel_is_refused_before_there_is_room(emulated, monke
 
 def test_a_sending_that_is_cut_off_is_begun_anew(emulated):
     rows = random_matrix(np.random.default_rng(1), "Q8_0", 40, 64)
-    upload, ring = Upload(emulated, InFile("Q8_0", rows), (40, 64)), Ring(emulated)
+    upload, ring = Upload(emulated, [InFile("Q8_0", rows)], (40, 64)), Ring(emulated)
 
     def cut():
         raise KeyboardInterrupt

@@ -6,7 +6,8 @@
  * The gate is a sigmoid, or a softmax where SOFTMAX: its sum is made in sixteen lanes (expert i in
  * lane i mod 16, ascending), these are added 8, 4, 2 and 1 apart. The weights are the gates chosen,
  * where `normalise` divided by their sum in the order of ranks, times scale, times the expert's
- * factor.
+ * factor. Ranks behind those chosen, of which there are n_ranks in all, are experts behind all others, with
+ * a share of one: every row chooses them.
  */
 #define NOBODY 0x7fffffff
 #define MINUS_INFINITY __uint_as_float(0xff800000u)
@@ -15,7 +16,7 @@
 /* How experts are chosen. */
 struct Choice {
     const float *correction, *factors;
-    int n, n_used, normalise;
+    int n, n_used, n_ranks, normalise;
     float scale;
     int n_groups, n_groups_used, n_best;
 };
@@ -139,4 +140,6 @@ static __device__ __forceinline__ void route_row(const Choice &choice, const flo
             (choice.normalise ? __fdiv_rn(share, sum + 1e-20f) : share) * choice.scale;
         weights[rank] = choice.factors ? scaled * choice.factors[ids[rank]] : scaled;
     }
+    for (int rank = n_used + lane; rank < choice.n_ranks; rank += 32)
+        ids[rank] = n + rank - n_used, weights[rank] = 1.0f;
 }

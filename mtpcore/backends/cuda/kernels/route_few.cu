@@ -49,21 +49,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     route_few(const Four *__restrict__ weights, const float *x, const float *__restrict__ bias,
               const float *__restrict__ correction, const float *__restrict__ factors,
               float *logits, int *ids, float *shares, int *members, int *matrices,
-              unsigned *counters, int n_rows, int n_cols, int n_experts, int n_used, int normalise,
-              float scale, int n_groups, int n_groups_used, int n_best, int width, int n_tiles)
+              unsigned *counters, int n_rows, int n_cols, int n_experts, int n_used, int n_ranks,
+              int normalise, float scale, int n_groups, int n_groups_used, int n_best, int width,
+              int n_tiles)
 {
     __shared__ float room[ROOM];
     __shared__ int matrix[THREADS], rank[THREADS];
     multiply_floats(weights, x, bias, nullptr, nullptr, logits, n_experts, n_cols, n_rows, 1, 0);
     if (!ends_last(counters, gridDim.x))
         return;
-    const Choice choice = {correction, factors,  n_experts,     n_used, normalise,
-                           scale,      n_groups, n_groups_used, n_best};
+    const Choice choice = {correction, factors, n_experts, n_used,        n_ranks,
+                           normalise,  scale,   n_groups,  n_groups_used, n_best};
     for (int row = threadIdx.x >> 5; row < n_rows; row += WARPS) {
         float *gate = room + row * (2 * n_experts + n_groups);
-        route_row(choice, logits + (size_t)row * n_experts, ids + row * n_used,
-                  shares + row * n_used, gate, gate + n_experts, gate + 2 * n_experts);
+        route_row(choice, logits + (size_t)row * n_experts, ids + row * n_ranks,
+                  shares + row * n_ranks, gate, gate + n_experts, gate + 2 * n_experts);
     }
     __syncthreads();
-    sort_slots(ids, n_rows * n_used, width, n_tiles, members, matrices, matrix, rank);
+    sort_slots(ids, n_rows * n_ranks, width, n_tiles, members, matrices, matrix, rank);
 }

@@ -204,6 +204,8 @@ def cluster_matmul(step: Step, n_rows: int) -> list[Launch]:
 def route(step: Step, n_rows: int) -> list[Launch]:
     """Multiply with the router's matrix in floating point, then choose the experts.
 
+    Outputs may have more ranks than there are to choose: those behind them are shared experts.
+
     Raises
     ------
     BackendError
@@ -222,7 +224,7 @@ def route(step: Step, n_rows: int) -> list[Launch]:
         correction,
         factors,
         *step.outputs,
-        *map(np.int32, (w.n_rows, attrs["n_used"], attrs["normalise"])),
+        *map(np.int32, (w.n_rows, attrs["n_used"], step.outputs[0].shape[1], attrs["normalise"])),
         np.float32(attrs["scale"]),
         *(np.int32(attrs[name]) for name in ("n_groups", "n_groups_used", "n_best_of_group")),
     )
@@ -244,7 +246,8 @@ def route_few(step: Step, slots: Slots, n_rows: int) -> Launch | None:
     arguments = (
         *(w.low, step.inputs[0], bias, correction, factors, logits, ids, shares),
         *(slots.members, slots.matrices, counters_for(step, 1)),
-        *map(np.int32, (n_rows, w.n_cols, w.n_rows, attrs["n_used"], attrs["normalise"])),
+        *map(np.int32, (n_rows, w.n_cols, w.n_rows, attrs["n_used"])),
+        *map(np.int32, (ids.shape[1], attrs["normalise"])),
         np.float32(attrs["scale"]),
         *(np.int32(attrs[name]) for name in ("n_groups", "n_groups_used", "n_best_of_group")),
         *map(np.int32, (slots.width, slots.n_tiles)),
