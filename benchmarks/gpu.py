@@ -4,10 +4,11 @@
 
 measures how fast the device copies, then for each of two sizes of model, in Q4_K_M and Q8_0, what
 ``cuda_costs.py`` prices: one row behind 1,024 places, eight rows, a round of three drafts and their
-verification, and a prompt of 512; and the time from a closed file to the first token. Medians of
-``TIMES``, printed as they are made. The files are as large as real ones, with nothing in them:
-weights of zero take as many bytes and instructions as others, but less power. ``--small`` writes
-few layers, to try the script out on any backend.
+verification (all of it, and what the host does while it waits for no answer), and a prompt of 512;
+and the time from a closed file to the first token. Medians of ``TIMES``, printed as they are made.
+The files are as large as real ones, with nothing in them: weights of zero take as many bytes and
+instructions as others, but less power. ``--small`` writes few layers, to try the script out on any
+backend.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ import numpy as np
 from costs.launches import MODELS, write_hole
 from shapes import scaled_down
 
-from mtpcore import Batch, Context, link, load_model
+from mtpcore import Batch, Context, Generator, Sampling, link, load_model
 from mtpcore.backends.cuda import CudaBackend
+from mtpcore.backends.cuda.device import Device
 from mtpcore.backends.select import select_backend
 
 DEPTH = 1024
@@ -36,13 +38,33 @@ COPIED = 1 << 30
 WANTED = "wanted: one row at 80% of a copy's bandwidth, eight rows in 1.05 of it, a round in 2.0"
 
 
-def median_of(work: Callable[[], object]) -> float:
-    """Return seconds that work takes, once it was done a few times."""
+class Waits:
+    """How long the host has waited for answers of a device."""
+
+    def __init__(self, device: Device) -> None:
+        self.seconds = 0.0
+        for name in ("download", "read"):
+            setattr(device, name, self._timed(getattr(device, name)))
+
+    def _timed(self, answer: Callable[..., object]) -> Callable[..., object]:
+        def wait(*given: object) -> object:
+            begin = perf_counter()
+            try:
+                return answer(*given)
+            finally:
+                self.seconds += perf_counter() - begin
+
+        return wait
+
+
+def median_of(work: Callable[[], object], waits: Waits | None = None) -> float:
+    """Return seconds that work takes, less waits, once it was done a few times."""
     taken = []
     for _ in range(WARMING + TIMES):
-        begin = perf_counter()
+        waited, begin = waits.seconds if waits else 0.0, perf_counter()
         work()
-        taken.append(perf_counter() - begin)
+        end = perf_counter()
+        taken.append(end - begin - (waits.seconds - waited if waits else 0.0))
     return statistics.median(taken[WARMING:])
 
 
@@ -58,7 +80,7 @@ def copied(backend: CudaBackend) -> float:
     return 2 * COPIED / median_of(copy)
 
 
-def measure(path: Path, backend: str) -> dict[str, float]:
+def measure(path: Path, backend: str, waits: Waits | None) -> dict[str, float]:
     """Return seconds of each pass, by name."""
     begin = perf_counter()
     with load_model(path) as model:
@@ -80,7 +102,12 @@ def measure(path: Path, backend: str) -> dict[str, float]:
 
         found["one row"] = median_of(lambda: verify([]))
         found["eight rows"] = median_of(lambda: verify([2] * 7))
-        found["a round"] = median_of(lambda: verify(list(cross.draft(0, 3))))
+        cross.remove(0)
+        generator = Generator(cross, sampling=Sampling.greedy(), draft=3)
+        generator.add([1] * DEPTH, max_tokens=1000, ignore_eos=True)
+        found["a round"] = median_of(generator.step)
+        if waits:
+            found["the host's part of it"] = median_of(generator.step, waits)
     return found
 
 
@@ -90,15 +117,15 @@ def main() -> None:
     parser.add_argument("--backend", default="cuda")
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
-    backend, rate = select_backend(options.backend), 0.0
+    backend, rate, waits = select_backend(options.backend), 0.0, None
     if isinstance(backend, CudaBackend):
-        rate = copied(backend)
+        rate, waits = copied(backend), Waits(backend.device)
         print(f"{backend.device.name}: copies at {rate / 1e12:.2f} TB/s; {WANTED}", flush=True)
     for (size, shape), kind in product(MODELS.items(), WEIGHTS):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.gguf"
             write_hole(path, scaled_down(shape, n_nextn=1) if options.small else shape, kind)
-            n_bytes, found = path.stat().st_size, measure(path, options.backend)
+            n_bytes, found = path.stat().st_size, measure(path, options.backend, waits)
         cells = [f"{name} {1e3 * seconds:.2f} ms" for name, seconds in found.items()]
         one = found["one row"]
         cells += [f"{name} {found[name] / one:.2f} of one" for name in ("eight rows", "a round")]
