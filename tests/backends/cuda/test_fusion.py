@@ -632,7 +632,7 @@ def products_of_products():
 @pytest.mark.parametrize(
     ("made", "n_written"),
     [(partial(layers, 3, latent_attention, dense), {1: 12, 8: 9}),
-     (partial(layers, 3, grouped_attention, shared_experts), {1: 11, 8: 6}),
+     (partial(layers, 3, grouped_attention, shared_experts), {1: 8, 8: 3}),
      (products_of_products, {1: 2, 8: 2})],
     ids=["layers", "experts", "chain"],
 )  # fmt: skip
