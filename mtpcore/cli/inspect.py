@@ -188,7 +188,11 @@ def _program(model: Model, draft_model: Model | None, options: argparse.Namespac
     known = *trunk_graphs, "draft", *dict(spec.graphs)
     if options.graph not in known:
         raise GraphError(
-            "no such graph", where=str(model.path), wanted=", ".join(known), got=options.graph
+            "no such graph",
+            where=str(model.path),
+            wanted=", ".join(known),
+            got=options.graph,
+            fix="name one of these with --graph",
         )
     return drafter_program(source, spec.name, graph)
 

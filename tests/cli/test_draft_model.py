@@ -188,7 +188,9 @@ def test_inspect_shows_the_file_alone(command, pair):
     code, _, err = command("inspect", head, "--graph", "draft")
     assert code == 1
     assert "fix: link the two" in err
-    assert "wanted llm, draft, fusion" in command("inspect", head, "--graph", "nothing")[2]
+    err = command("inspect", head, "--graph", "nothing")[2]
+    assert "wanted llm, draft, fusion" in err
+    assert "fix: name one of these" in err
 
 
 @pytest.fixture
