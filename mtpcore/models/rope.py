@@ -109,6 +109,7 @@ def _scale(
 ) -> tuple[tuple[float, ...], float]:
     """Return frequencies and magnitude as ``{arch}.rope.scaling.*`` says."""
     prefix = "{arch}.rope.scaling."
+    original = prefix + "original_context_length"  # where it is not said, the file's own
     # Files of 2023 name no kind, and the factor by a key of its own.
     kind = fields.get(prefix + "type", str, "linear")
     old_factor = fields.get("{arch}.rope.scale_linear", Factor, 1.0)
@@ -121,7 +122,7 @@ def _scale(
             frequencies,
             base,
             factor,
-            fields.require(prefix + "original_context_length", Count),
+            fields.require(original if original in fields else "{arch}.context_length", Count),
             fields.get(prefix + "yarn_beta_fast", Factor, 32.0),
             fields.get(prefix + "yarn_beta_slow", Factor, 1.0),
             rounds_ramp=rounds_ramp,

@@ -106,7 +106,6 @@ def test_layers_behind_a_head_are_not_left_out_in_silence():
         {"rope__scaling.factor": float("nan")},
         {"attention__layer_norm_rms_epsilon": float("nan")},
         {"rope__scaling.type": "spiral"},
-        {"rope__scaling.type": "yarn"},
         {"rope__scaling.type": "yarn", "rope__scaling.original_context_length": 0},
         {"rope__scaling.factor": -2.0},
         {"rope__dimension_sections": [1 << 20, 1, 1, 1]},
@@ -272,6 +271,17 @@ def test_keys_of_yarn_that_change_nothing(said):
 
     assert read(YARN | said) == read(YARN)
     assert read(YARN).magnitude > 1
+
+
+@pytest.mark.parametrize("n_ctx", [16, 4096])
+def test_yarn_of_a_file_that_names_no_original_context(n_ctx):
+    """The context that the file says counts, as in llama.cpp and in transformers."""
+    scaling = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+    original = {"rope.scaling.original_context_length": n_ctx}
+    made = Rope.read(fields(**scaling, context_length=n_ctx), 8, "halves")
+    assert made == Rope.read(fields(**scaling, **original, context_length=99), 8, "halves")
+    with pytest.raises(ModelFileError, match="context_length"):
+        Rope.read(fields(**scaling, context_length=None), 8, "halves")
 
 
 @pytest.mark.parametrize("key", ["yarn_ext_factor", "yarn_attn_factor"])
