@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +29,8 @@ from mtpcore.gguf.vocabulary import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSE
 from mtpcore.gguf.writer import take_values
 
 __all__ = ["tokenizer_metadata", "with_control_tokens"]
+
+log = logging.getLogger("mtpcore")
 
 _KEY = "tokenizer.ggml."
 _KINDS = {"unknown": "unk", "padding": "pad"}
@@ -105,6 +108,7 @@ def tokenizer_metadata(
         raise _error(path, "parts of words have an affix", "none", repr(affix)[:80])
     texts, added = _texts(source, model, path)
     pieces = bool(model.byte_fallback)
+    _check_normalizer(source.normalizer or Step(normalizers=[]), pieces, path)
     n_tokens = n_vocab if n_vocab is not None else max(texts) + 1
     if max(texts) >= n_tokens:
         raise _error(path, "more tokens than the model has", n_tokens, max(texts) + 1)
@@ -201,6 +205,37 @@ def _error(path: Path, what: str, wanted: object, got: object) -> ModelFileError
     return ModelFileError(
         f"the tokenizer cannot be converted: {what}", where=str(path), wanted=wanted, got=got
     )
+
+
+def _check_normalizer(normalizer: Step, pieces: bool, path: Path) -> None:
+    """Refuse what changes a text before it is cut: a model file cannot say it.
+
+    NFC leaves text alone whose accents are composed, as that of keyboards is, so it is only said to
+    be missing. Two steps spell the spaces of pieces, which model files imply or have a key for.
+    """
+    for step in normalizer.parts:
+        pattern = step.pattern.text if step.pattern is not None else None
+        spells_spaces = (step.type, step.prepend) == ("Prepend", SPACE) or (
+            step.type,
+            pattern,
+            step.content,
+        ) == ("Replace", " ", SPACE)
+        if pieces and spells_spaces:
+            continue
+        if step.type != "NFC":
+            raise ModelFileError(
+                "the tokenizer cannot be converted: a step of its normalizer is lost in a model "
+                "file, and texts would have other tokens",
+                where=f"{path}: normalizer",
+                wanted="NFC, or those that spell spaces" if pieces else "none, or NFC",
+                got=repr(step.type)[:80],
+                fix="remove the step, and do to every text yourself what it does",
+            )
+        log.warning(
+            "%s: a model file cannot say that texts are composed (NFC) before they are cut: give "
+            "texts that are, as unicodedata.normalize('NFC', text) makes them",
+            path,
+        )
 
 
 def _texts(

@@ -24,6 +24,7 @@ class Pattern(msgspec.Struct):
     """What a step looks for."""
 
     regex: str | None = msgspec.field(name="Regex", default=None)
+    text: str | None = msgspec.field(name="String", default=None)
 
 
 class Step(msgspec.Struct):
@@ -31,6 +32,7 @@ class Step(msgspec.Struct):
 
     type: str | None = None
     pattern: Pattern | None = None
+    content: str | None = None
     prepend: str | None = None
     add_prefix_space: bool | None = None
     use_regex: bool | None = True
@@ -42,9 +44,9 @@ class Step(msgspec.Struct):
 
     @property
     def parts(self) -> Sequence[Step]:
-        """The steps of which this one consists, or itself."""
+        """The steps of which this one consists, and of which these do, or itself."""
         inner = self.pretokenizers if self.normalizers is None else self.normalizers
-        return (self,) if inner is None else inner
+        return (self,) if inner is None else [part for step in inner for part in step.parts]
 
 
 class TokenizerFile(msgspec.Struct):

@@ -36,7 +36,7 @@ class _Settings(msgspec.Struct):
 def read_vocabulary_files(folder: Path) -> TokenizerFile:
     """Return the tokenizer of a folder with ``vocab.json``, ``merges.txt`` and its settings.
 
-    How text is cut into words follows from the class that the settings name.
+    How text is normalised and cut into words follows from the class that the settings name.
 
     Raises
     ------
@@ -45,8 +45,8 @@ def read_vocabulary_files(folder: Path) -> TokenizerFile:
     """
     settings_path = folder / "tokenizer_config.json"
     settings = read_json(settings_path, _Settings)
-    cut = find_by_class(settings.tokenizer_class or "")
-    if cut is None:
+    known = find_by_class(settings.tokenizer_class or "")
+    if known is None:
         raise ModelFileError(
             "how this tokenizer cuts words is not known",
             where=f"{settings_path}: tokenizer_class",
@@ -63,12 +63,14 @@ def read_vocabulary_files(folder: Path) -> TokenizerFile:
         convert_json(_number(token), TokenId, f"{settings_path}: added_tokens_decoder"): one
         for token, one in (settings.added_tokens_decoder or {}).items()
     }
+    cut, normalizer = known
     steps = [Step(type="Split", pattern=Pattern(regex=regex)) for regex in cut.patterns]
     steps.append(Step(type="ByteLevel", add_prefix_space=False, use_regex=False))
     vocabulary: dict[str, object] = read_json(folder / VOCABULARY)
     return TokenizerFile(
         model={"type": "BPE", "vocab": vocabulary, "merges": merges},
         added_tokens=[AddedToken(id, one.content, one.special) for id, one in added.items()],
+        normalizer=None if normalizer is None else Step(type=normalizer),
         pre_tokenizer=Step(type="Sequence", pretokenizers=steps),
     )
 

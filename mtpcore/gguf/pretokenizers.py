@@ -168,8 +168,8 @@ the characters that end lines themselves.
 
 _BY_NAME = {name: known for known, names in _NAMES for name in names}
 
-_BY_CLASS = {"GPT2Tokenizer": _GPT_2, "Qwen2Tokenizer": _QWEN_2}
-"""Classes that need no ``tokenizer.json`` for it."""
+_BY_CLASS = {"GPT2Tokenizer": (_GPT_2, None), "Qwen2Tokenizer": (_QWEN_2, "NFC")}
+"""Classes that need no ``tokenizer.json`` for it, with how they normalise text before."""
 
 
 def find_pretokenizer(name: str) -> Pretokenizer:
@@ -184,8 +184,8 @@ def find_pretokenizer(name: str) -> Pretokenizer:
     return _BY_NAME.get(name, _GPT_2)
 
 
-def find_by_class(name: str) -> Pretokenizer | None:
-    """Return how a class of transformers cuts text; None where that is not known."""
+def find_by_class(name: str) -> tuple[Pretokenizer, str | None] | None:
+    """Return how a class of transformers cuts and normalises text; None where that is not known."""
     return _BY_CLASS.get(name.removesuffix("Fast"))
 
 

@@ -138,6 +138,47 @@ def test_whole_words_make_no_difference_where_merges_reach_them(tmp_path, name):
     assert tokenizer_metadata(write(tmp_path, source), None)[KEY + "pre"] == name
 
 
+@pytest.mark.parametrize("normalizer", [
+    {"type": "NFC"},
+    {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [{"type": "NFC"}]}]},
+])  # fmt: skip
+def test_text_that_is_not_composed_is_said_to_be_cut_otherwise(tmp_path, caplog, normalizer):
+    """As in Qwen's tokenizers. A model file cannot say it, and no engine composes text for one."""
+    source = tokenizer()
+    wanted = tokenizer_metadata(write(tmp_path, source), None)
+    assert not caplog.records
+    made = tokenizer_metadata(write(tmp_path, source | {"normalizer": normalizer}), None)
+    assert made.keys() == wanted.keys()
+    (record,) = caplog.records
+    assert "unicodedata.normalize('NFC', text)" in record.getMessage()
+
+
+@pytest.mark.parametrize("normalizer", [
+    {"type": "NFKC"},
+    {"type": "NFD"},
+    {"type": "Lowercase"},
+    {"type": "StripAccents"},
+    {"type": "Strip", "strip_left": True, "strip_right": True},
+    {"type": "Prepend", "prepend": "\u2581"},
+    {"type": "Replace", "pattern": {"String": "x"}, "content": "y"},
+    {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]},
+], ids=lambda step: step["type"])  # fmt: skip
+def test_steps_that_change_ordinary_text_are_refused(tmp_path, normalizer):
+    """Their tokens would be others than those that the model learnt."""
+    last = normalizer.get("normalizers", [normalizer])[-1]["type"]
+    with pytest.raises(ModelFileError, match="a step of its normalizer") as error:
+        tokenizer_metadata(write(tmp_path, tokenizer() | {"normalizer": normalizer}), None)
+    assert error.value.got == repr(last)
+    assert error.value.where == f"{tmp_path / 'tokenizer.json'}: normalizer"
+    assert "remove the step" in error.value.fix
+
+
+@pytest.mark.parametrize("normalizer", [None, {"type": "Sequence", "normalizers": []}])
+def test_no_step_is_nothing_to_say(tmp_path, caplog, normalizer):
+    tokenizer_metadata(write(tmp_path, tokenizer() | {"normalizer": normalizer}), None)
+    assert not caplog.records
+
+
 def split_up(folder, source, cls="Qwen2TokenizerFast"):
     """Write a tokenizer as ``vocab.json``, ``merges.txt`` and its settings."""
     merges = "\n".join(["#version: 0.2", *map(" ".join, source["model"]["merges"]), ""])
@@ -150,7 +191,7 @@ def split_up(folder, source, cls="Qwen2TokenizerFast"):
     return folder
 
 
-def test_a_vocabulary_and_merges_in_files_of_their_own(tmp_path):
+def test_a_vocabulary_and_merges_in_files_of_their_own(tmp_path, caplog):
     """As tokenizer.json has them, which is read where it is there."""
     source = tokenizer()
     (tmp_path / "one").mkdir()
@@ -159,8 +200,11 @@ def test_a_vocabulary_and_merges_in_files_of_their_own(tmp_path):
     assert made.keys() == wanted.keys()
     assert all(np.array_equal(made[key], wanted[key]) for key in wanted)
     assert made[KEY + "pre"] == "qwen2"
+    assert "NFC" in caplog.text, "its class composes text"
+    caplog.clear()
     split_up(tmp_path, source, "GPT2Tokenizer")
     assert tokenizer_metadata(tmp_path, 12)[KEY + "pre"] == "gpt-2"
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(
@@ -284,6 +328,19 @@ def test_pieces_keep_the_order_of_their_merges(tmp_path, pieces):
         wanted = theirs.encode(text, add_special_tokens=False).ids
         assert len(wanted) < len(text.encode()) + 2
         assert read.encode(text, add_special=False) == wanted
+
+
+@pytest.mark.parametrize("step", [
+    {"type": "Lowercase"},
+    {"type": "Prepend", "prepend": "x"},
+    {"type": "Replace", "pattern": {"String": " "}, "content": "_"},
+    {"type": "Replace"},
+])  # fmt: skip
+def test_pieces_are_spelt_by_two_steps_alone(tmp_path, pieces, step):
+    steps = [*pieces["normalizer"]["normalizers"], step]
+    source = pieces | {"normalizer": {"type": "Sequence", "normalizers": steps}}
+    with pytest.raises(ModelFileError, match="a step of its normalizer"):
+        tokenizer_metadata(write(tmp_path, source), None)
 
 
 def test_the_merge_that_comes_first_wins_whatever_the_ids_say(tmp_path):
