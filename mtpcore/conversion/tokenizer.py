@@ -293,10 +293,7 @@ def _pretokenizer(source: TokenizerFile, model: _Pairs, special: SpecialVocab, p
             known = "Split, Digits, ByteLevel"
             raise _error(path, "an unknown step of its pre-tokenizer", known, kind)
     adds_bos = special.add_special_token.get("bos", False)
-    whole_words = bool(model.ignore_merges)
-    name = name_pretokenizer(tuple(patterns), whole_words, adds_bos)
-    if name is None and _merges_reach_all(source, model, path):
-        name = name_pretokenizer(tuple(patterns), not whole_words, adds_bos)
+    name = _name(tuple(patterns), source, model, path, adds_bos=adds_bos)
     if name is None:
         raise _error(path, "no model file has a name for its pre-tokenizer", None, patterns)
     if find_pretokenizer(name).add_bos:
@@ -304,15 +301,48 @@ def _pretokenizer(source: TokenizerFile, model: _Pairs, special: SpecialVocab, p
     return name
 
 
-def _merges_reach_all(source: TokenizerFile, model: _Pairs, path: Path) -> bool:
-    """Say whether merges make every token that text may become.
+def _name(
+    patterns: tuple[str, ...], source: TokenizerFile, model: _Pairs, path: Path, *, adds_bos: bool
+) -> str | None:
+    """Return the name of the pre-tokenizer, by which the file will also tell how words are merged.
 
-    To take a word whole that is a token makes no difference then.
+    A name may mean that words that are tokens are taken whole, whatever merges say, and the source
+    not, or the other way round. Such a name is taken where none else fits, BOS included, if merges
+    make every token, so that it makes no difference; or if it means whole words: tokens that no
+    merges make were learnt so. Llama 3 was published without word of it, and with 588 such tokens.
+    """
+    whole_words = bool(model.ignore_merges)
+    name, other = (
+        name_pretokenizer(patterns, whole, adds_bos) for whole in (whole_words, not whole_words)
+    )
+    fits, other_fits = (
+        of is not None and find_pretokenizer(of).add_bos == adds_bos for of in (name, other)
+    )
+    if fits or other is None or (name is not None and not other_fits):
+        return name
+    n_unmade = _count_unmade(source, model, path)
+    if n_unmade and whole_words:
+        return name
+    if n_unmade:
+        log.warning(
+            "%s: its merges never make %d of its tokens, so that the model learnt words that are "
+            "tokens whole: they are taken so, as %r says",
+            path,
+            n_unmade,
+            other,
+        )
+    return other
+
+
+def _count_unmade(source: TokenizerFile, model: _Pairs, path: Path) -> int:
+    """Return how many tokens no text becomes unless words that are tokens are taken whole.
+
+    Where there are none, to take such words whole makes no difference.
     """
     vocab = model.vocab or {}
     merged = models.BPE(vocab=vocab, merges=_split(model.merges or [], model, path))
     added = {entry.content for entry in source.added_tokens or ()}
-    return all(len(merged.tokenize(text)) == 1 for text in vocab if text not in added)
+    return sum(len(merged.tokenize(text)) != 1 for text in vocab if text not in added)
 
 
 def _split(
