@@ -67,6 +67,37 @@ def test_trunk(made, backend):
 
 
 @backends
+def test_one_matrix_for_queries_keys_and_values(made, backend, tmp_path):
+    """As llama.cpp's converter writes with ``--fuse-qkv``, where a checkpoint has all three.
+
+    Published checkpoints have them in layers that share, too. The rows are the same, bit for bit.
+    """
+    s, model, refs = made
+    with open_model_file(model.path) as file:
+        tensors = {t.name: np.array(t.array()) for t in file.tensors.values()}
+        metadata = dict(file.metadata)
+    n_fused = 0
+    for n in range(len(s.kinds)):
+        q, k, v = (f"blk.{n}.attn_{name}.weight" for name in "qkv")
+        if model.hparams.stored_by(n) != n:
+            kind = model.hparams.kinds[n]
+            shape = kind.n_kv_heads * kind.head_width, gemma4.WIDTH
+            tensors |= {name: np.ones(shape, np.float32) for name in (k, v)}
+        if v in tensors:
+            rows = np.concatenate([tensors.pop(name) for name in (q, k, v)])
+            tensors[f"blk.{n}.attn_qkv.weight"] = rows
+            n_fused += 1
+    assert n_fused == (len(s.kinds) if not s.k_eq_v else s.kinds.count(gemma4.NEAR))
+    write_model_file(tmp_path / "fused.gguf", "gemma4", metadata, tensors)
+    batch = Batch.of(gemma4.tokens(), outputs="all")
+    with load_model(tmp_path / "fused.gguf") as fused:
+        found = open_context(fused, backend).process(batch).logits
+    assert np.abs(found - refs["logits"]).max() < CLOSE
+    if backend == "cpu":
+        assert np.array_equal(found, open_context(model, backend).process(batch).logits)
+
+
+@backends
 def test_rows_of_an_image_see_each_other(made, backend):
     """In layers with a window, and in larger models only; one image is longer than the window."""
     s, model, refs = made

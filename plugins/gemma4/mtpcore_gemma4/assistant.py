@@ -45,7 +45,8 @@ def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: AssistantHpara
     def normed(y: Value, name: str) -> Value:
         return g.rms_norm(y, f"{block}.{name}.weight", h.norm_eps)
 
-    q = queries(g, normed(x, "attn_norm"), positions, n, h)
+    rows = g.matmul(normed(x, "attn_norm"), f"{block}.attn_q.weight")
+    q = queries(g, rows, positions, n, h)
     y = g.attend(q, layer=n, scale=1.0, window=h.kinds[n].window)
     y = g.matmul(g.merge_heads(y), f"{block}.attn_output.weight")
     x = g.add(x, normed(y, "post_attention_norm"))

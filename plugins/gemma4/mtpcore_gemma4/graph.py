@@ -14,10 +14,9 @@ from mtpcore_gemma4.hparams import GemmaHparams
 GELU = "gelu_tanh"
 
 
-def queries(g: GraphBuilder, a: Value, positions: Value, n: int, h: GemmaHparams) -> Value:
-    """Return the rotated queries of layer n, of normed rows."""
-    q = g.split_heads(g.matmul(a, f"blk.{n}.attn_q.weight"), h.n_heads)
-    q = g.rms_norm(q, f"blk.{n}.attn_q_norm.weight", h.norm_eps)
+def queries(g: GraphBuilder, rows: Value, positions: Value, n: int, h: GemmaHparams) -> Value:
+    """Return the rotated queries of layer n, of what its matrix makes of normed rows."""
+    q = g.rms_norm(g.split_heads(rows, h.n_heads), f"blk.{n}.attn_q_norm.weight", h.norm_eps)
     return rotate(g, q, positions, n, h)
 
 
@@ -28,15 +27,28 @@ def rotate(g: GraphBuilder, x: Value, positions: Value, n: int, h: GemmaHparams)
 
 
 def attention(g: GraphBuilder, a: Value, positions: Value, n: int, h: GemmaHparams) -> Value:
-    """Return what attention of layer n makes of normed rows; values without a matrix are keys'."""
-    q, kind, stored = queries(g, a, positions, n, h), h.kinds[n], h.stored_by(n)
+    """Return what attention of layer n makes of normed rows; values without a matrix are keys'.
+
+    One matrix may make queries, keys and values, also where a layer stores no keys and values.
+    """
+    kind, stored, fused = h.kinds[n], h.stored_by(n), f"blk.{n}.attn_qkv.weight"
+    joint = g.matmul(a, fused) if g.has(fused) else None
+    k_begins = h.n_heads * kind.head_width
+    v_begins = k_begins + kind.n_kv_heads * kind.head_width
+
+    def project(name: str, begin: int, end: int) -> Value:
+        if joint is not None:
+            return g.slice(joint, begin, end)
+        return g.matmul(a, f"blk.{n}.{name}.weight")
+
+    q = queries(g, project("attn_q", 0, k_begins), positions, n, h)
     mask = "spans" if h.spans and kind.window else "causal"
     if stored != n:
         y = g.attend(q, layer=stored, scale=1.0, mask=mask, window=kind.window)
     else:
-        rows = g.matmul(a, f"blk.{n}.attn_k.weight")
-        has_values = g.has(f"blk.{n}.attn_v.weight")
-        values = g.matmul(a, f"blk.{n}.attn_v.weight") if has_values else rows
+        rows = values = project("attn_k", k_begins, v_begins)
+        if joint is not None or g.has(f"blk.{n}.attn_v.weight"):
+            values = project("attn_v", v_begins, 2 * v_begins - k_begins)
         k = g.split_heads(rows, kind.n_kv_heads)
         k = g.rms_norm(k, f"blk.{n}.attn_k_norm.weight", h.norm_eps)
         v = g.rms_norm(g.split_heads(values, kind.n_kv_heads), None, h.norm_eps)
