@@ -259,20 +259,31 @@ def _is_copy(wish: _Wish, tensors: Mapping[str, PublishedTensor]) -> bool:
 
 
 def _refuse(missing: list[str], unknown: list[str], config: Config) -> None:
-    """Raise where anything is missing or unknown."""
+    """Raise where anything is missing or unknown; the configuration may say how it came to that."""
     if not missing and not unknown:
         return
+    method = config.get("quantization_config.quant_method")
     missing, unknown = ([_spelt(name) for name in names] for names in (missing, unknown))
     counts = [f"{len(missing)} missing"] * bool(missing) + [f"{len(unknown)} unknown"] * bool(
         unknown
     )
+    said = ""
+    fix = (
+        "download the checkpoint again, install the plugin that knows its heads, or extend the "
+        "plugin's Checkpoint"
+    )
+    if unknown and isinstance(method, str):  # codes and scales have names of their own
+        said = f" (it says that it is quantised: {_spelt(method[:80])})"
+        fix = (
+            "take the checkpoint that is not quantised, or one in FP8 with scales of blocks "
+            f"(weight_scale_inv), which is read; if it should be that, {fix}"
+        )
     raise ModelFileError(
-        f"the checkpoint's tensors are not those of the declarations: {', '.join(counts)}",
+        f"the checkpoint's tensors are not those of the declarations{said}: {', '.join(counts)}",
         where=config.file,
         wanted=", ".join(dict.fromkeys(missing)) or None,
         got=", ".join(unknown) or None,
-        fix="download the checkpoint again, install the plugin that knows its heads, or extend the "
-        "plugin's Checkpoint",
+        fix=fix,
     )
 
 

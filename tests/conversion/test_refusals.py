@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import types
 
 import msgspec
@@ -39,6 +40,34 @@ def test_every_name_is_said_however_many(refuse, config, tensors):
     assert "model.layers.8.mlp.down_proj.weight" in error.wanted
     assert sorted(error.got.split(", ")) == sorted(strange)
     assert "... (" in str(error)  # the message is cut, its parts are whole
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "compressed-tensors"])
+def test_quantised_tensors_are_said_to_be_quantised(refuse, config, tensors, method):
+    """To download them again would not help."""
+    name = "model.layers.0.mlp.up_proj.weight"
+    codes = {name.replace("weight", "qweight"): np.zeros((8, 8), np.int32)}
+    config["quantization_config"] = {"quant_method": method, "bits": 4}
+    for changed in (tensors | codes, {n: v for n, v in tensors.items() if n != name} | codes):
+        error = refuse(config, changed)
+        assert f"(it says that it is quantised: {method}): " in error.what
+        assert "1 unknown" in error.what
+        assert error.fix.startswith("take the checkpoint that is not quantised")
+
+
+@pytest.mark.parametrize(
+    "said", [{"quant_method": "quanto"}, {"quant_method": None}, {}, None, "x"]
+)
+def test_plain_tensors_count_whatever_is_said_of_them(refuse, tmp_path, config, tensors, said):
+    config["quantization_config"] = said
+    write_checkpoint(tmp_path / "plain", config, tensors)
+    convert(tmp_path / "plain", tmp_path / "model.gguf")
+    (tmp_path / "model.gguf").unlink()
+    tensors["model.layers.0.extra"] = np.zeros(4, np.float32)
+    shutil.rmtree(tmp_path / "plain")
+    assert ("quanto" in refuse(config, tensors).what) == ("quanto" in str(said))
+    del tensors["model.layers.0.extra"], tensors["model.norm.weight"]
+    assert "quanto" not in refuse(config, tensors).what, "a tensor is missing, and no more"
 
 
 def test_scales_are_named_beside_what_they_scale(refuse, config, tensors):
