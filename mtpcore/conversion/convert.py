@@ -268,6 +268,7 @@ def _streamed(
             where=f"tensor {planned.name!r}",
             wanted="I8, I16, I32, I64",
             got=dtype.name,
+            fix="let the plugin change the tensor to one of these types",
         )
 
     def blocks() -> Iterator[np.ndarray]:

@@ -26,4 +26,5 @@ def ask(function: Callable[..., Any], *arguments: Any, what: str, where: str) ->
         raise
     except Exception as error:
         why = f"{type(error).__name__}: {error}"[:_LONGEST]
-        raise ModelFileError(f"{what}: {why}", where=where) from error
+        fix = "take config.json and tensors from the published model"
+        raise ModelFileError(f"{what}: {why}", where=where, fix=fix) from error

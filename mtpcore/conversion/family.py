@@ -224,6 +224,7 @@ def canonical_names(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, s
             raise ModelFileError(
                 "two tensors of the checkpoint mean the same",
                 got=f"{canonical[spelled]} and {name}",
+                fix="download the checkpoint again, without files of another layout",
             )
         canonical[spelled] = name
     return canonical
@@ -264,5 +265,6 @@ def count_heads(heads: str, names: Iterable[str], n_layers: int, folder: Path) -
             where=f"{folder}: {heads}",
             wanted=f"{first}, {first + 1}, ...",
             got=numbers,
+            fix="download the checkpoint again, with all its files",
         )
     return len(numbers)

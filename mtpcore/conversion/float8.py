@@ -72,6 +72,7 @@ def find_ranks(n_rows: int, n_scales: int, block: int, candidates: tuple[int, ..
         "the scales do not fit the matrix",
         wanted=f"row blocks of {block} in {' or '.join(map(str, candidates))} parts of {n_rows}",
         got=n_scales,
+        fix="download the checkpoint again",
     )
 
 

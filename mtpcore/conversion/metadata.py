@@ -69,7 +69,10 @@ def _read(key: str, source: Any, config: Config) -> Any:
         return value
     if not listed:
         raise ModelFileError(
-            "not a value for a model file", where=f"{config.file}: for {key}", got=value
+            "not a value for a model file",
+            where=f"{config.file}: for {key}",
+            got=value,
+            fix="take config.json from the published model",
         )
     return list(value)
 
@@ -100,6 +103,7 @@ def general_metadata(
             "malformed model card or generation_config.json",
             where=str(folder),
             got=str(error)[:200],
+            fix="correct README.md and generation_config.json, or remove them: they are optional",
         ) from error
     strange = {k: v for k, v in metadata.items() if not _is_plain(k, v)}
     if strange:
@@ -108,6 +112,7 @@ def general_metadata(
             where=f"{folder}: {', '.join(strange)}",
             wanted="texts",
             got=list(strange.values()),
+            fix="correct README.md, or remove it: it is optional",
         )
     return metadata | {
         "general.file_type": file_type,

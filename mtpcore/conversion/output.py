@@ -20,6 +20,7 @@ from mtpcore.runtime.model import Model
 __all__ = ["FilePart", "Report", "write_checked"]
 
 log = logging.getLogger("mtpcore")
+_FIX = "correct it where it comes from: config.json, the tensors, or the file that is quantised"
 _SAMPLE = "Ab 12\n\u00e9\u4e2d"
 
 Report = Callable[[int, int], None]
@@ -108,7 +109,7 @@ def _build_graphs(part: Path, path: Path, known: Registry, rest: Path | None = N
             where=where.replace(str(part), str(path)),
             wanted=error.wanted,
             got=error.got,
-            fix="correct it where it comes from: config.json, or the file that is quantised",
+            fix=_FIX,
         ) from error
     with opened as model:
         _try_tokenizer(model, path)
@@ -125,5 +126,5 @@ def _build_graphs(part: Path, path: Path, known: Registry, rest: Path | None = N
                 where=f"{path}: {error.where}",
                 wanted=error.wanted,
                 got=error.got,
-                fix=error.fix,
+                fix=_FIX if isinstance(error, GraphError) else error.fix,
             ) from error

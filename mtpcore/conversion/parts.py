@@ -27,7 +27,13 @@ def check_parts(
     """Raise ModelFileError where the file has no such part."""
     if mtp not in get_args(MTP):
         wanted = ", ".join(get_args(MTP))
-        raise ModelFileError("no such part", where="mtp", wanted=wanted, got=repr(mtp)[:80])
+        raise ModelFileError(
+            "no such part",
+            where="mtp",
+            wanted=wanted,
+            got=repr(mtp)[:80],
+            fix="name one of these",
+        )
     if mtp == "keep":
         return
     fix = f"leave --mtp {mtp} out"

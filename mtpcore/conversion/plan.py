@@ -139,7 +139,9 @@ def make_plan(
         elif wish.tensor in chosen:
             other = chosen[wish.tensor].names[0]
             raise ModelFileError(
-                f"{other} and {wish.names[0]} both become {wish.tensor}", where=config.file
+                f"{other} and {wish.names[0]} both become {wish.tensor}",
+                where=config.file,
+                fix="correct the plugin's Checkpoint",
             )
         else:
             chosen[wish.tensor] = wish
@@ -186,6 +188,7 @@ def _refuse_float8(tensor: PublishedTensor) -> None:
             "a matrix of eight bits without its scales",
             where=f"{tensor.file}: {tensor.name}",
             wanted=tensor.name + SCALES,
+            fix="download the checkpoint again, or take one that is not quantised",
         )
 
 
@@ -211,6 +214,7 @@ def _wishes(
                     where=config.file,
                     wanted=f"at most {_MOST_NAMES} for all layers and experts",
                     got=f"{n_experts} experts, {config.n_layers} layers",
+                    fix="take config.json from the published model",
                 )
             names = [name.replace("{e}", str(e)) for e in experts]
             names += [one.replace("{n}", str(n)).replace("{i}", str(i)) for one in also]
@@ -300,7 +304,12 @@ def _planned(wish: _Wish, tensors: Mapping[str, PublishedTensor], config: Config
     shapes = {source.shape for source in sources}
     if len(shapes) > 1:
         what = "parts" if rename.sources else "experts"
-        raise ModelFileError(f"{what} of different shapes", where=wish.tensor, got=sorted(shapes))
+        raise ModelFileError(
+            f"{what} of different shapes",
+            where=wish.tensor,
+            got=sorted(shapes),
+            fix="download the checkpoint again",
+        )
     shape = sources[0].shape
     if 0 in shape or len(shape) > _MOST_AXES:
         raise ModelFileError(
@@ -308,6 +317,7 @@ def _planned(wish: _Wish, tensors: Mapping[str, PublishedTensor], config: Config
             where=f"{sources[0].file}: tensor {sources[0].name!r}",
             wanted=f"up to {_MOST_AXES} axes, none of them empty",
             got=list(shape),
+            fix="download the checkpoint again",
         )
     n_stacked = shape[0] if rename.is_stack and shape else len(sources)
     trial = _trial(sources[0], also, rename, config)
@@ -354,6 +364,7 @@ def _shape_of_values(made: np.ndarray, rename: Rename, source: PublishedTensor) 
             where=f"{source.file}: tensor {source.name!r}",
             wanted=f"uint8 rows of {n_bytes} bytes a block",
             got=f"{made.dtype}{list(made.shape)}",
+            fix="download the checkpoint again",
         )
     return (*made.shape[:-1], made.shape[-1] // n_bytes * n_values)
 

@@ -19,7 +19,15 @@ from mtpcore.boundary.paths import open_regular, read_regular
 from mtpcore.conversion.float8 import e4m3_values
 from mtpcore.errors import ModelFileError
 
-__all__ = ["PublishedTensor", "check_small_files", "convert_json", "read_json", "read_tensors"]
+__all__ = [
+    "NO_FILE_HOLDS_IT",
+    "PublishedTensor",
+    "check_small_files",
+    "convert_json",
+    "read_json",
+    "read_tensors",
+    "tokenizer_error",
+]
 
 log = logging.getLogger("mtpcore")
 
@@ -37,6 +45,8 @@ _SMALL_FILES = (
     "additional_chat_templates/*.jinja",
     "merges.txt",
 )
+NO_FILE_HOLDS_IT = "take a model with another tokenizer: a model file cannot hold this one"
+"""What to do where a tokenizer is sound."""
 _FIX = "give the folder that holds it, as the model was published"
 _PLAIN = {
     "F64": "<f8",
@@ -139,16 +149,26 @@ def read_json(path: Path, type: type[T] = dict[str, Any]) -> T:  # type: ignore[
     ModelFileError
         It cannot be read, is too long, or holds something else.
     """
-    data = read_regular(path, _LONGEST, fix=_FIX)
+    parsed = _parse(read_regular(path, _LONGEST, fix=_FIX), path)
+    if not isinstance(parsed, dict):
+        raise ModelFileError(
+            "not an object",
+            where=str(path),
+            wanted="{...}",
+            got=parsed.__class__.__name__,
+            fix="fetch the file again",
+        )
+    return convert_json(parsed, type, str(path))
+
+
+def _parse(data: bytes, path: Path) -> object:
+    """Return what a JSON file's bytes say."""
     try:
-        parsed = json.loads(data.decode("utf-8"))
+        return json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ModelFileError(
             "not JSON", where=str(path), got=str(error)[:80], fix="fetch the file again"
         ) from error
-    if not isinstance(parsed, dict):
-        raise ModelFileError("not an object", where=str(path), got=parsed.__class__.__name__)
-    return convert_json(parsed, type, str(path))
 
 
 def convert_json(value: object, type: type[T], where: str) -> T:
@@ -170,7 +190,7 @@ def convert_json(value: object, type: type[T], where: str) -> T:
 
 
 def check_small_files(folder: Path) -> None:
-    """Raise where a file that the ``gguf`` package will read has no end, or is none.
+    """Raise where a file that the ``gguf`` package will read has no end, is none, or not JSON.
 
     Raises
     ------
@@ -179,7 +199,22 @@ def check_small_files(folder: Path) -> None:
     """
     for pattern in _SMALL_FILES:
         for path in folder.glob(pattern):
-            read_regular(path, _LONGEST_TEXT, fix="correct the file, or remove it: it is optional")
+            fix = "correct the file, or remove it: it is optional"
+            data = read_regular(path, _LONGEST_TEXT, fix=fix)
+            if path.suffix == ".json":
+                _parse(data, path)
+
+
+def tokenizer_error(
+    path: Path,
+    what: str,
+    wanted: object,
+    got: object,
+    fix: str = "take the tokenizer's files from the published model",
+) -> ModelFileError:
+    """Make an error that says why a tokenizer cannot be converted."""
+    what = f"the tokenizer cannot be converted: {what}"
+    return ModelFileError(what, where=str(path), wanted=wanted, got=got, fix=fix)
 
 
 def read_tensors(folder: str | PathLike[str], named: object = None) -> dict[str, PublishedTensor]:
@@ -204,6 +239,7 @@ def read_tensors(folder: str | PathLike[str], named: object = None) -> dict[str,
                 raise ModelFileError(
                     f"the tensor is also in {tensors[tensor.name].file.name}",
                     where=f"{path}: tensor {tensor.name!r}",
+                    fix="remove the file that is not the published model's",
                 )
             tensors[tensor.name] = tensor
     return tensors
@@ -282,6 +318,7 @@ def _read_file(path: Path) -> Iterator[PublishedTensor]:
                         where=f"{path}: tensor {name!r}",
                         wanted=", ".join(_WIDTHS),
                         got=kind,
+                        fix="take a checkpoint whose tensors are of these types",
                     )
                 tensor = PublishedTensor(name, path, kind, shape, begin)
                 begin += tensor.n_bytes

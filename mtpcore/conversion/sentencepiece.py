@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from mtpcore.boundary.paths import read_regular
+from mtpcore.conversion.published import NO_FILE_HOLDS_IT, tokenizer_error
 from mtpcore.errors import ModelFileError
 
 __all__ = ["Piece", "SentencePieceModel", "read_sentencepiece"]
@@ -57,7 +58,7 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
     except ModelFileError:
         raise
     except (IndexError, UnicodeDecodeError, struct.error, ValueError) as error:
-        raise _error(path, "malformed", None, str(error)[:80]) from error
+        raise tokenizer_error(path, "malformed", None, str(error)[:80]) from error
 
 
 def _parse(data: memoryview, path: Path) -> SentencePieceModel:
@@ -70,15 +71,17 @@ def _parse(data: memoryview, path: Path) -> SentencePieceModel:
         elif field in (_TRAINER, _NORMALIZER):
             (trainer if field == _TRAINER else normalizer).update(_fields(_bytes(value)))
         if len(pieces) > _MOST_PIECES:
-            raise _error(path, "more pieces than any vocabulary has", _MOST_PIECES, "more")
+            raise tokenizer_error(path, "more pieces than any vocabulary has", _MOST_PIECES, "more")
     if trainer.get(3, _UNIGRAM) != _UNIGRAM:
-        raise _error(path, "no unigram model", f"model_type {_UNIGRAM}", trainer[3])
+        raise tokenizer_error(
+            path, "no unigram model", f"model_type {_UNIGRAM}", trainer[3], NO_FILE_HOLDS_IT
+        )
     if trainer.get(24, 0):
-        raise _error(path, "spaces are at the end of words", None, None)
+        raise tokenizer_error(path, "spaces are at the end of words", None, None, NO_FILE_HOLDS_IT)
     if not normalizer.get(5, 1):
-        raise _error(path, "spaces are not spelt as U+2581", None, None)
+        raise tokenizer_error(path, "spaces are not spelt as U+2581", None, None, NO_FILE_HOLDS_IT)
     if not pieces:
-        raise _error(path, "it has no pieces", "at least one", None)
+        raise tokenizer_error(path, "it has no pieces", "at least one", None)
     return SentencePieceModel(
         tuple(pieces),
         bytes(_bytes(normalizer.get(2, memoryview(b"")))),
@@ -132,9 +135,3 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
         if data[at - 1] < 0x80:
             return value, at
     raise ValueError("a number of more than ten bytes")
-
-
-def _error(path: Path, what: str, wanted: object, got: object) -> ModelFileError:
-    return ModelFileError(
-        f"the tokenizer cannot be converted: {what}", where=str(path), wanted=wanted, got=got
-    )

@@ -13,7 +13,13 @@ import numpy as np
 from gguf import GGUFWriter, SpecialVocab
 from tokenizers import models
 
-from mtpcore.conversion.published import check_small_files, convert_json, read_json
+from mtpcore.conversion.published import (
+    NO_FILE_HOLDS_IT,
+    check_small_files,
+    convert_json,
+    read_json,
+    tokenizer_error,
+)
 from mtpcore.conversion.tokenizer_json import Step, TokenId, TokenizerFile
 from mtpcore.conversion.unigram import (
     Unigram,
@@ -99,19 +105,25 @@ def tokenizer_metadata(
         unigram = unigram_of_json(source, path)
         return _with_special(unigram, folder, path, n_vocab, special_tokens)
     if kind != "BPE":
-        raise _error(
-            path, "no byte-pair encoding or unigram model", "BPE, Unigram", repr(kind)[:80]
+        raise tokenizer_error(
+            path,
+            "no byte-pair encoding or unigram model",
+            "BPE, Unigram",
+            repr(kind)[:80],
+            NO_FILE_HOLDS_IT,
         )
     model = convert_json(source.model, _Pairs, f"{path}: model")
     affix = model.continuing_subword_prefix or model.end_of_word_suffix
     if affix:
-        raise _error(path, "parts of words have an affix", "none", repr(affix)[:80])
+        raise tokenizer_error(
+            path, "parts of words have an affix", "none", repr(affix)[:80], NO_FILE_HOLDS_IT
+        )
     texts, added = _texts(source, model, path)
     pieces = bool(model.byte_fallback)
     _check_normalizer(source.normalizer or Step(normalizers=[]), pieces, path)
     n_tokens = n_vocab if n_vocab is not None else max(texts) + 1
     if max(texts) >= n_tokens:
-        raise _error(path, "more tokens than the model has", n_tokens, max(texts) + 1)
+        raise tokenizer_error(path, "more tokens than the model has", n_tokens, max(texts) + 1)
     tokens = [texts.get(i, f"[PAD{i}]") for i in range(n_tokens)]
     unknown = model.unk_token if pieces else None
     types = [_type(i, texts, added, unknown, pieces) for i in range(n_tokens)]
@@ -201,12 +213,6 @@ def _generation(folder: Path, n_tokens: int) -> dict[str, Value]:
     return metadata
 
 
-def _error(path: Path, what: str, wanted: object, got: object) -> ModelFileError:
-    return ModelFileError(
-        f"the tokenizer cannot be converted: {what}", where=str(path), wanted=wanted, got=got
-    )
-
-
 def _check_normalizer(normalizer: Step, pieces: bool, path: Path) -> None:
     """Refuse what changes a text before it is cut: a model file cannot say it.
 
@@ -247,14 +253,16 @@ def _texts(
     more = {entry.id: entry.content for entry in entries}
     if len(plain) < len(vocab):
         token, text = next((t, text) for text, t in vocab.items() if plain[t] != text)
-        raise _error(path, "two tokens have one id", f"{plain[token]!r} alone", f"{text!r} too")
+        raise tokenizer_error(
+            path, "two tokens have one id", f"{plain[token]!r} alone", f"{text!r} too"
+        )
     if clash := [entry for entry in entries if more[entry.id] != entry.content]:
         entry = clash[0]
-        raise _error(
+        raise tokenizer_error(
             path, "two tokens have one id", f"{more[entry.id]!r} alone", repr(entry.content)
         )
     if not plain and not more:
-        raise _error(path, "it has no tokens", "at least one", None)
+        raise tokenizer_error(path, "it has no tokens", "at least one", None)
     return plain | more, {entry.id: bool(entry.special) for entry in entries}
 
 
@@ -286,16 +294,22 @@ def _pretokenizer(source: TokenizerFile, model: _Pairs, special: SpecialVocab, p
             patterns.append(r"\p{N}" if part.individual_digits else r"\p{N}+")
         elif kind == "ByteLevel" and part is parts[-1]:
             if part.add_prefix_space:
-                raise _error(path, "a space is put before the text", "none", kind)
+                raise tokenizer_error(
+                    path, "a space is put before the text", "none", kind, NO_FILE_HOLDS_IT
+                )
             if part.use_regex:
                 patterns.append("")  # the expression that this step brings along
         else:
             known = "Split, Digits, ByteLevel"
-            raise _error(path, "an unknown step of its pre-tokenizer", known, kind)
+            raise tokenizer_error(
+                path, "an unknown step of its pre-tokenizer", known, kind, NO_FILE_HOLDS_IT
+            )
     adds_bos = special.add_special_token.get("bos", False)
     name = _name(tuple(patterns), source, model, path, adds_bos=adds_bos)
     if name is None:
-        raise _error(path, "no model file has a name for its pre-tokenizer", None, patterns)
+        raise tokenizer_error(
+            path, "no model file has a name for its pre-tokenizer", None, patterns, NO_FILE_HOLDS_IT
+        )
     if find_pretokenizer(name).add_bos:
         special.add_special_token["bos"] = adds_bos
     return name
@@ -353,10 +367,10 @@ def _split(
     for merge in merges:
         pair = tuple(merge.split(" ")) if isinstance(merge, str) else merge
         if len(pair) != 2:
-            raise _error(path, "a merge is not a pair", 2, pair[:9])
+            raise tokenizer_error(path, "a merge is not a pair", 2, pair[:9])
         left, right = pair
         if not (left and right and left in vocab and right in vocab and left + right in vocab):
-            raise _error(path, "a merge names no tokens", "texts of the vocabulary", pair)
+            raise tokenizer_error(path, "a merge names no tokens", "texts of the vocabulary", pair)
         pairs.append((left, right))
     return pairs
 
@@ -364,7 +378,7 @@ def _split(
 def _spell(pairs: list[tuple[str, str]], path: Path) -> list[str]:
     """Return merges as byte-level vocabularies of model files hold them."""
     if not pairs:
-        raise _error(path, "it has no merges", "at least one", None)
+        raise tokenizer_error(path, "it has no merges", "at least one", None)
     return [" ".join(text.replace(" ", _SPACE_BYTE) for text in pair) for pair in pairs]
 
 
@@ -397,7 +411,7 @@ def _find_special(folder: Path, path: Path, n_tokens: int, *, load_merges: bool)
     try:
         return SpecialVocab(folder, load_merges=load_merges, n_vocab=n_tokens)
     except Exception as error:  # whatever malformed files make of its parsers
-        raise _error(path, f"malformed ({repr(error)[:200]})", None, None) from error
+        raise tokenizer_error(path, f"malformed ({repr(error)[:200]})", None, None) from error
 
 
 def _stored(special: SpecialVocab, path: Path) -> dict[str, Value]:
@@ -407,5 +421,5 @@ def _stored(special: SpecialVocab, path: Path) -> dict[str, Value]:
         special.add_to_gguf(writer, quiet=True)
         values = take_values(writer)
     except Exception as error:  # whatever is no template, or no id
-        raise _error(path, f"malformed ({repr(error)[:200]})", None, None) from error
+        raise tokenizer_error(path, f"malformed ({repr(error)[:200]})", None, None) from error
     return {k: v for k, v in values.items() if k.startswith("tokenizer.")}

@@ -80,7 +80,13 @@ class TypeChoice:
         for what, kind in (("outtype", outtype), ("mtp_type", mtp_type or outtype)):
             if kind not in OUT_TYPES:
                 wanted = ", ".join(OUT_TYPES)
-                raise ModelFileError("unknown type", where=what, wanted=wanted, got=repr(kind))
+                raise ModelFileError(
+                    "unknown type",
+                    where=what,
+                    wanted=wanted,
+                    got=repr(kind),
+                    fix="name one of these",
+                )
         head = mtp_type or _HEAD_TYPES.get(outtype, outtype)
         trunk = head if first_head_block is None else outtype
         self.file_type = _FILE_TYPES[trunk]

@@ -10,10 +10,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from mtpcore.conversion.published import convert_json
+from mtpcore.conversion.published import NO_FILE_HOLDS_IT, convert_json, tokenizer_error
 from mtpcore.conversion.sentencepiece import read_sentencepiece
 from mtpcore.conversion.tokenizer_json import Step, TokenizerFile
-from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import Value
 from mtpcore.gguf.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
@@ -75,21 +74,23 @@ def unigram_of_json(source: TokenizerFile, path: Path) -> Unigram:
     types = [BYTE if model.byte_fallback and _BYTE.fullmatch(text) else NORMAL for text, _ in vocab]
     for entry in sorted(source.added_tokens or (), key=lambda entry: entry.id):
         if entry.id > len(vocab):
-            raise _error(path, "ids of added tokens leave a gap", len(vocab), entry.id)
+            raise tokenizer_error(path, "ids of added tokens leave a gap", len(vocab), entry.id)
         if entry.id == len(vocab):
             vocab.append((entry.content, 0.0))
             types.append(NORMAL)
         elif vocab[entry.id][0] != entry.content:
-            raise _error(
+            raise tokenizer_error(
                 path, "two tokens have one id", repr(vocab[entry.id][0]), repr(entry.content)
             )
         types[entry.id] = CONTROL if entry.special else USER_DEFINED
     if model.unk_id is not None:
         if not 0 <= model.unk_id < len(vocab):
-            raise _error(path, "no token for what is unknown", f"below {len(vocab)}", model.unk_id)
+            raise tokenizer_error(
+                path, "no token for what is unknown", f"below {len(vocab)}", model.unk_id
+            )
         types[model.unk_id] = UNKNOWN
     if not vocab:
-        raise _error(path, "it has no tokens", "at least one", None)
+        raise tokenizer_error(path, "it has no tokens", "at least one", None)
     charsmap, joins_spaces = _normalization(source.normalizer, path)
     adds_space, splits = _cut(source.pre_tokenizer, path)
     return Unigram(
@@ -110,12 +111,16 @@ def _normalization(step: Step | None, path: Path) -> tuple[bytes, bool]:
             try:
                 charsmap = base64.b64decode(part.precompiled_charsmap or "", validate=True)
             except (binascii.Error, ValueError) as error:
-                raise _error(path, "no map of characters", "base64", error) from None
+                raise tokenizer_error(path, "no map of characters", "base64", error) from None
         elif part.type == "Replace" and part.pattern is not None and part.pattern.regex == " {2,}":
             joins_spaces = True
         elif part.type != "Strip":
-            raise _error(
-                path, "an unknown step of its normalizer", "Precompiled, Strip, Replace", part.type
+            raise tokenizer_error(
+                path,
+                "an unknown step of its normalizer",
+                "Precompiled, Strip, Replace",
+                part.type,
+                NO_FILE_HOLDS_IT,
             )
     return charsmap, joins_spaces
 
@@ -129,11 +134,12 @@ def _cut(step: Step | None, path: Path) -> tuple[bool, bool]:
         elif part.type == "Metaspace":
             adds_space = part.prepend_scheme != "never" and part.add_prefix_space is not False
         else:
-            raise _error(
+            raise tokenizer_error(
                 path,
                 "an unknown step of its pre-tokenizer",
                 "WhitespaceSplit, Metaspace",
                 part.type,
+                NO_FILE_HOLDS_IT,
             )
     return adds_space, splits
 
@@ -149,7 +155,7 @@ def unigram_metadata(unigram: Unigram, n_tokens: int | None, path: Path) -> dict
     n = len(unigram.texts)
     more = 0 if n_tokens is None else n_tokens - n
     if more < 0:
-        raise _error(path, "more tokens than the model has", n_tokens, n)
+        raise tokenizer_error(path, "more tokens than the model has", n_tokens, n)
     metadata: dict[str, Value] = {
         f"{_KEY}model": "t5",
         f"{_KEY}pre": "default",
@@ -164,9 +170,3 @@ def unigram_metadata(unigram: Unigram, n_tokens: int | None, path: Path) -> dict
     if unigram.charsmap:
         metadata[f"{_KEY}precompiled_charsmap"] = np.frombuffer(unigram.charsmap, np.uint8)
     return metadata
-
-
-def _error(path: Path, what: str, wanted: object, got: object) -> ModelFileError:
-    return ModelFileError(
-        f"the tokenizer cannot be converted: {what}", where=str(path), wanted=wanted, got=got
-    )

@@ -18,6 +18,7 @@ from mtpcore.gguf.types import BLOCKS, block_type
 
 __all__ = ["check_scales", "read_values"]
 
+_FIX = "download the checkpoint again"
 _PIECE = 1 << 20  # values read at once where nothing forbids it
 
 
@@ -46,6 +47,7 @@ def _check(
             where=where,
             wanted="fractions for two axes",
             got=f"{scales.kind} for {len(shape)}",
+            fix=_FIX,
         )
     n_columns = -(-shape[1] // block[1])
     if planned.rename.shards is None:
@@ -61,10 +63,15 @@ def _check(
                 where=f"{source.file}: {source.name}",
                 wanted=f"{n_ranks} ranks of {' + '.join(map(str, parts))} rows",
                 got=f"{shape[0]} rows",
+                fix=_FIX,
             )
     if scales.shape != wanted:
         raise ModelFileError(
-            "not one scale for each block", where=where, wanted=wanted, got=scales.shape
+            "not one scale for each block",
+            where=where,
+            wanted=wanted,
+            got=scales.shape,
+            fix=_FIX,
         )
 
 
@@ -93,6 +100,7 @@ def read_values(planned: PlannedTensor, plan: Plan, config: Config) -> Iterator[
                     where=f"{config.file}: tensor {source.name}",
                     wanted=wanted,
                     got=values.shape,
+                    fix="let the change's shapes depend on shapes alone",
                 )
             yield values
 
@@ -122,6 +130,7 @@ def _items(
                 where=f"{one.file}: tensor {one.name!r}",
                 wanted=source.n_rows,
                 got=one.n_rows,
+                fix=_FIX,
             )
     for i in range(source.n_rows):
         yield [tensor.rows(i, i + 1)[0] for tensor in tensors]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from types import GenericAlias
-from typing import Annotated, Any, TypeVar, overload
+from typing import Annotated, Any, TypeVar, get_origin, overload
 
 import msgspec
 import numpy as np
@@ -109,6 +109,8 @@ class Fields:
         self, key: str, what: str, *, wanted: object = None, got: object = None
     ) -> ModelFileError:
         """Make an error that names file and key: ``what``, and what was ``wanted`` and ``got``."""
+        if get_origin(wanted) is Annotated:  # a type with bounds
+            wanted = wanted.__origin__  # type: ignore[attr-defined]
         wanted = getattr(wanted, "__name__", wanted)
         where = f"{self.file}: metadata key {self.key(key)!r}"
         return ModelFileError(what, where=where, wanted=wanted, got=got, fix=_FIX)

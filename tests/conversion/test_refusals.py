@@ -1,9 +1,11 @@
 """What does not fit is named, and nothing is left behind."""
 
+import ast
 import json
 import os
 import shutil
 import types
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -12,6 +14,7 @@ from harness.fixtures import checkpoint
 from harness.published import changed_qwen2 as plugin
 from harness.published import save_tensors, write_checkpoint
 
+from mtpcore import conversion
 from mtpcore.conversion import convert
 from mtpcore.discovery.loading import load_model
 from mtpcore.discovery.registry import Registry
@@ -328,3 +331,37 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path, config, tensors):
         load_model(tmp_path / "hf")
     assert "mtpcore convert" in error.value.fix
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "hf", "pipe"]
+
+
+def test_every_error_says_what_to_do():
+    """Of those that conversion makes itself."""
+    lacking = [
+        f"{path.name}:{call.lineno}"
+        for path in Path(conversion.__file__).parent.glob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "ModelFileError"
+        if not any(given.arg == "fix" for given in call.keywords)
+    ]
+    assert not lacking
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json"])
+def test_the_file_that_is_cut_is_named(refuse, tmp_path, config, tensors, name):
+    write_checkpoint(tmp_path / "hf", config, tensors)
+    (tmp_path / "hf" / name).write_text('{"a":')
+    error = refuse(config, tensors)
+    assert (error.what, error.where) == ("not JSON", str(tmp_path / "hf" / name))
+
+
+def test_what_does_not_fit_is_to_be_corrected_where_it_comes_from(refuse, config, tensors):
+    """To convert the model again, as is the cure for a file, is what just failed."""
+    error = refuse(config, tensors | {"model.norm.weight": np.zeros(3, np.float32)})
+    assert "output_norm.weight" in error.where
+    assert error.fix.startswith("correct it where it comes from: config.json, the tensors")
+
+
+def test_types_with_bounds_are_named_plainly(refuse, config, tensors):
+    del config["rms_norm_eps"]
+    error = refuse(config, tensors)
+    assert "layer_norm_rms_epsilon" in error.where
+    assert error.wanted == "float"
