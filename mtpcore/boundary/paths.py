@@ -10,7 +10,9 @@ from typing import BinaryIO
 
 from mtpcore.errors import ModelFileError, spell
 
-__all__ = ["cache_folder", "open_regular", "open_stream", "read_regular", "take_path"]
+__all__ = ["cache_folder", "choose_fix", "open_regular", "open_stream", "read_regular", "take_path"]
+
+_POINTER = b"version https://git-lfs"
 
 
 def cache_folder() -> Path:
@@ -27,6 +29,16 @@ def cache_folder() -> Path:
     if not root.is_absolute():
         root = Path.home() / ".cache"
     return root / "mtpcore"
+
+
+def choose_fix(beginning: bytes, otherwise: str) -> str:
+    """Return what to do about a file that begins so and is not of the kind that it should be.
+
+    Without Git LFS a clone has a pointer of some lines in the place of each large file.
+    """
+    if beginning.startswith(_POINTER):
+        return "install Git LFS, and fetch the file itself: git lfs pull"
+    return otherwise
 
 
 def take_path(path: str | PathLike[str]) -> Path:

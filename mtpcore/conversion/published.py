@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from mtpcore.boundary.paths import open_regular, read_regular
+from mtpcore.boundary.paths import choose_fix, open_regular, read_regular
 from mtpcore.conversion.float8 import e4m3_values
 from mtpcore.errors import ModelFileError
 
@@ -167,7 +167,10 @@ def _parse(data: bytes, path: Path) -> object:
         return json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ModelFileError(
-            "not JSON", where=str(path), got=str(error)[:80], fix="fetch the file again"
+            "not JSON",
+            where=str(path),
+            got=str(error)[:80],
+            fix=choose_fix(data, "fetch the file again"),
         ) from error
 
 
@@ -304,8 +307,10 @@ class _Index(msgspec.Struct):
 
 def _read_file(path: Path) -> Iterator[PublishedTensor]:
     """Yield the tensors of one file; ``safetensors`` checks its header."""
-    open_regular(path, fix="download the file again").close()
+    fix = "the file is damaged or incomplete: download it again"
     try:
+        with open_regular(path, fix="download the file again") as raw:
+            fix = choose_fix(raw.read(32), fix)
         with safe_open(path, "numpy") as file:
             with open(path, "rb") as raw:
                 begin = 8 + int.from_bytes(raw.read(8), "little")
@@ -328,5 +333,5 @@ def _read_file(path: Path) -> Iterator[PublishedTensor]:
             "not a safetensors file",
             where=str(path),
             got=error,
-            fix="the file is damaged or incomplete: download it again",
+            fix=fix,
         ) from error

@@ -17,6 +17,7 @@ from typing import TypeAlias, cast
 import numpy as np
 
 from mtpcore._ext._strings import read_strings
+from mtpcore.boundary.paths import choose_fix
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.types import BLOCKS, type_name
 
@@ -207,7 +208,7 @@ def parse_header(data: bytes | mmap.mmap, file: str, *, any_type: bool = False) 
             where=file,
             wanted="the bytes 'GGUF' at its start",
             got=repr(bytes(data[:4]))[1:],
-            fix=NOT_GGUF,
+            fix=choose_fix(bytes(data[:32]), NOT_GGUF),
         )
     at.pos = 4
     version = at.number(_U32, "header")

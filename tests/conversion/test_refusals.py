@@ -333,6 +333,20 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path, config, tensors):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "hf", "pipe"]
 
 
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 11026736\n"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "model.gguf"])
+def test_pointers_of_git_lfs_are_known(tmp_path, config, tensors, name):
+    """They lie in the place of large files in a clone that was made without Git LFS."""
+    write_checkpoint(tmp_path, config, tensors)
+    (tmp_path / name).write_text(POINTER)
+    with pytest.raises(ModelFileError) as error:
+        open_model_file(tmp_path / name) if ".gguf" in name else convert(tmp_path, tmp_path / "out")
+    assert error.value.where == str(tmp_path / name)
+    assert error.value.fix.startswith("install Git LFS")
+
+
 def test_every_error_says_what_to_do():
     """Of those that conversion makes itself."""
     lacking = [
