@@ -519,6 +519,8 @@ class Cross:
     def fork(self, seq: int, new: int, *, stream: int | None = None) -> None:
         """Let the empty sequence ``new`` continue from where ``seq`` is, in every role.
 
+        Drafters first read what they have not read yet, so that both share what they make of it.
+
         Parameters
         ----------
         stream : int, optional
@@ -535,6 +537,8 @@ class Cross:
         """
         seq, new = self.llm.check_seq(seq), self.llm.check_seq(new)
         with self.transaction((seq, new)):
+            self.speculation.states.decided(seq)
+            self.speculation.settle_all(seq)
             self.speculation.fork(seq, new, stream)
 
     @act

@@ -86,3 +86,19 @@ def test_heads_of_their_own_steps_are_one_loop(family):
         # The pending token of the round before is no accepted entry yet.
         assert passes.pop("draft") == ([], [[accepted + 2 + head for head in range(n_drafts)]])
         assert set(map(str, passes.values())) == {"([], [])"}
+
+
+@of_shape("chain")
+def test_forks_share_what_a_drafter_makes_of_their_text(family):
+    """It reads the text once, whoever drafts first."""
+    cross = family.link(threads=1, n_seq_max=3)
+    prompt = [7, 3, 9, 12, 4, 8]
+    cross.llm.process(Batch.of(prompt))
+    plans = {name: Counted(context.runner.plan) for name, context in cross.contexts.items()}
+    for new in (1, 2):
+        cross.fork(0, new)
+    cross.draft({0: 2, 1: 2, 2: 2})
+    for name in plans.keys() - {"llm"}:
+        runs, loops = plans[name].take()
+        n_rows = sum(runs) + sum(sum(first) for first in loops)
+        assert n_rows <= len(prompt) + 3  # and each fork's pending token
