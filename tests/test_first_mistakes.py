@@ -38,6 +38,39 @@ def test_settings_that_are_no_sampling_are_refused_before_they_run(model, sampli
     assert not generator.active
 
 
+def test_a_list_in_place_of_a_sequence(model):
+    cross = mtpcore.link(mtpcore.Context(model, n_seq_max=2))
+    cross.llm.process(mtpcore.Batch.of([719, 590]))
+    with pytest.raises(mtpcore.BatchError, match="no such sequence") as caught:
+        cross.draft([0, 1], 3)  # type: ignore[call-overload]
+    assert caught.value.fix == "give one of these numbers, or make n_seq_max larger"
+
+
+def test_what_to_do_behind_a_rollback_is_said(model):
+    cross = mtpcore.link(mtpcore.Context(model))
+    with pytest.raises(mtpcore.BatchError, match="nothing to continue from") as caught:
+        cross.draft(0, 3)
+    assert caught.value.fix == "process() tokens with outputs='last' first"
+    cross.llm.process(mtpcore.Batch.of([719, 590]))
+    chosen = cross.draft(0, 3)
+    cross.rollback(0, 2)
+    with pytest.raises(mtpcore.BatchError, match="nothing to continue from") as caught:
+        cross.draft(0, 3)
+    assert caught.value.fix == (
+        "process() what follows with outputs='last', or rollback() to 1 and process() the last "
+        "token again"
+    )
+    cross.rollback(0, 1)
+    cross.llm.process(mtpcore.Batch.of([590], pos=1))
+    assert cross.draft(0, 3) == chosen
+
+
+def test_neither_a_state_nor_a_path(model):
+    with pytest.raises(mtpcore.StateError) as caught:
+        mtpcore.Context(model).load(0, None)  # type: ignore[arg-type]
+    assert caught.value.wanted == "bytes, or a path"
+
+
 def test_a_request_shows_how_far_it_is(model):
     generator = mtpcore.Generator(mtpcore.Context(model))
     request = generator.add([719, 590], max_tokens=1)

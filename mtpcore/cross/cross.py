@@ -450,6 +450,10 @@ class Cross:
     def rollback(self, seq: int, pos: int) -> None:
         """Forget everything from position ``pos`` on, in every role.
 
+        The pending token is forgotten, too. To go on, process what follows; or, to choose anew,
+        roll back one further and process the last token again. All tokens up to those that are
+        processed so count as prompt for the penalties.
+
         Recurrent layers have the states of some earlier places only. Where that of ``pos`` is gone,
         the tokens behind the nearest earlier one are processed again: the bits are the same, and it
         takes as long as a prompt of that many tokens.

@@ -276,14 +276,18 @@ class SequenceStates:
         BatchError
             No token was chosen, and there are no logits.
         """
-        token = self._states[seq].pending
+        state = self._states[seq]
+        token = state.pending
         if token is None:
             token = self.pending(seq, sampling, processor)
         if token is None:
             raise BatchError(
                 "nothing to continue from",
                 where=f"sequence {seq}",
-                fix="process() tokens with outputs='last' first",
+                fix=f"process() what follows with outputs='last', or rollback() to {state.n - 1} "
+                "and process() the last token again"
+                if state.n
+                else "process() tokens with outputs='last' first",
             )
         return token
 

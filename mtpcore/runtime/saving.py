@@ -14,7 +14,7 @@ import msgspec
 from mtpcore.boundary.atomic import replacing
 from mtpcore.boundary.paths import open_regular, take_path
 from mtpcore.boundary.sections import Pieces, read_sections, write_sections
-from mtpcore.errors import BatchError, ModelFileError, StateError
+from mtpcore.errors import BatchError, ModelFileError, StateError, spell
 from mtpcore.runtime.fingerprint import Fingerprint
 from mtpcore.runtime.runner import GraphRunner
 from mtpcore.runtime.sequences import SequenceRecord
@@ -234,6 +234,8 @@ def open_state(source: StateSource, limit: int) -> SavedState:
             raise StateError("not the bytes of a state", got=error) from error
         _check_size(view.nbytes, limit)
         return SavedState(read_sections(view.tobytes(), _FORMAT))
+    if not isinstance(source, str | PathLike):
+        raise StateError("not a saved state", wanted="bytes, or a path", got=spell(source))
     try:
         path = take_path(source)
         with open_regular(path, fix="give a file that save() wrote") as file:

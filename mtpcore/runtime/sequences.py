@@ -55,7 +55,8 @@ class Sequences:
 
     def check(self, seq: int) -> int:
         """Return the sequence; raise BatchError where there is none of this number."""
-        return read_below(seq, self.n_seq_max, "no such sequence", fix="make n_seq_max larger")
+        fix = "give one of these numbers, or make n_seq_max larger"
+        return read_below(seq, self.n_seq_max, "no such sequence", fix=fix)
 
     def n_held(self, seq: int) -> int:
         """Return how many rows there are of a sequence, or were delivered to it; 0: it is empty."""
