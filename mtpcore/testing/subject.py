@@ -49,9 +49,9 @@ class Subject(msgspec.Struct, frozen=True):
     Attributes
     ----------
     name : str
-    path : str
+    path : str or path
         A model file, or the name of one in the package.
-    draft_path : str, optional
+    draft_path : str or path, optional
         The draft model's file, if there is one.
     drafter : str
         Which of the drafters; "auto" takes the best.
@@ -64,8 +64,8 @@ class Subject(msgspec.Struct, frozen=True):
     """
 
     name: str
-    path: str
-    draft_path: str | None = None
+    path: str | PathLike[str]
+    draft_path: str | PathLike[str] | None = None
     drafter: str = "auto"
     plugins: Registry | None = None
     backend: str | Backend = "cpu"
@@ -77,12 +77,13 @@ class Subject(msgspec.Struct, frozen=True):
     @property
     def model(self) -> Model:
         """The target; loaded once, so that packed weights are shared."""
-        return _load(self.path, self.plugins)
+        return _load(fspath(self.path), self.plugins)
 
     @property
     def draft_model(self) -> Model | None:
         """The model of a drafter in a file of its own."""
-        return None if self.draft_path is None else _load(self.draft_path, self.plugins)
+        path = self.draft_path
+        return None if path is None else _load(fspath(path), self.plugins)
 
     @property
     def spec(self) -> DrafterSpec:
@@ -134,5 +135,5 @@ class Subject(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=16)
-def _load(path: str | PathLike[str], plugins: Registry | None) -> Model:
-    return load_model(fspath(path), sidecars=False, plugins=plugins)
+def _load(path: str, plugins: Registry | None) -> Model:
+    return load_model(path, sidecars=False, plugins=plugins)
