@@ -71,6 +71,7 @@ def _graph_drafter(name: str, runners: Mapping[str, GraphRunner], links: Links) 
     links.declare(name)
     inboxes = {role: links.inboxes(role) for role in further}
     upstream = UpstreamGraphs(name, runner.drafter, further, inboxes)
+    _refuse_together(further if block else {name: runner, **further}, runner.drafter)
     if block is not None:
         return BlockDrafter(name, runner, upstream, post_head)
     kind = TreeDrafter if runner.drafter.shape == "tree" else GraphDrafter
@@ -83,6 +84,7 @@ def _shared_memory_drafter(
     runner, target = runners[name], runners["llm"]
     assert runner.drafter is not None
     _check({name: runner}, target, runner.drafter)
+    _refuse_together({name: runner}, runner.drafter)
     drafter = SharedMemoryDrafter(name, runner, target)
     links.declare(name)
     return drafter
@@ -93,6 +95,7 @@ def _head_drafter(name: str, runners: Mapping[str, GraphRunner], links: Links) -
     spec = runners[name].drafter
     assert spec is not None
     _check({**heads, **further}, runners["llm"], spec)
+    _refuse_together({**heads, **further}, spec)
     for role in heads:
         links.declare(role, name)
     inboxes = {role: links.inboxes(role) for role in further}
@@ -113,3 +116,15 @@ def _check(runners: Mapping[str, GraphRunner], target: GraphRunner, spec: Drafte
     for runner in (target, *runners.values()):
         if runner.memory is not None:
             runner.memory.allow_rewind(spec.limit + 1)
+
+
+def _refuse_together(runners: Mapping[str, GraphRunner], spec: DrafterSpec) -> None:
+    """Refuse graphs whose rows would differ with how many a round happens to run."""
+    for role, runner in runners.items():
+        if runner.program.is_run_whole:
+            raise LinkError(
+                "rows depend on which others come with them",
+                where=f"drafter {spec.full_name}, role {role}",
+                wanted="rows that see what is before them: g.attention(mask='causal')",
+                fix="declare the shape 'block', whose graph that drafts may see a whole block",
+            )

@@ -2,11 +2,13 @@
 
 import msgspec
 import pytest
+import toy
 from harness.hashed import SPEC, HashBackend, HashModel
 
 from mtpcore import Batch, CapacityError, Context, LinkError, link, load_model
 from mtpcore.declarations.spec import Heads, TreeShape
 from mtpcore.memory import SPARE
+from mtpcore.plugin import Feed, Outputs
 
 
 def link_with(**changes):
@@ -29,6 +31,43 @@ def test_what_each_loop_can_follow_is_linked():
     assert repr(link_with(**tree)) == "Cross(llm, draft)"
     chained = repr(link_with(heads=Heads(count=2, order="each-step")))
     assert chained == "Cross(llm, draft, draft_head1)"
+
+
+def whole(mask):
+    """Return a graph whose rows see each other as ``mask`` says, or as a mean of four makes it."""
+
+    def build(g, inputs, h):
+        heads = g.split_heads(inputs["hidden"], 2)
+        seen = g.attention(heads, heads, heads, layer=0, scale=1.0, mask=mask or "causal")
+        x = g.merge_heads(seen) if mask else g.block_mean(inputs["hidden"], 4)
+        logits = g.matmul(g.output_rows(x), "blk.{n}.head.weight")
+        return Outputs(logits=logits, hidden=x)
+
+    return build
+
+
+EACH_STEP = {
+    "heads": Heads(order="each-step", hidden_from="target"),
+    "feeds": (Feed(slot="hidden"),),
+}
+
+
+@pytest.mark.parametrize("mask", ["block", None])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"shape": "tree", "tree": TreeShape(depth=2, width=2, n_nodes=4)}, EACH_STEP],
+    ids=["chain", "tree", "heads"],
+)
+def test_rows_that_see_later_ones_are_refused(mask, changes, tmp_path):
+    """What a token's row is would depend on how many came with it."""
+    heads = toy.head_tensors() | toy.head_tensors(n=toy.N_LAYERS + 1)
+    tensors = toy.trunk_tensors() | heads
+    spec = toy.replaced(name="together", build=whole(mask), **changes)
+    llm = Context(toy.load(tmp_path, tensors, spec, heads=2), 64)
+    with pytest.raises(LinkError, match="rows depend on which others come with them") as caught:
+        link(llm, "together")
+    assert "'together'" in caught.value.where
+    assert llm.owner is None
 
 
 class Windowed(HashModel):
