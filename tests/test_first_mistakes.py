@@ -38,6 +38,13 @@ def test_settings_that_are_no_sampling_are_refused_before_they_run(model, sampli
     assert not generator.active
 
 
+def test_a_draft_model_that_is_not_given(model):
+    """The model would draft for itself, at its own cost."""
+    with pytest.raises(mtpcore.LinkError, match="no draft model") as caught:
+        mtpcore.link(mtpcore.Context(model), "draft_model")
+    assert "draft_model=" in caught.value.fix
+
+
 def test_a_list_in_place_of_a_sequence(model):
     cross = mtpcore.link(mtpcore.Context(model, n_seq_max=2))
     cross.llm.process(mtpcore.Batch.of([719, 590]))

@@ -34,7 +34,7 @@ def find_drafter(
     Raises
     ------
     PluginError
-        None has it.
+        None has it; or the draft model itself is meant, and there is none.
     """
     source = draft_model or model
     if drafter == "auto":
@@ -48,6 +48,13 @@ def find_drafter(
         return model, model.find_drafter(drafter)
     if name in BUILT_IN:
         return model, BUILT_IN[name]
+    itself = model.as_draft_model
+    if draft_model is None and itself is not None and name == itself.name:
+        raise PluginError(
+            "no draft model is given",
+            where=f"drafter {name!r}",
+            fix="give its file: draft_model=load_model(path) (-md)",
+        )
     return source, source.find_drafter(drafter)
 
 

@@ -146,6 +146,10 @@ def _tuple_matcher(matchers: list[Matcher], args: tuple[Any, ...]) -> Matcher:
     return matches
 
 
+_MEANT_OTHERWISE = ("auto", "draft_model")
+"""Names for the best drafter, and for the trunk of a draft model."""
+
+
 def _main(spec: ModelSpec | DrafterSpec) -> str:
     """Return the type of the graph that ``build`` makes."""
     return "draft" if isinstance(spec, DrafterSpec) else "llm"
@@ -154,6 +158,13 @@ def _main(spec: ModelSpec | DrafterSpec) -> str:
 def _check_names(spec: ModelSpec | DrafterSpec) -> None:
     if not spec.name.replace("-", "_").isidentifier():
         raise PluginError("a name is an identifier", where="name", got=repr(spec.name))
+    if isinstance(spec, DrafterSpec) and spec.name in _MEANT_OTHERWISE:
+        raise PluginError(
+            "a name that has a meaning of its own where users choose a drafter",
+            where="name",
+            wanted="another one",
+            got=repr(spec.name),
+        )
     types_of_graphs = [_main(spec), *(name for name, _ in spec.graphs)]
     for name in types_of_graphs:
         if not name.isidentifier() or name == "target" or types_of_graphs.count(name) > 1:
@@ -186,7 +197,7 @@ def _check_feeds(spec: ModelSpec | DrafterSpec) -> None:
             )
         for tap in feed.taps:
             point, _, layer = tap.partition(":")
-            listed = point == "layer_input" and layer and not layer.isdigit()
+            listed = point == "layer_input" and layer and not layer.removeprefix("-").isdigit()
             if not listed:  # otherwise the layers stand in the metadata
                 Tap.parse(tap)
 

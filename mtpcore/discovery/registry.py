@@ -159,6 +159,12 @@ def _unclaimed(checked: Registry) -> Registry:
         mine = [("architecture", a) for spec in plugin.models for a in spec.fit.architectures]
         mine += [("drafter", spec.name) for spec in plugin.drafters]
         for claim in mine:
+            if claims.get(claim) == plugin.name:
+                raise PluginError(
+                    f"two declarations of the {claim[0]} {claim[1]!r}",
+                    where=f"plugin {plugin.name!r}",
+                    fix="give one of them another name, or another architecture",
+                )
             if claim in claims:
                 raise PluginError(
                     f"two plugins claim the {claim[0]} {claim[1]!r}",

@@ -65,6 +65,27 @@ def test_two_drafters_of_one_name():
     assert "'other'" in error.where
 
 
+def test_one_plugin_with_two_drafters_of_one_name():
+    error = refused(toy.offering(toy.HEAD, toy.HEAD))
+    assert error.what == "two declarations of the drafter 'toy_head'"
+    assert error.where == "plugin 'other'"
+    assert "give one of them another name" in error.fix
+
+
+@pytest.mark.parametrize("name", ["auto", "draft_model"])
+def test_a_name_by_which_nobody_could_ask_for_the_drafter(name):
+    error = refused(toy.offering(toy.replaced(name=name)))
+    assert "'other'" in error.where
+    assert "has a meaning of its own" in error.what
+
+
+def test_no_layer_has_a_negative_number():
+    error = refused(
+        toy.offering(toy.replaced(feeds=(Feed(slot="hidden", taps=("layer_input:-1",)),)))
+    )
+    assert error.what == "not a tap"
+
+
 def test_a_plugin_without_a_hook():
     class Plugin:
         __name__ = "unmarked"
