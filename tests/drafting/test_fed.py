@@ -1,11 +1,13 @@
 """Drafters that are programs of a plugin's own, and read the target's rows."""
 
+from contextlib import nullcontext
+
 import msgspec
 import numpy as np
 import pytest
 import toy
 from harness.search import searching
-from hypothesis import HealthCheck
+from hypothesis import HealthCheck, Phase
 from hypothesis.stateful import run_state_machine_as_test
 
 import mtpcore.models
@@ -273,3 +275,36 @@ def test_beside_others_and_after_a_save(family):
     text = generator.generate([5, 6], draft="auto", max_tokens=40, ignore_eos=True)
     plain = Generator(family.context(64), sampling=sampling)
     assert list(text) == list(plain.generate([5, 6], max_tokens=40, ignore_eos=True))
+
+
+class Remembering(FedProposer):
+    """Drafts from the sum of a few rows that it keeps; ``spare`` of them too many are wrong."""
+
+    spare = 0
+
+    def __init__(self, model):
+        self.head = model.tensors["output.weight"].array()
+        self.kept = {}
+
+    def draft(self, ask):
+        tokens = ask.tokens[:-1]
+        known, kept = self.kept.get(ask.seq, (tokens[:0], []))
+        n = min(len(known), len(tokens))
+        same = int(np.argmin([*(known[:n] == tokens[:n]), False]))
+        kept = kept[: min(same + self.spare, n)]
+        kept += list(ask.rows("hidden", len(kept)))
+        self.kept[ask.seq] = tokens.copy(), kept
+        token = ask.choose(self.head @ np.sum(kept[-3:], axis=0), [])
+        return [] if token is None else [token]
+
+
+@pytest.mark.hypothesis
+@pytest.mark.parametrize("spare", [0, 1])
+def test_a_row_that_a_proposer_keeps_too_long_is_found(spare, family):
+    kind = type("Kept", (Remembering,), {"spare": spare})
+    spec = DrafterSpec(name="made", fit=Fit(), shape="proposer", proposer=kind, feeds=FED.feeds)
+    plugins = Registry.of(toy, toy.offering(spec))
+    machine = machine_of(Subject("kept", family.path, drafter="made", plugins=plugins))
+    few = searching(16, stateful_step_count=20, phases=[Phase.generate])
+    with pytest.raises(AssertionError, match="a new Cross") if spare else nullcontext():
+        run_state_machine_as_test(machine, settings=few)
