@@ -82,6 +82,6 @@ def find_with_tree(
             "only a drafter that drafts token by token can grow trees",
             where=f"drafter {spec.full_name}",
             got=f"shape {spec.shape}",
-            fix="leave tree out",
+            fix="leave tree= (--draft-tree) out",
         )
     return source, msgspec.structs.replace(spec, shape="tree", tree=tree)
