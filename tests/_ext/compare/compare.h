@@ -18,9 +18,15 @@ void compare(const char *what, compute *f, const void *of, size_t n_bytes, int n
 void check(const char *what, double of, int is_right);
 
 uint32_t random_word(void);
-float random_float(void);    /* in (-1, 1), now and then much larger */
-float random_bits(void);     /* any float: infinities, NaNs and subnormal numbers, too */
-void *zeros(size_t n_bytes); /* 64-byte aligned; the program ends where there is no memory */
+float random_float(void); /* in (-1, 1), now and then much larger */
+float random_bits(void);  /* any float: infinities, NaNs and subnormal numbers, too */
+
+enum { LINE = 64, ANYWHERE = 1 };
+
+/* Memory whose end, and so its beginning, is aligned; right behind it is a page that ends the program
+ * when it is touched. So does a lack of memory. */
+void *zeros(size_t n_bytes, int alignment);
+void release(void *memory);
 
 void compare_matmuls(void);
 void compare_choices(void);

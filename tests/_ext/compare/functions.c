@@ -131,29 +131,29 @@ static int exp_double_is_right(double x, double y) { return is_near_double(y, ex
 
 static void check_floats(const char *what, const sweep *s, int (*is_right)(float, float))
 {
-    float *y = zeros(FLOATS * sizeof *y);
+    float *y = zeros(FLOATS * sizeof *y, LINE);
     mtp_isa_use(MTP_ISA_BASE);
     sweep_floats(s, y);
     for (int i = 0; i < FLOATS; i++)
         check(what, s->x[i], is_right(s->x[i], y[i]));
-    free(y);
+    release(y);
 }
 
 static void check_doubles(const char *what, compute *f, const double *x,
                           int (*is_right)(double, double))
 {
-    double *y = zeros(DOUBLES * sizeof *y);
+    double *y = zeros(DOUBLES * sizeof *y, LINE);
     mtp_isa_use(MTP_ISA_BASE);
     f(x, y);
     for (int i = 0; i < DOUBLES; i++)
         check(what, x[i], is_right(x[i], y[i]));
-    free(y);
+    release(y);
 }
 
 void compare_functions(void)
 {
-    float *floats = zeros(FLOATS * sizeof *floats);
-    double *doubles = zeros(DOUBLES * sizeof *doubles);
+    float *floats = zeros(FLOATS * sizeof *floats, LINE);
+    double *doubles = zeros(DOUBLES * sizeof *doubles, LINE);
     sweep s = {floats, 0};
     fill_floats(floats);
     for (; s.kind <= ACTIVATIONS; s.kind++) {
@@ -172,6 +172,6 @@ void compare_functions(void)
     fill_for_log(doubles);
     compare("sweep of log in double", sweep_log, doubles, DOUBLES * sizeof *doubles, EVERY_BIT);
     check_doubles("log in double", sweep_log, doubles, log_is_right);
-    free(floats);
-    free(doubles);
+    release(floats);
+    release(doubles);
 }

@@ -1,8 +1,12 @@
+#define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include "compare.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "core/cpu.h"
 #include "core/float16.h"
@@ -25,12 +29,42 @@ float random_float(void)
 
 float random_bits(void) { return mtp_float_from_bits(random_word()); }
 
-void *zeros(size_t n_bytes)
+/* What was mapped is noted right before what is handed out. */
+typedef struct {
+    void *begin;
+    size_t n_bytes;
+} mapped;
+
+void *zeros(size_t n_bytes, int alignment)
 {
-    void *memory = aligned_alloc(64, (n_bytes / 64 + 2) * 64);
-    if (memory == NULL)
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t aligned =
+        (n_bytes + (size_t)alignment - 1) / (size_t)alignment * (size_t)alignment;
+    const size_t n_pages = (sizeof(mapped) + aligned + page - 1) / page;
+    const size_t whole = (n_pages + 1) * page;
+    char *begin = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (begin == MAP_FAILED || mprotect(begin + n_pages * page, page, PROT_NONE) != 0)
         abort();
-    return memset(memory, 0, (n_bytes / 64 + 2) * 64);
+    char *memory = begin + n_pages * page - aligned;
+    const mapped all = {begin, whole};
+    memcpy(memory - sizeof all, &all, sizeof all);
+    return memory;
+}
+
+void release(void *memory)
+{
+    mapped all;
+    memcpy(&all, (char *)memory - sizeof all, sizeof all);
+    munmap(all.begin, all.n_bytes);
+}
+
+/* What is being compared, for a signal that ends the program. */
+static char now[200];
+
+static void name_and_end(int number)
+{
+    psignal(number, now);
+    _exit(1);
 }
 
 static void make_nans_one(uint32_t *words, size_t n)
@@ -40,9 +74,10 @@ static void make_nans_one(uint32_t *words, size_t n)
             words[i] = 0x7fc00000u;
 }
 
-static void compute_on(int isa, compute *f, const void *of, unsigned char *results, size_t n_bytes,
-                       int nans)
+static void compute_on(int isa, const char *what, compute *f, const void *of,
+                       unsigned char *results, size_t n_bytes, int nans)
 {
+    snprintf(now, sizeof now, "%s: %s", mtp_isa_name(isa), what);
     if (mtp_isa_use(isa) != 0)
         abort();
     memset(results, 0xa5, n_bytes);
@@ -53,12 +88,12 @@ static void compute_on(int isa, compute *f, const void *of, unsigned char *resul
 
 void compare(const char *what, compute *f, const void *of, size_t n_bytes, int nans)
 {
-    unsigned char *wanted = zeros(n_bytes), *got = zeros(n_bytes);
-    compute_on(MTP_ISA_BASE, f, of, wanted, n_bytes, nans);
+    unsigned char *wanted = zeros(n_bytes, LINE), *got = zeros(n_bytes, LINE);
+    compute_on(MTP_ISA_BASE, what, f, of, wanted, n_bytes, nans);
     for (int isa = MTP_ISA_BASE + 1; isa < MTP_ISA_COUNT; isa++) {
         if (!mtp_isa_supported(isa))
             continue;
-        compute_on(isa, f, of, got, n_bytes, nans);
+        compute_on(isa, what, f, of, got, n_bytes, nans);
         n_compared++;
         if (memcmp(wanted, got, n_bytes) == 0)
             continue;
@@ -72,8 +107,8 @@ void compare(const char *what, compute *f, const void *of, size_t n_bytes, int n
                words[1], words[0]);
         n_wrong++;
     }
-    free(wanted);
-    free(got);
+    release(wanted);
+    release(got);
 }
 
 void check(const char *what, double of, int is_right)
@@ -102,6 +137,7 @@ int main(int n_arguments, char **arguments)
             printf("no instruction set %s here\n", arguments[i]);
             return 2;
         }
+    signal(SIGSEGV, name_and_end);    /* beside a buffer */
     mtp_run_alone(compare_all, NULL); /* rounds as the threads of a run do */
     printf("%d comparisons, %d wrong\n", n_compared, n_wrong);
     return n_wrong != 0 || n_compared == 0;

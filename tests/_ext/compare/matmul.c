@@ -51,7 +51,7 @@ static void prepare_by_token(const void *of, void *words)
         prepare(p, words);
         return;
     }
-    int32_t *prepared = zeros(prepared_bytes(p)), *tile = prepared, *to = words;
+    int32_t *prepared = zeros(prepared_bytes(p), sizeof(float)), *tile = prepared, *to = words;
     prepare(p, prepared);
     for (int64_t first = 0, width; first < p->n_tokens; first += width) {
         width = mtp_tile_width(activation, p->n_tokens);
@@ -64,66 +64,91 @@ static void prepare_by_token(const void *of, void *words)
                         tile[w / side * side * width + side * t + w % side];
                 }
     }
-    free(prepared);
+    release(prepared);
 }
 
 static void multiply(const void *of, void *y)
 {
     const product *p = of;
-    void *prepared = zeros(prepared_bytes(p)), *scratch = zeros(mtp_matmul_scratch_bytes(&p->w));
+    void *prepared = zeros(prepared_bytes(p), sizeof(float));
+    void *scratch = zeros(mtp_matmul_scratch_bytes(&p->w), LINE);
     prepare(p, prepared);
     mtp_matmul(&p->w, prepared, p->n_tokens, p->n_tokens, y, p->w.n_rows, NULL, 0, p->w.n_rows,
                scratch, (int)(p->n_tokens % MTP_FETCH_WAYS), NULL);
-    free(prepared);
-    free(scratch);
+    release(prepared);
+    release(scratch);
 }
 
-static uint16_t tame_half(void)
-{
-    return (uint16_t)((random_word() & 0x83ffu) | (6 + random_word() % 10) << 10);
-}
+/* Where blocks in a file have their float16 scales and mins, of MXFP4 a byte, and sub-scales. */
+typedef struct {
+    int scales, n_scales, sub_scales, n_sub_scale_bytes;
+} places;
 
-/* Scales and mins of random blocks as models have them, else most sums are no numbers. */
-static void tame_scales(int32_t type, uint16_t *scales, float *floats)
+static places places_of(int32_t type)
 {
-    const int is_32 = mtp_type_block(type) == 32;
-    if (!is_32 && !mtp_block256_has_min(type)) {
-        for (int r = 0; r < 16; r++)
-            floats[r] = random_float();
-        return;
-    }
-    const int n = is_32 && !mtp_block32_has_min(type) ? 32 : is_32 ? 64 : 32;
-    for (int r = 0; r < n; r++)
-        scales[r] = type == MTP_MXFP4 ? (uint16_t)((120 + random_word() % 8) << 7) : tame_half();
-}
-
-static void tame_blocks(mtp_matrix *w, void *packed)
-{
-    const int64_t n_groups = (w->n_rows + MTP_GROUP_ROWS - 1) / MTP_GROUP_ROWS;
-    const int64_t block = mtp_type_block(w->type);
-    const int64_t bytes = block == 32 ? mtp_block32_bytes(w->type) : mtp_block256_bytes(w->type);
-    const int64_t n = n_groups * mtp_group_bytes(w->type, w->n_cols) / bytes;
-    for (int64_t b = 0; b < n; b++) {
-        void *at = (char *)packed + b * bytes;
-        tame_scales(w->type, at, at);
+    switch (type) {
+    case MTP_Q4_1:
+    case MTP_Q5_1:
+        return (places){0, 2, 0, 0};
+    case MTP_Q2_K:
+        return (places){80, 2, 0, 16};
+    case MTP_Q3_K:
+        return (places){108, 1, 96, 12};
+    case MTP_Q4_K:
+    case MTP_Q5_K:
+        return (places){0, 2, 4, 12};
+    case MTP_Q6_K:
+        return (places){208, 1, 192, 16};
+    case MTP_IQ4_XS:
+        return (places){0, 1, 2, 6};
+    default:
+        return (places){0, 1, 0, 0};
     }
 }
 
-static void fill_weights(mtp_matrix *w, kind kind, uint8_t *rows)
+/* Scales and mins as models have them, else most sums are no numbers. */
+static void tame_scales(int32_t type, uint8_t *block)
+{
+    const places at = places_of(type);
+    if (type == MTP_MXFP4)
+        block[0] = (uint8_t)(120 + random_word() % 8);
+    for (int i = 0; i < at.n_scales && type != MTP_MXFP4; i++) {
+        const uint16_t half =
+            (uint16_t)((random_word() & 0x83ffu) | (6 + random_word() % 10) << 10);
+        memcpy(block + at.scales + 2 * i, &half, sizeof half);
+    }
+}
+
+/* Largest codes with each of the largest sub-scales. */
+static void fill_block(int32_t type, int64_t row, kind kind, uint8_t *block)
 {
     static const uint8_t largest[6] = {0x00, 0xff, 0x7f, 0x80, 0x0f, 0xf0};
-    const int64_t n = w->n_cols / mtp_type_block(w->type) * mtp_type_block_bytes(w->type);
-    for (int64_t r = 0; r < w->n_rows; r++)
-        for (int64_t i = 0; i < n; i++)
-            rows[r * n + i] = kind == LARGEST ? largest[r % 6] : (uint8_t)random_word();
-    if (mtp_type_block(w->type) > 1 || kind == WILD)
-        return;
-    for (int64_t i = 0; i < w->n_rows * w->n_cols; i++) {
-        const float value = random_float();
-        const uint32_t bits = mtp_bits_from_float(value);
-        const uint16_t half = w->type == MTP_F16 ? mtp_half_from_float(value) : bits >> 16;
-        memcpy(rows + i * (n / w->n_cols), w->type == MTP_F32 ? (const void *)&bits : &half,
-               (size_t)(n / w->n_cols));
+    const places at = places_of(type);
+    for (int64_t i = 0; i < mtp_type_block_bytes(type); i++)
+        block[i] = kind == LARGEST ? largest[row % 6] : (uint8_t)random_word();
+    if (kind == LARGEST)
+        memset(block + at.sub_scales, largest[row / 6 % 6], (size_t)at.n_sub_scale_bytes);
+    if (kind != WILD)
+        tame_scales(type, block);
+}
+
+static void fill_float(int32_t type, kind kind, uint8_t *value)
+{
+    const float x = kind == WILD ? random_bits() : random_float();
+    const uint32_t bits = mtp_bits_from_float(x);
+    const uint16_t half = type == MTP_F16 ? mtp_half_from_float(x) : (uint16_t)(bits >> 16);
+    memcpy(value, type == MTP_F32 ? (const void *)&bits : &half,
+           (size_t)mtp_type_block_bytes(type));
+}
+
+static void fill_weights(const mtp_matrix *w, kind kind, uint8_t *rows)
+{
+    const int64_t block = mtp_type_block(w->type), bytes = mtp_type_block_bytes(w->type);
+    for (int64_t i = 0; i < w->n_rows * w->n_cols / block; i++) {
+        if (block == 1)
+            fill_float(w->type, kind, rows + i * bytes);
+        else
+            fill_block(w->type, i / (w->n_cols / block), kind, rows + i * bytes);
     }
 }
 
@@ -142,33 +167,40 @@ static void compare_kind(int32_t type, const char *name, kind kind, int64_t n_co
 {
     char what[100];
     mtp_matrix w = {type, 1, ROWS, n_cols, NULL, NULL};
-    uint8_t *rows = zeros((size_t)(ROWS * n_cols * 4));
-    float *x = zeros((size_t)(TOKENS * n_cols) * sizeof *x);
+    uint8_t *rows = zeros((size_t)(ROWS * mtp_row_bytes(type, n_cols)), ANYWHERE);
+    float *x = zeros((size_t)(TOKENS * n_cols) * sizeof *x, sizeof *x);
     fill_weights(&w, kind, rows);
     fill_tokens(x, n_cols, kind);
     w.data = rows;
     const size_t packed_bytes = mtp_packed_bytes(type, ROWS, n_cols);
     snprintf(what, sizeof what, "packing %s, %s", name, kind_names[kind]);
     compare(what, pack, &w, packed_bytes, EVERY_BIT);
-    void *packed = zeros(packed_bytes);
+    void *packed = zeros(packed_bytes, LINE);
     pack(&w, packed);
-    if (mtp_type_block(type) > 1 && kind != WILD)
-        tame_blocks(&w, packed);
-    for (int64_t n = 1; n <= TOKENS; n += n < 9 ? 1 : n < 17 ? 8 : TOKENS - 17) {
+    for (int64_t n = 1; n <= TOKENS; n += n < 11 ? 1 : TOKENS - 11) {
         product p = {w, n, x};
-        snprintf(what, sizeof what, "%s, %s: %d tokens", name, kind_names[kind], (int)n);
+        snprintf(what, sizeof what, "%s, %s: %d columns, %d tokens", name, kind_names[kind],
+                 (int)n_cols, (int)n);
         compare(what, prepare_by_token, &p, prepared_bytes(&p), EVERY_BIT);
         compare(what, multiply, &p, (size_t)(n * ROWS) * sizeof(float), EVERY_BIT);
         p.w.is_mapped = 0;
         p.w.data = packed;
         compare(what, multiply, &p, (size_t)(n * ROWS) * sizeof(float), EVERY_BIT);
     }
-    free(packed);
-    free(rows);
-    free(x);
+    release(packed);
+    release(rows);
+    release(x);
 }
 
-#define COMPARE(_, NAME, name, ...)                                                                \
-    for (kind k = TAME; k < KINDS; k++)                                                            \
-        compare_kind(MTP_##NAME, #NAME, k, mtp_type_block(MTP_##NAME) == 1 ? 131 : 768);
+/* One block, and an odd number of them. */
+static void compare_type(int32_t type, const char *name)
+{
+    const int64_t block = mtp_type_block(type);
+    for (kind k = TAME; k < KINDS; k++) {
+        compare_kind(type, name, k, block);
+        compare_kind(type, name, k, block == 1 ? 131 : block == 32 ? 25 * 32 : 3 * 256);
+    }
+}
+
+#define COMPARE(_, NAME, name, ...) compare_type(MTP_##NAME, #NAME);
 void compare_matmuls(void) { MTP_WEIGHT_TYPES(COMPARE, ) }

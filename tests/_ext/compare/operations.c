@@ -164,7 +164,7 @@ void compare_operations(void)
     float *buffers[6];
     const size_t n = PLACES * 2 * 128;
     for (int i = 0; i < 6; i++)
-        buffers[i] = zeros((n + 2 * MOST_VALUES) * sizeof(float));
+        buffers[i] = zeros((n + 2 * MOST_VALUES) * sizeof(float), LINE);
     buffers[4] = buffers[3] + MOST_VALUES;
     for (int wild = 0; wild < 2; wild++) {
         for (int i = 0; i < 3; i++)

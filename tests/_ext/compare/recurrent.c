@@ -184,9 +184,9 @@ static void compare_gated_norms(float *const buffers[6], const char *slots)
 void compare_recurrent(void)
 {
     const size_t n_values = MOST_ROWS * MOST_WIDTH, n_slots = 1 << 18;
-    float *buffers[6], *slots = zeros(n_slots * sizeof *slots);
+    float *buffers[6], *slots = zeros(n_slots * sizeof *slots, LINE);
     for (int i = 0; i < 6; i++)
-        buffers[i] = zeros(n_values * sizeof(float));
+        buffers[i] = zeros(n_values * sizeof(float), LINE);
     for (int wild = 0; wild < 2; wild++) {
         for (int i = 0; i < 5; i++)
             for (size_t j = 0; j < n_values; j++)
@@ -200,6 +200,6 @@ void compare_recurrent(void)
         compare_gated_norms(buffers, (const char *)slots);
     }
     for (int i = 0; i < 6; i++)
-        free(buffers[i]);
-    free(slots);
+        release(buffers[i]);
+    release(slots);
 }
