@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).parent / "compare"
 CROSS, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 STRICT = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-function"]
+# scripts/sanitize looks for overflows on x86-64 only.
+TRAPS = ["-fsanitize=signed-integer-overflow", "-fsanitize-undefined-trap-on-error"]
 
 
 @pytest.fixture
@@ -87,7 +89,7 @@ def test_sets_of_this_machine_compute_what_portable_c_computes(libraries, tmp_pa
     reason=f"nothing of aarch64 is compiled or run: no {CROSS} (Debian: gcc-aarch64-linux-gnu)",
 )
 def test_neon_computes_what_portable_c_computes(libraries, tmp_path):
-    program = build(CROSS, libraries("aarch64"), tmp_path, "-static", "-O1")
+    program = build(CROSS, libraries("aarch64"), tmp_path, "-static", "-O1", *TRAPS)
     if shutil.which(EMULATOR) is None:
         pytest.skip(f"aarch64 is compiled, not run: no {EMULATOR} (Debian: qemu-user)")
     assert " 0 wrong" in run([EMULATOR, "-cpu", "max", program, "neon", "i8mm"])

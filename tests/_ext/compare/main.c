@@ -138,6 +138,7 @@ int main(int n_arguments, char **arguments)
             return 2;
         }
     signal(SIGSEGV, name_and_end);    /* beside a buffer */
+    signal(SIGTRAP, name_and_end);    /* an overflow, where these are looked for */
     mtp_run_alone(compare_all, NULL); /* rounds as the threads of a run do */
     printf("%d comparisons, %d wrong\n", n_compared, n_wrong);
     return n_wrong != 0 || n_compared == 0;

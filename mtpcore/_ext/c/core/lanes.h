@@ -171,8 +171,8 @@ INLINE lanes lanes_if_less(lanes a, lanes b, lanes x, lanes y)
 }
 INLINE float32x4_t four_powers_of_two(float32x4_t t)
 {
-    const int32x4_t n = vshlq_n_s32(vreinterpretq_s32_f32(t), 23);
-    return vreinterpretq_f32_s32(vaddq_s32(n, vdupq_n_s32(127 << 23)));
+    const uint32x4_t n = vshlq_n_u32(vreinterpretq_u32_f32(t), 23);
+    return vreinterpretq_f32_u32(vaddq_u32(n, vdupq_n_u32(127u << 23)));
 }
 INLINE lanes lanes_power_of_two(lanes t) { EACH_REGISTER(four_powers_of_two(t.of[i])); }
 INLINE lanes lanes_load_half(const uint16_t *p)
