@@ -106,9 +106,8 @@ MTP_ALWAYS_INLINE void multiply(const int type, const int n_tokens, const mtp_un
         }
         MTP_UNROLL
         for (int p = 0; p < 2; p++) {
-            const int sub = (k + p) * n_words / (mtp_is_of_chunks(type) ? 8 : 4);
-            const __m512i scale0 = _mm512_load_si512(block->sub_scale[sub]);
-            const __m512i scale1 = _mm512_load_si512(block->sub_scale[sub] + 16);
+            const __m512i scale0 = _mm512_load_si512(block->sub_scale[k + p]);
+            const __m512i scale1 = _mm512_load_si512(block->sub_scale[k + p] + 16);
             MTP_UNROLL
             for (int t = 0; t < n_tokens; t++) {
                 total0[t] = mtp_add_scaled(fits, total0[t], sum0[p][t], scale0);
