@@ -194,6 +194,7 @@ class HashModel:
     """What contexts need of a model."""
 
     architecture, path, tokenizer, spec, codebooks = "hashed", "hashed.gguf", None, None, None
+    as_draft_model = None
     planning = staticmethod(nullcontext)
 
     def __init__(self, spec=SPEC):
