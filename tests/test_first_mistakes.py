@@ -53,6 +53,22 @@ def test_a_list_in_place_of_a_sequence(model):
     assert caught.value.fix == "give one of these numbers, or make n_seq_max larger"
 
 
+def test_one_length_beside_a_length_for_each_sequence(model):
+    cross = mtpcore.link(mtpcore.Context(model))
+    cross.llm.process(mtpcore.Batch.of([719, 590]))
+    with pytest.raises(mtpcore.BatchError, match="one length beside") as caught:
+        cross.draft({0: 3}, 5)  # type: ignore[call-overload]
+    assert caught.value.fix == "leave k out"
+    assert len(cross.draft({0: 3})[0]) == 3
+
+
+def test_a_layer_that_is_not_there(model):
+    with pytest.raises(mtpcore.GraphError, match="taps that the graph does not offer") as caught:
+        mtpcore.Context(model, taps=["layer_input:99"])
+    assert caught.value.got == "layer_input:99"
+    assert "layer_input:2" in caught.value.wanted
+
+
 def test_what_to_do_behind_a_rollback_is_said(model):
     cross = mtpcore.link(mtpcore.Context(model))
     with pytest.raises(mtpcore.BatchError, match="nothing to continue from") as caught:

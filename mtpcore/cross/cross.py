@@ -198,11 +198,18 @@ class Cross:
         Raises
         ------
         BatchError
-            A sequence has nothing to continue from.
+            A sequence has nothing to continue from; ``k`` beside a mapping, which has its own.
         LinkError
             No such drafter.
         """
         several = isinstance(seq, Mapping)
+        if several and k is not None:
+            raise BatchError(
+                "one length beside a length for each sequence",
+                wanted="k alone, or a mapping of seq to k alone",
+                got=spell(k),
+                fix="leave k out",
+            )
         wanted = self._read_lengths(
             pairs_of(seq, "seq") if several else [(seq, 0 if k is None else k)]
         )

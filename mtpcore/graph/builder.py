@@ -965,8 +965,8 @@ class GraphBuilder:
             raise GraphError(
                 "taps that the graph does not offer",
                 where=self.name,
-                wanted=", ".join(missing),
-                got=", ".join(self._offered) or "no taps",
+                wanted=", ".join(self._offered) or "no taps",
+                got=", ".join(missing),
             )
         program = Program(
             self.name,

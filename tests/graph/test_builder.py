@@ -270,8 +270,8 @@ def test_taps():
     g.tap("hidden", x)
     with pytest.raises(GraphError) as caught:
         g.finish(Outputs(y=x))
-    assert caught.value.wanted == "layer_input:3"
-    assert caught.value.got == "hidden"
+    assert caught.value.wanted == "hidden"
+    assert caught.value.got == "layer_input:3"
 
 
 def test_logits_are_of_output_rows():
