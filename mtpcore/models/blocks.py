@@ -21,6 +21,7 @@ __all__ = [
     "attention_block",
     "feed_forward",
     "feed_forward_block",
+    "fused_projections",
     "moe",
     "remember",
     "swiglu",
@@ -170,22 +171,40 @@ def _project(
 ) -> tuple[Value, Value, Value]:
     """Return q, k and v as heads, from three matrices or a fused one, whose biases may be three."""
 
+    def biased(name: str, rows: Value) -> Value:
+        bias = f"blk.{layer}.{name}.bias"
+        return g.shift_by(rows, bias) if g.has(bias) else rows
+
     def matmul(name: str) -> Value:
         return g.matmul(a, f"blk.{layer}.{name}.weight", f"blk.{layer}.{name}.bias")
 
-    def part(name: str, start: int, stop: int) -> Value:
-        rows, bias = g.slice(fused, start, stop), f"blk.{layer}.{name}.bias"
-        return g.shift_by(rows, bias) if g.has(bias) else rows
-
-    if g.has(f"blk.{layer}.attn_qkv.weight"):
-        fused = matmul("attn_qkv")
-        q_width, k_width = n_heads * width, n_kv_heads * width
-        q = part("attn_q", 0, q_width)
-        k = part("attn_k", q_width, q_width + k_width)
-        v = part("attn_v", q_width + k_width, int(fused.shape[1]))
+    names = "attn_q", "attn_k", "attn_v"
+    fused = fused_projections(g, a, layer, n_heads * width, n_kv_heads * width)
+    if fused is None:
+        q, k, v = map(matmul, names)
     else:
-        q, k, v = matmul("attn_q"), matmul("attn_k"), matmul("attn_v")
+        q, k, v = map(biased, names, fused)
     return g.split_heads(q, n_heads), g.split_heads(k, n_kv_heads), g.split_heads(v, n_kv_heads)
+
+
+def fused_projections(
+    g: GraphBuilder, a: Value, layer: int, q_width: int, k_width: int
+) -> tuple[Value, Value, Value] | None:
+    """Return rows of queries, keys and values that one matrix, ``attn_qkv``, makes of rows ``a``.
+
+    What is left behind ``q_width`` and ``k_width`` are the values. None where the layer has no such
+    matrix.
+    """
+    name = f"blk.{layer}.attn_qkv"
+    if not g.has(f"{name}.weight"):
+        return None
+    rows = g.matmul(a, f"{name}.weight", f"{name}.bias")
+    v_begins = q_width + k_width
+    return (
+        g.slice(rows, 0, q_width),
+        g.slice(rows, q_width, v_begins),
+        g.slice(rows, v_begins, int(rows.shape[1])),
+    )
 
 
 def apply_rope(

@@ -6,6 +6,7 @@ from mtpcore.plugin import (
     Outputs,
     Value,
     apply_rope,
+    fused_projections,
     moe,
     swiglu,
 )
@@ -31,24 +32,23 @@ def attention(g: GraphBuilder, a: Value, positions: Value, n: int, h: GemmaHpara
 
     One matrix may make queries, keys and values, also where a layer stores no keys and values.
     """
-    kind, stored, fused = h.kinds[n], h.stored_by(n), f"blk.{n}.attn_qkv.weight"
-    joint = g.matmul(a, fused) if g.has(fused) else None
-    k_begins = h.n_heads * kind.head_width
-    v_begins = k_begins + kind.n_kv_heads * kind.head_width
+    kind, stored = h.kinds[n], h.stored_by(n)
+    q_width, k_width = h.n_heads * kind.head_width, kind.n_kv_heads * kind.head_width
+    fused = fused_projections(g, a, n, q_width, k_width)
 
-    def project(name: str, begin: int, end: int) -> Value:
-        if joint is not None:
-            return g.slice(joint, begin, end)
+    def matmul(name: str) -> Value:
         return g.matmul(a, f"blk.{n}.{name}.weight")
 
-    q = queries(g, project("attn_q", 0, k_begins), positions, n, h)
+    q = queries(g, fused[0] if fused else matmul("attn_q"), positions, n, h)
     mask = "spans" if h.spans and kind.window else "causal"
     if stored != n:
         y = g.attend(q, layer=stored, scale=1.0, mask=mask, window=kind.window)
     else:
-        rows = values = project("attn_k", k_begins, v_begins)
-        if joint is not None or g.has(f"blk.{n}.attn_v.weight"):
-            values = project("attn_v", v_begins, 2 * v_begins - k_begins)
+        if fused:
+            _, rows, values = fused
+        else:
+            rows = matmul("attn_k")
+            values = matmul("attn_v") if g.has(f"blk.{n}.attn_v.weight") else rows
         k = g.split_heads(rows, kind.n_kv_heads)
         k = g.rms_norm(k, f"blk.{n}.attn_k_norm.weight", h.norm_eps)
         v = g.rms_norm(g.split_heads(values, kind.n_kv_heads), None, h.norm_eps)

@@ -23,6 +23,7 @@ from mtpcore.plugin import (
     apply_rope,
     decoder,
     feed_forward_block,
+    fused_projections,
     nextn_head,
 )
 
@@ -220,10 +221,9 @@ def gated_attention(g: GraphBuilder, a: Value, positions: Value, n: int, h: Qwen
 
 def project(g: GraphBuilder, a: Value, n: int, h: QwenHparams) -> tuple[Value, Value, Value]:
     """Return rows of queries with their gates, of keys and of values."""
-    if g.has(f"blk.{n}.attn_qkv.weight"):
-        rows = g.matmul(a, f"blk.{n}.attn_qkv.weight")
-        q, k = 2 * h.n_heads * h.head_width, h.n_kv_heads * h.head_width
-        return g.slice(rows, 0, q), g.slice(rows, q, q + k), g.slice(rows, q + k, q + 2 * k)
+    q_width, k_width = 2 * h.n_heads * h.head_width, h.n_kv_heads * h.head_width
+    if (fused := fused_projections(g, a, n, q_width, k_width)) is not None:
+        return fused
     q, k, v = (g.matmul(a, f"blk.{n}.attn_{x}.weight") for x in "qkv")
     return q, k, v
 
