@@ -22,7 +22,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Type
 from shapes import SHAPES, Shape, scaled_down, spread
 
-from mtpcore.gguf import StreamedTensor, Tensor, open_model_file, stream_model_file
+from mtpcore.gguf import StreamedFile, StreamedTensor, Tensor, open_model_file, stream_model_files
 from mtpcore.gguf.writer import encode
 
 __all__ = ["FILES", "default_folder", "generate"]
@@ -101,7 +101,7 @@ def _write_plain(path: Path, shape: Shape, times: int) -> None:
                 left -= n
 
         tensors.append(StreamedTensor(name, wanted, F32 if exact else F16, blocks))
-    stream_model_file(path, shape.architecture, shape.metadata(), tensors)
+    stream_model_files([StreamedFile(path, shape.architecture, shape.metadata(), tensors)])
 
 
 def _repeat(thin: Path, path: Path, shape: Shape, times: int) -> None:
@@ -116,7 +116,7 @@ def _repeat(thin: Path, path: Path, shape: Shape, times: int) -> None:
                 yield tensor.raw()
 
         tensors.append(StreamedTensor(name, size, int(tensor.type), blocks))
-    stream_model_file(path, shape.architecture, file.metadata, tensors)
+    stream_model_files([StreamedFile(path, shape.architecture, file.metadata, tensors)])
     file.close()
 
 
@@ -131,7 +131,7 @@ def _quantise(source: Path, path: Path, shape: Shape, kind: str) -> None:
             yield values if code == F32 else encode(name, values, code)[0]
 
         tensors.append(StreamedTensor(name, tensor.shape, code, blocks))
-    stream_model_file(path, shape.architecture, file.metadata, tensors)
+    stream_model_files([StreamedFile(path, shape.architecture, file.metadata, tensors)])
     file.close()
 
 

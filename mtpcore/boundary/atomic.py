@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
+from typing import BinaryIO
 
 __all__ = ["replacing"]
 
 
 @contextmanager
 def replacing(path: str | PathLike[str]) -> Iterator[Path]:
-    """Give the name of a file to write, which takes the place of another when it is whole.
+    """Give the name of an empty file to fill, which takes the place of another when it is whole.
 
-    What the block writes as ``<path>.part`` is on the disk before it is called ``path``, so that
-    readers of ``path`` find the old file or the new one, whatever happens: an exception, which
-    removes the part, a full disk, or a loss of power. A device or a pipe cannot be replaced: there
-    the block gets its own name.
+    What the block writes into it (``<path>.mtpcore-<random>.part``) is on the disk before it is
+    called ``path``, so that readers of ``path`` find the old file or the new one, whatever happens:
+    an exception, which removes the part, a full disk, or a loss of power. Of several processes that
+    write one path each has a part of its own, and the last one to end gives the file. The part of a
+    process that was killed is removed by the next one that writes this path. A device or a pipe
+    cannot be replaced: there the block gets its own name.
 
     Parameters
     ----------
@@ -38,21 +43,53 @@ def replacing(path: str | PathLike[str]) -> Iterator[Path]:
     if whole.exists() and not whole.is_file():
         yield whole
         return
-    part = whole.with_name(whole.name + ".part")
-    with suppress(FileNotFoundError):  # so that no link or pipe of this name is written through
-        part.unlink()
-    try:
-        yield part
-        with open(part, "rb") as file:
+    _remove_abandoned(whole)
+    part, file = _create_part(whole)
+    with file:
+        try:
+            yield part
             os.fsync(file.fileno())
-        with suppress(FileNotFoundError):
-            shutil.copymode(whole, part)
-        os.replace(part, whole)
-        with suppress(OSError):  # some file systems cannot do this for folders
-            _settle_names(whole.parent)
-    finally:
-        with suppress(OSError):
-            part.unlink()
+            with suppress(FileNotFoundError):
+                shutil.copymode(whole, part)
+            os.replace(part, whole)
+            with suppress(OSError):  # some file systems cannot do this for folders
+                _settle_names(whole.parent)
+        finally:
+            with suppress(OSError):
+                part.unlink()
+
+
+def _prefix(whole: Path) -> str:
+    """Return how the names of a file's parts begin, short enough for every file system."""
+    return f"{whole.name[:50]}.mtpcore-"
+
+
+def _create_part(whole: Path) -> tuple[Path, BinaryIO]:
+    """Create a part; it is locked as long as the file is open, and no longer than the process."""
+    while True:
+        part = whole.with_name(f"{_prefix(whole)}{secrets.token_hex(8)}.part")
+        file = open(part, "xb")  # noqa: SIM115  # the caller closes it
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # a process that looks for abandoned parts came between
+            file.close()
+            continue
+        except OSError:  # a file system without locks, where abandoned parts stay
+            return part, file
+        if os.fstat(file.fileno()).st_nlink:  # no such process has been here and gone
+            return part, file
+        file.close()
+
+
+def _remove_abandoned(whole: Path) -> None:
+    """Remove the parts of processes that were killed."""
+    with suppress(OSError), os.scandir(whole.parent) as entries:
+        for entry in entries:
+            is_part = entry.name.startswith(_prefix(whole)) and entry.name.endswith(".part")
+            if is_part and entry.is_file(follow_symlinks=False):
+                with suppress(OSError), open(entry.path, "r+b") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(entry.path)
 
 
 def _settle_names(folder: Path) -> None:

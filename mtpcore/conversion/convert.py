@@ -25,7 +25,7 @@ from mtpcore.conversion.family import (
     read_config,
 )
 from mtpcore.conversion.metadata import family_metadata, general_metadata, table_metadata
-from mtpcore.conversion.output import FilePart, Report, write_checked
+from mtpcore.conversion.output import Report, write_checked
 from mtpcore.conversion.parts import MTP, check_parts
 from mtpcore.conversion.plan import Plan, PlannedTensor, make_plan
 from mtpcore.conversion.published import PublishedTensor, convert_json, read_tensors
@@ -36,7 +36,7 @@ from mtpcore.declarations.checkpoint import Config
 from mtpcore.discovery.companions import companion_path
 from mtpcore.discovery.registry import Registry, registry
 from mtpcore.errors import ModelFileError
-from mtpcore.gguf import StreamedTensor
+from mtpcore.gguf import StreamedFile, StreamedTensor
 from mtpcore.gguf.header import Value
 from mtpcore.gguf.types import PLAIN, block_type
 from mtpcore.gguf.writer import encode
@@ -147,7 +147,7 @@ def convert(
     for planned in plan.tensors:
         streamed[planned.is_beside].append(_streamed(planned, plan, config, choice))
     merged = {**general, **tokens, **metadata}
-    model = FilePart(path, family.architecture, merged, streamed[False])
+    model = StreamedFile(path, family.architecture, merged, streamed[False])
     companion = _companion(family, config, path, general, streamed[True])
     write_checked(model, companion, known, report)
     if family.main.note:
@@ -173,12 +173,12 @@ def _companion(
     path: Path,
     general: Mapping[str, Value],
     tensors: Sequence[StreamedTensor],
-) -> FilePart | None:
+) -> StreamedFile | None:
     """Return the file beside the model's; None if the family has none."""
     if family.companion is None or family.main.companion is None:
         return None
     own = table_metadata(family.architecture, family.main.companion, config)
-    return FilePart(
+    return StreamedFile(
         companion_path(family.companion, path),
         family.companion.architecture,
         {**general, "general.type": "mmproj", **own},

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
-
-import msgspec
 
 from mtpcore.discovery.loading import load_model
 from mtpcore.discovery.registry import Registry
 from mtpcore.errors import GraphError, ModelFileError, PluginError
-from mtpcore.gguf import StreamedTensor, stream_model_file
-from mtpcore.gguf.header import Value
+from mtpcore.gguf import StreamedFile, stream_model_files
 from mtpcore.graph import GraphType
 from mtpcore.runtime.model import Model
 
-__all__ = ["FilePart", "Report", "write_checked"]
+__all__ = ["Report", "write_checked"]
 
 log = logging.getLogger("mtpcore")
 _FIX = "correct it where it comes from: config.json, the tensors, or the file that is quantised"
@@ -27,17 +24,8 @@ Report = Callable[[int, int], None]
 """``report(n_bytes, total)``: how much of the data has been written."""
 
 
-class FilePart(msgspec.Struct, frozen=True):
-    """A file to write: a model's, or its companion."""
-
-    path: Path
-    architecture: str
-    metadata: Mapping[str, Value]
-    tensors: Sequence[StreamedTensor]
-
-
 def write_checked(
-    model: FilePart, companion: FilePart | None, known: Registry, report: Report | None
+    model: StreamedFile, companion: StreamedFile | None, known: Registry, report: Report | None
 ) -> None:
     """Write a model file, and its companion if it has one, whose graphs have been built of headers.
 
@@ -47,8 +35,8 @@ def write_checked(
         It cannot be written, or a graph lacks a tensor or meets one of another shape. No file is
         left behind.
     """
-    parts = [model, *([companion] if companion else [])]
-    total, done = sum(tensor.n_bytes for part in parts for tensor in part.tensors), 0
+    files = [model, *([companion] if companion else [])]
+    total, done = sum(tensor.n_bytes for file in files for tensor in file.tensors), 0
 
     def written(n_bytes: int) -> None:
         nonlocal done
@@ -56,28 +44,12 @@ def write_checked(
         if report is not None:
             report(done, total)
 
-    def write(part: FilePart, check: Callable[[Path], None]) -> None:
-        stream_model_file(
-            part.path, part.architecture, part.metadata, part.tensors, check=check, written=written
-        )
+    def check(*parts: Path) -> None:
+        _build_graphs(dict(zip(parts, (file.path for file in files), strict=True)), known)
 
-    if companion is None:
-        write(model, lambda unfinished: _build_graphs(unfinished, model.path, known))
-        return
-    beside, is_written = companion, False
-
-    def write_companion(unfinished: Path) -> None:
-        nonlocal is_written
-        write(beside, lambda rest: _build_graphs(unfinished, model.path, known, rest))
-        is_written = True
-
-    try:
-        write(model, write_companion)
-    except BaseException:
-        if is_written:
-            companion.path.unlink(missing_ok=True)
-        raise
-    log.info("%s: the rest of the model is in %s", model.path, companion.path)
+    stream_model_files(files, check=check, written=written)
+    if companion:
+        log.info("%s: the rest of the model is in %s", model.path, companion.path)
 
 
 def _try_tokenizer(model: Model, path: Path) -> None:
@@ -96,17 +68,22 @@ def _try_tokenizer(model: Model, path: Path) -> None:
     tokenizer.decode(tokenizer.encode(_SAMPLE, parse_special=True))
 
 
-def _build_graphs(part: Path, path: Path, known: Registry, rest: Path | None = None) -> None:
-    """Load the unfinished file and build what can be built of it alone, or with its companion."""
+def _build_graphs(paths: Mapping[Path, Path], known: Registry) -> None:
+    """Load the unfinished file and build what can be built of it alone, or with its companion.
+
+    ``paths`` has the unfinished files, and what each will be called.
+    """
+    part, *companions = paths
+    path, companion = paths[part], companions[0] if companions else None
     try:
-        opened = load_model(part, sidecars=False, companion=rest, plugins=known)
+        opened = load_model(part, sidecars=False, companion=companion, plugins=known)
     except (ModelFileError, GraphError, PluginError) as error:
         where = error.where or ""
-        if rest is not None:
-            where = where.replace(str(rest), str(rest.with_suffix("")))
+        for unfinished, named in paths.items():
+            where = where.replace(str(unfinished), str(named))
         raise ModelFileError(
             f"what the file is made of is no model: {error.what}",
-            where=where.replace(str(part), str(path)),
+            where=where,
             wanted=error.wanted,
             got=error.got,
             fix=_FIX,

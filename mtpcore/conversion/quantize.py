@@ -12,14 +12,14 @@ import numpy as np
 from gguf import GGML_QUANT_VERSION
 
 from mtpcore.boundary.paths import take_path
-from mtpcore.conversion.output import FilePart, Report, write_checked
+from mtpcore.conversion.output import Report, write_checked
 from mtpcore.conversion.parts import MTP, check_parts, left_out_of
 from mtpcore.conversion.types import OutType, TypeChoice
 from mtpcore.discovery.companions import companion_path, unread
 from mtpcore.discovery.loading import find_model, load_model
 from mtpcore.discovery.registry import Registry, registry
 from mtpcore.errors import ModelFileError
-from mtpcore.gguf import StreamedTensor, Tensor
+from mtpcore.gguf import StreamedFile, StreamedTensor, Tensor
 from mtpcore.gguf.types import PLAIN
 from mtpcore.gguf.writer import encode
 from mtpcore.runtime.fit import block_of
@@ -97,7 +97,7 @@ def quantize(
         }
         kept = (tensor for name, tensor in own.tensors.items() if name not in left_out)
         streamed = [_retyped(tensor, choice) for tensor in kept]
-        whole = FilePart(path, model.architecture, metadata, streamed)
+        whole = StreamedFile(path, model.architecture, metadata, streamed)
         write_checked(whole, _companion(model, path, choice), known, report)
     return left_out
 
@@ -112,7 +112,7 @@ def _refuse_own_file(model: Model, path: Path) -> None:
             )
 
 
-def _companion(model: Model, path: Path, choice: TypeChoice) -> FilePart | None:
+def _companion(model: Model, path: Path, choice: TypeChoice) -> StreamedFile | None:
     """Return what is to be written beside the file at ``path``, of a model in two files."""
     if not model.parts:
         return None
@@ -124,7 +124,7 @@ def _companion(model: Model, path: Path, choice: TypeChoice) -> FilePart | None:
         for name, tensor in beside.tensors.items()
     ]
     metadata = _unsplit(beside.metadata) | {"general.file_type": choice.file_type}
-    return FilePart(companion_path(companion, path), beside.architecture, metadata, tensors)
+    return StreamedFile(companion_path(companion, path), beside.architecture, metadata, tensors)
 
 
 def _as_it_is(tensor: Tensor) -> StreamedTensor:

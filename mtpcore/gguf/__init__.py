@@ -9,7 +9,7 @@ from mtpcore.gguf.header import Header, Metadata, TensorInfo, Value, parse_heade
 from mtpcore.gguf.joined_tensor import JoinedTensor
 from mtpcore.gguf.merge import merge
 from mtpcore.gguf.metadata import Fields, convert
-from mtpcore.gguf.stream import StreamedTensor, stream_model_file
+from mtpcore.gguf.stream import StreamedFile, StreamedTensor, stream_model_files
 from mtpcore.gguf.tensor import Tensor
 from mtpcore.gguf.tensor_rows import TensorRows
 from mtpcore.gguf.tokenizer import TextStream, Tokenizer, read_tokenizer
@@ -22,6 +22,7 @@ __all__ = [
     "JoinedTensor",
     "Metadata",
     "ModelFile",
+    "StreamedFile",
     "StreamedTensor",
     "Tensor",
     "TensorInfo",
@@ -35,6 +36,6 @@ __all__ = [
     "parse_header",
     "read_chat_template",
     "read_tokenizer",
-    "stream_model_file",
+    "stream_model_files",
     "write_model_file",
 ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from os import PathLike
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -13,13 +13,12 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 
 from mtpcore.boundary.atomic import replacing
-from mtpcore.boundary.paths import take_path
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import Value
 from mtpcore.gguf.types import BLOCKS
 from mtpcore.gguf.writer import add_value
 
-__all__ = ["StreamedTensor", "stream_model_file"]
+__all__ = ["StreamedFile", "StreamedTensor", "stream_model_files"]
 
 
 class StreamedTensor(msgspec.Struct, frozen=True):
@@ -48,67 +47,76 @@ class StreamedTensor(msgspec.Struct, frozen=True):
         return int(math.prod(self.shape) // n_values * n_bytes)
 
 
-def stream_model_file(
-    path: str | PathLike[str],
-    architecture: str,
-    metadata: Mapping[str, Value],
-    tensors: Sequence[StreamedTensor],
-    *,
-    check: Callable[[Path], None] | None = None,
-    written: Callable[[int], None] | None = None,
-) -> None:
-    """Write a GGUF file, holding one array of one tensor at a time.
+class StreamedFile(msgspec.Struct, frozen=True):
+    """A model file to write.
 
-    Nothing is left behind by a failure: the file grows under another name, ``<path>.part``.
-
-    Parameters
+    Attributes
     ----------
-    path : path
+    path : Path
         Replaced where it exists as a regular file.
     architecture : str
     metadata : mapping
         As ``write_model_file`` takes it.
     tensors : sequence of StreamedTensor
+    """
+
+    path: Path
+    architecture: str
+    metadata: Mapping[str, Value]
+    tensors: Sequence[StreamedTensor]
+
+
+def stream_model_files(
+    files: Sequence[StreamedFile],
+    *,
+    check: Callable[..., None] | None = None,
+    written: Callable[[int], None] | None = None,
+) -> None:
+    """Write GGUF files that belong together, holding one array of one tensor at a time.
+
+    They grow under other names and take their own when all of them are whole: after a failure the
+    old files are there, and nothing else.
+
+    Parameters
+    ----------
+    files : sequence of StreamedFile
     check : callable, optional
-        ``check(part)`` may open the unfinished file, whose header is complete and whose tensors
-        are zeros; what it raises ends the writing.
+        ``check(*parts)`` may open the unfinished files, whose headers are complete and whose
+        tensors are zeros; what it raises ends the writing.
     written : callable, optional
         ``written(n_bytes)`` is called after each array.
 
     Raises
     ------
     ModelFileError
-        If the file cannot be written.
+        A file cannot be written.
     """
-    path = take_path(path)
+    with ExitStack() as stack:
+        parts, offsets = [], []
+        for file in files:
+            stack.enter_context(_naming(file.path))
+            if file.path.exists() and not file.path.is_file():  # a folder, a pipe or a device
+                raise _irregular(file.path)
+            parts.append(stack.enter_context(replacing(file.path)))
+            with _naming(file.path):
+                offsets.append(_write_header(parts[-1], file))
+        if check is not None:
+            check(*parts)
+        for file, part, begins in zip(files, parts, offsets, strict=True):
+            with _naming(file.path):
+                _write_data(part, file.tensors, begins, written or (lambda n_bytes: None))
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Say of which file the system's errors are."""
     try:
-        if path.exists() and not path.is_file():  # a folder, a pipe or a device cannot be replaced
-            raise _irregular(path)
-        with replacing(path) as part:
-            offsets, n_bytes = _write_header(part, architecture, metadata, tensors)
-            os.truncate(part, n_bytes)
-            if check is not None:
-                check(part)
-            with open(part, "r+b") as file:
-                for tensor, offset in zip(tensors, offsets, strict=True):
-                    file.seek(offset)
-                    for block in tensor.blocks():
-                        file.write(np.ascontiguousarray(block).data)
-                        if written is not None:
-                            written(block.nbytes)
-                    if file.tell() - offset != tensor.n_bytes:
-                        raise ModelFileError(
-                            "the data is not as long as the shape says",
-                            where=f"tensor {tensor.name!r}",
-                            wanted=f"{tensor.n_bytes} bytes",
-                            got=file.tell() - offset,
-                        )
+        yield
     except OSError as error:
-        reason = error.strerror or error
         raise ModelFileError(
             "cannot write the file",
             where=str(path),
-            got=reason,
+            got=error.strerror or error,
             fix="give a path in a folder that exists, can be written, and has room",
         ) from error
 
@@ -121,16 +129,14 @@ def _irregular(path: Path) -> ModelFileError:
     )
 
 
-def _write_header(
-    part: Path, architecture: str, metadata: Mapping[str, Value], tensors: Sequence[StreamedTensor]
-) -> tuple[list[int], int]:
-    """Write all but the data; return where each tensor begins, and the length of the file."""
-    writer = GGUFWriter(part, architecture)
+def _write_header(part: Path, file: StreamedFile) -> list[int]:
+    """Write all but the data, for which zeros stand; return where each tensor begins."""
+    writer = GGUFWriter(part, file.architecture)
     try:
-        for key, value in metadata.items():
+        for key, value in file.metadata.items():
             if key != "general.architecture":
                 add_value(writer, key, value)
-        for tensor in tensors:
+        for tensor in file.tensors:
             kind = GGMLQuantizationType(tensor.type)
             writer.add_tensor_info(
                 tensor.name, tensor.shape, np.dtype(np.float32), tensor.n_bytes, raw_dtype=kind
@@ -142,7 +148,31 @@ def _write_header(
     finally:
         writer.close()
     offsets, end = [], begin
-    for tensor in tensors:
+    for tensor in file.tensors:
         offsets.append(GGUFWriter.ggml_pad(end, writer.data_alignment))
         end = offsets[-1] + tensor.n_bytes
-    return offsets, GGUFWriter.ggml_pad(end, writer.data_alignment)
+    os.truncate(part, GGUFWriter.ggml_pad(end, writer.data_alignment))
+    return offsets
+
+
+def _write_data(
+    part: Path,
+    tensors: Sequence[StreamedTensor],
+    offsets: Sequence[int],
+    written: Callable[[int], None],
+) -> None:
+    with open(part, "r+b") as file:
+        for tensor, offset in zip(tensors, offsets, strict=True):
+            file.seek(offset)
+            for block in tensor.blocks():
+                file.write(np.ascontiguousarray(block).data)
+                written(block.nbytes)
+            if file.tell() - offset != tensor.n_bytes:
+                raise ModelFileError(
+                    "the data is not as long as the shape says",
+                    where=f"tensor {tensor.name!r}",
+                    wanted=f"{tensor.n_bytes} bytes",
+                    got=file.tell() - offset,
+                )
+        file.flush()
+        os.fsync(file.fileno())  # before any file of several takes its name

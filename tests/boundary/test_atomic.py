@@ -1,13 +1,17 @@
 """A file is written all or not at all."""
 
 import os
+import re
+import signal
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import mtpcore
 from mtpcore import DraftVocabulary, ModelFileError
 from mtpcore.boundary.atomic import replacing
 from mtpcore.gguf import write_model_file
@@ -43,6 +47,52 @@ def test_a_failure_leaves_what_was_there(tmp_path, error):
     assert os.listdir(tmp_path) == ["a"]
 
 
+def test_two_that_write_one_file_leave_one_of_both_whole(tmp_path):
+    path = tmp_path / "a"
+    with replacing(path) as part:
+        part.write_text("first")
+        with replacing(path) as other:
+            assert other != part
+            other.write_text("second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+KILLED = """
+import os, signal, sys
+from mtpcore.boundary.atomic import replacing
+with replacing(sys.argv[1]) as part:
+    part.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_left_goes_with_the_next_file(tmp_path):
+    path = tmp_path / ("name" * 60)
+    others = [f"{path.name}.part", f"{path.name}.mtpcore-old", "b.mtpcore-0.part"]
+    for name in others:
+        (tmp_path / name).write_text("of somebody else")
+    with replacing(path) as part:
+        part.write_text("whole")
+        assert run(KILLED, path).returncode == -signal.SIGKILL
+        assert len(os.listdir(tmp_path)) == len(others) + 2
+        with replacing(path) as later:
+            later.write_text("later")
+            assert sorted(os.listdir(tmp_path)) == sorted([*others, part.name, later.name])
+    assert sorted(os.listdir(tmp_path)) == sorted([*others, path.name])
+
+
+def test_a_new_file_has_the_permissions_that_others_have(tmp_path):
+    before = os.umask(0o027)
+    try:
+        with replacing(tmp_path / "a") as part:
+            part.write_text("new")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
+
+
 def test_a_link_stays_a_link(tmp_path):
     (tmp_path / "to").write_text("old")
     (tmp_path / "link").symlink_to("to")
@@ -73,13 +123,17 @@ except ModelFileError as error:
 """
 
 
+def run(code, path):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
+    return subprocess.run(
+        [sys.executable, "-c", code, path], env=env, capture_output=True, text=True
+    )
+
+
 def test_a_vocabulary_for_which_there_is_no_room_leaves_the_old_one(tmp_path):
     path = tmp_path / "v.json"
     NEW.write(path)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, path], env=env, capture_output=True, text=True
-    )
+    done = run(LIMITED, path)
     assert done.stdout == "File too large\n", done.stderr
     assert DraftVocabulary.read(path).tokens.tolist() == [3, 1, 2]
     assert os.listdir(tmp_path) == ["v.json"]
@@ -101,3 +155,16 @@ def test_a_model_file_that_cannot_be_made_leaves_the_old_one(tmp_path):
         write_model_file(path, "toy", {"toy.n": 1}, {"a": np.zeros((2, 32)), "b": None})
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["m.gguf"]
+
+
+WRITES = re.compile(
+    r"""\bopen\([^)]*["'](?:w|x|a|r\+)|\.write_(?:text|bytes)\(|\btofile\(|O_CREAT"""
+)
+
+
+def test_every_file_is_written_so():
+    package = Path(mtpcore.__file__).parent
+    sources = [*package.rglob("*.py"), *package.parent.glob("plugins/*/mtpcore_*/**/*.py")]
+    writers = {path.name: text for path in sources if WRITES.search(text := path.read_text())}
+    assert {"saving.py", "stream.py", "draft_vocabulary.py", "fetch_cache.py"} <= writers.keys()
+    assert [name for name, text in writers.items() if "replacing(" not in text] == []

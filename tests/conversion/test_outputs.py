@@ -29,12 +29,13 @@ def test_a_folder_is_no_file_to_write(tmp_path, config, tensors, path):
 def test_nobody_s_link_or_pipe_is_written_through(tmp_path, config, tensors):
     write_checkpoint(tmp_path / "hf", config, tensors)
     (tmp_path / "other").write_text("of somebody else")
-    part = tmp_path / "model.gguf.part"
+    part = tmp_path / "model.gguf.mtpcore-0.part"
     part.symlink_to(tmp_path / "other")
     convert(tmp_path / "hf", tmp_path / "model.gguf")
     assert (tmp_path / "other").read_text() == "of somebody else"
-    assert not part.is_symlink()
+    assert part.is_symlink()
+    part.unlink()
     os.mkfifo(part)
     convert(tmp_path / "hf", tmp_path / "model.gguf")
-    assert not part.exists()
+    assert part.is_fifo()
     assert (tmp_path / "model.gguf").is_file()

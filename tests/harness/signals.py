@@ -136,7 +136,7 @@ def interrupt(seed, paths):
 
 def left_behind(out, before, done):
     """Say what is wrong with the file that was written: it is the old or the new one, whole."""
-    if out.with_name(out.name + ".part").exists():
+    if any(out.parent.glob("*.part")):
         yield "a part is left"
     found = out.read_bytes() if out.exists() else None
     if found not in (None, before) and not (found.startswith(b"GGUF") or found.endswith(b"}\n")):

@@ -241,17 +241,21 @@ def test_a_failure_leaves_no_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
-def test_a_failure_while_the_talker_is_written_leaves_no_companion(tmp_path, monkeypatch):
+def test_a_failure_while_a_file_is_written_leaves_the_old_ones(tmp_path):
     config = qwen_tts.configuration()
     write_checkpoint(tmp_path / "hf", config, qwen_tts.weights(), tokenizer(qwen_tts.N_TEXT))
 
+    (tmp_path / "mmproj-model.gguf").write_text("old")
+
     def stop(done, total):
-        if (tmp_path / "mmproj-model.gguf").exists():
+        assert len(list(tmp_path.glob("*.part"))) == 2
+        if done == total:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         convert(tmp_path / "hf", tmp_path / "model.gguf", outtype="f32", report=stop)
-    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "mmproj-model.gguf"]
+    assert (tmp_path / "mmproj-model.gguf").read_text() == "old"
 
 
 def test_another_activation_of_the_text_is_refused(tmp_path):
