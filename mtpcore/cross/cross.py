@@ -142,7 +142,7 @@ class Cross:
         self,
         seq: int,
         k: int | None = None,
-        sampling: Samplings = GREEDY,
+        sampling: Samplings | None = None,
         *,
         draft_sampler: DraftSampler | Mapping[int, DraftSampler] = "coupled",
         p_min: float | Mapping[int, float] = 0.0,
@@ -153,7 +153,7 @@ class Cross:
         self,
         seq: Mapping[int, int],
         k: None = None,
-        sampling: Samplings = GREEDY,
+        sampling: Samplings | None = None,
         *,
         draft_sampler: DraftSampler | Mapping[int, DraftSampler] = "coupled",
         p_min: float | Mapping[int, float] = 0.0,
@@ -164,7 +164,7 @@ class Cross:
         self,
         seq: int | Mapping[int, int],
         k: int | None = None,
-        sampling: Samplings = GREEDY,
+        sampling: Samplings | None = None,
         *,
         draft_sampler: DraftSampler | Mapping[int, DraftSampler] = "coupled",
         p_min: float | Mapping[int, float] = 0.0,
@@ -179,8 +179,9 @@ class Cross:
         k : int, optional
             How much to draft for one sequence; default: nothing. No drafter is asked for more than
             its declaration's ``limit``.
-        sampling : Sampling, or mapping of seq to Sampling
-            The target's settings.
+        sampling : Sampling, or mapping of seq to Sampling, optional
+            The target's settings. Default: those that each sequence was chosen or drafted with
+            last, greedy where there are none; so they need be given once.
         draft_sampler : {"coupled", "argmax"}, or mapping of seq to them
             The drafter shares the noise of the target's settings ("coupled"), or takes its own most
             probable token ("argmax").
@@ -220,9 +221,17 @@ class Cross:
             s: self.speculation.plan_drafts(k, read_names(setting_of(drafters, s)))
             for s, k in wanted.items()
         }
+        settings = self._settings(wanted, sampling)
         with self.transaction(wanted):
-            drafts = self.speculation.draft(plans, sampling, draft_sampler, least).drafts
+            drafts = self.speculation.draft(plans, settings, draft_sampler, least).drafts
         return drafts if several else next(iter(drafts.values()))
+
+    def _settings(self, seqs: Iterable[int], given: Samplings | None) -> Samplings:
+        """Return the settings that were given, or those of each sequence."""
+        if given is not None:
+            return given
+        states = self.speculation.states
+        return {seq: states.checked(seq).sampling or GREEDY for seq in seqs}
 
     def _read_lengths(self, given: Iterable[tuple[Any, Any]]) -> dict[int, int]:
         """Return how much to draft for each sequence, checked."""
@@ -238,7 +247,7 @@ class Cross:
     def verify(
         self,
         drafts: Mapping[int, Draft],
-        sampling: Samplings = GREEDY,
+        sampling: Samplings | None = None,
         *,
         prefill: Mapping[int, Sequence[int] | Prompt] | None = None,
         unfinished: Collection[int] = (),
@@ -252,8 +261,9 @@ class Cross:
         drafts : mapping of seq to token ids or DraftTree
             Drafts after each pending token; may be empty. Of a tree the target takes the child
             that it chooses, as long as there is one.
-        sampling : Sampling, or mapping of seq to Sampling
-            The target's settings. The verdict does not depend on the drafts.
+        sampling : Sampling, or mapping of seq to Sampling, optional
+            The target's settings. The verdict does not depend on the drafts. Default: as in
+            ``draft``, so those that were drafted with.
         prefill : mapping of seq to token ids or Prompt, optional
             Prompt tokens of other sequences that run in the same batch. Of a Prompt the rows stand
             where it says, from 0 on; they run in a batch of their own.
@@ -283,9 +293,10 @@ class Cross:
         unfinished = read_unfinished(unfinished, given)
         watching = read_processors({} if processors is None else processors)
         keep: bool = read(logits, Flag, "logits is yes or no")
+        settings = self._settings(drafts, sampling)
         with self.transaction({**drafts, **given}):
             return self.speculation.verify(
-                drafts, sampling, given, unfinished, watching, logits=keep
+                drafts, settings, given, unfinished, watching, logits=keep
             )
 
     @act

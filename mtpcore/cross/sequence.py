@@ -34,14 +34,16 @@ class Verdict(msgspec.Struct, frozen=True):
     """What the target says of a draft.
 
     ``accepted`` drafts equal the target's choices; ``next_token`` is its choice after them;
-    ``tokens`` are both together, in order. ``path`` are the accepted drafts by their number in
-    the draft: 0, 1, 2, ... of a chain, the nodes on the way of a tree.
+    ``tokens`` are both together, in order. ``committed`` is what ``accept(seq)`` adds to the text:
+    the token that was pending and the accepted drafts. ``path`` are the accepted drafts by their
+    number in the draft: 0, 1, 2, ... of a chain, the nodes on the way of a tree.
     """
 
     accepted: int
     next_token: int
     tokens: tuple[int, ...]
-    path: tuple[int, ...] = ()
+    committed: tuple[int, ...]
+    path: tuple[int, ...]
 
 
 class SequenceState:

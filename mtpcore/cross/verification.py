@@ -143,7 +143,7 @@ def match_drafts(
         at = following[chosen[-1]]
         history[n + len(path)] = chosen[-1]
         path.append(at)
-    return Verdict(len(path), chosen[-1], tuple(chosen), tuple(path))
+    return _verdict(chosen, path, pending=int(history[n - 1]))
 
 
 def _match_chain(
@@ -159,8 +159,17 @@ def _match_chain(
         if chosen[-1] != token:
             break
         history[n + row] = token
-    accepted = len(chosen) - 1
-    return Verdict(accepted, chosen[-1], tuple(chosen), tuple(range(accepted)))
+    return _verdict(chosen, range(len(chosen) - 1), pending=int(history[n - 1]))
+
+
+def _verdict(chosen: Sequence[int], path: Sequence[int], *, pending: int) -> Verdict:
+    return Verdict(
+        accepted=len(path),
+        next_token=chosen[-1],
+        tokens=tuple(chosen),
+        committed=(pending, *chosen[:-1]),
+        path=tuple(path),
+    )
 
 
 def tree_rows(path: Sequence[int]) -> list[int]:

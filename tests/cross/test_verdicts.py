@@ -77,3 +77,22 @@ def test_a_request_says_which_sequence_is_its_own():
     while not all(request.done for request in requests):
         generator.step()
     assert [request.seq for request in requests] == [None, None]
+
+
+def test_settings_are_given_once():
+    """What drafted verifies, and chooses on; a verdict says what accept adds to the text."""
+    settings = {seq: Sampling(temperature=1.3, seed=4, stream=seq) for seq in PROMPTS}
+    once, each = linked(), linked()
+    made = {seq: [] for seq in PROMPTS}
+    for n in range(4):
+        given = settings if n == 0 else None
+        drafts = once.draft(dict.fromkeys(PROMPTS, 3), sampling=given)
+        assert drafts == each.draft(dict.fromkeys(PROMPTS, 3), sampling=settings)
+        verdicts = once.verify(drafts)
+        assert verdicts == each.verify(drafts, settings)
+        for seq, verdict in verdicts.items():
+            made[seq] += verdict.committed
+            once.accept(seq)
+            each.accept(seq)
+    for seq, prompt in PROMPTS.items():
+        assert once.tokens(seq) == [*prompt, *made[seq]]

@@ -75,7 +75,7 @@ def texts(samplings, n):
     while open_ := {seq: K for seq in seqs if len(made[seq]) < n}:
         drafts = cross.draft(open_, sampling=seqs)
         for seq, verdict in cross.verify(drafts, seqs).items():
-            made[seq] += [cross.pending(seq), *verdict.tokens[: verdict.accepted]]
+            made[seq] += verdict.committed
             accepted += verdict.accepted
             cross.accept(seq)
     assert accepted > 0

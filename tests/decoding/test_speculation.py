@@ -229,8 +229,7 @@ def test_drafting_switched_mid_sequence():
     for k in (3, 3, 0, 0, 5, 0, 8, 1, 0, 2):
         drafts = cross.draft(0, k, sampling)
         verdict = cross.verify({0: drafts}, sampling)[0]
-        made.append(cross.pending(0))
-        made += verdict.tokens[: verdict.accepted]
+        made += verdict.committed
         cross.accept(0)
     assert made == truth[: len(made)]
     fresh, _ = cross_of("head", skill=12)
