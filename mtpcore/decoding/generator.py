@@ -50,7 +50,8 @@ class Generator(RequestQueue[Request]):
     Parameters
     ----------
     source : Cross or Context
-        Where to run. Only its empty sequences are used, so generators can share it.
+        Where to run. Only its empty sequences are used, so generators can share it. A context is
+        linked, without drafters: from then on it changes through ``generator.cross`` alone.
     sampling : Sampling, optional
         Default settings; default: temperature 1 with a seed drawn and recorded.
     draft : int or "auto"

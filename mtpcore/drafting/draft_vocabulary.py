@@ -54,7 +54,8 @@ class DraftVocabulary:
     tokens : array_like of int, shape (n,)
         Different token ids of the target's vocabulary.
     tokenizer : str
-        Fingerprint of the tokenizer whose ids these are; see ``of_text``.
+        Fingerprint of the tokenizer whose ids these are, as ``of_text`` and ``of_tokens`` take it
+        from a model; empty: of any.
 
     Raises
     ------
@@ -113,6 +114,25 @@ class DraftVocabulary:
         counts[ends] = 0
         ranked = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
         return cls([*ends, *ranked.tolist()], _fingerprint(model))
+
+    @classmethod
+    def of_tokens(
+        cls, model: Model, tokens: Iterable[int] | NDArray[np.integer]
+    ) -> DraftVocabulary:
+        """Take token ids of a model, the most frequent first, as another program counted them.
+
+        Unlike a list made by hand with no fingerprint it is refused with another tokenizer.
+
+        Raises
+        ------
+        BatchError
+            No tokens, one twice, or ids below 0.
+        LinkError
+            Ids that the model does not have.
+        """
+        vocabulary = cls(tokens, _fingerprint(_model(model)))
+        vocabulary.check(model)
+        return vocabulary
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> DraftVocabulary:

@@ -469,5 +469,6 @@ class Context:
         if self.owner is not None:
             raise LinkError(
                 "a linked context changes together with the others",
-                fix=f"call {act}() of its Cross",
+                fix=f"call {act}() of its Cross: what link() returned, or generator.cross, as a "
+                "Generator links the context that it is given",
             )

@@ -10,8 +10,9 @@ from mtpcore.backends.cpu import CpuPlan
 from mtpcore.backends.cpu.lower import Lowering
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.discovery.registry import Registry
+from mtpcore.drafting.growing_tree import GrowingTree
 from mtpcore.errors import BackendError
-from mtpcore.plugin import Feed, Outputs
+from mtpcore.plugin import Feed, Outputs, TreeShape
 from mtpcore.testing import Subject, Texts, check_drafts, check_graphs, check_texts
 
 WIDTH, EPS = toy.WIDTH, toy.EPS
@@ -40,6 +41,8 @@ def forgetful(g, inputs, h):
     return Outputs(logits=made.logits, hidden=inputs["hidden"])
 
 
+GROWN = TreeShape(depth=3, width=3, n_nodes=8)
+FIXED = TreeShape(paths=((0, 0, 0), (0, 2), (1,), (3, 0)))
 TENSORS = toy.trunk_tensors() | toy.head_tensors()
 
 
@@ -171,8 +174,25 @@ def test_a_head_that_is_not_its_author_s_is_found(subject, changes):
     check_graphs(wrong)
     check_texts(wrong, Texts(n_texts=1))
     check_drafts(wrong)
-    with pytest.raises(AssertionError, match=r"by the author's function, which prefers"):
+    with pytest.raises(AssertionError, match=r"by the author's function, by which token"):
         check_drafts(wrong, scores)
+
+
+@pytest.mark.parametrize("tree", [GROWN, FIXED], ids=["grown", "fixed"])
+def test_the_nodes_of_a_tree_have_the_ranks_that_it_declares(subject, tree, monkeypatch):
+    sound = subject()
+    shaped = msgspec.structs.replace(sound.spec, shape="tree", tree=tree)
+    assert check_drafts(sound, scores, shaped, n_tokens=12) > 12 * 2 * 4
+
+    def branch(self, node, ranking, *rest, made=GrowingTree.branch):
+        """Take the second best for the best, wherever both are siblings."""
+        tokens, *worths = ranking
+        made(self, node, (np.array([*tokens[:2][::-1], *tokens[2:]]), *worths), *rest)
+
+    monkeypatch.setattr(GrowingTree, "branch", branch)
+    check_drafts(sound, None, shaped, n_tokens=12)
+    with pytest.raises(AssertionError, match=r"by the author's function, by which token"):
+        check_drafts(sound, scores, shaped, n_tokens=12)
 
 
 def test_what_is_no_score_for_each_draft_is_said(subject):

@@ -49,6 +49,17 @@ def _marks(model, token):
     return read[1] == [token] and read[0] != [token]
 
 
+def test_ids_are_taken_as_counted_elsewhere(demo):
+    counted = DraftVocabulary.of_text(demo, TEXT)
+    taken = DraftVocabulary.of_tokens(demo, counted.tokens.tolist())
+    assert taken.tokens.tolist() == counted.tokens.tolist()
+    assert taken.tokenizer == counted.tokenizer
+    with pytest.raises(LinkError, match="unknown tokens"):
+        DraftVocabulary.of_tokens(demo, [demo.hparams.n_vocab])
+    with pytest.raises(BatchError, match="a model's tokens"):
+        DraftVocabulary.of_tokens("demo", [1])
+
+
 def test_no_text_leaves_the_ends(demo):
     assert DraftVocabulary.of_text(demo, "").tokens.tolist() == sorted(demo.tokenizer.end_tokens)
 
