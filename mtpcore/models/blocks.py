@@ -23,6 +23,7 @@ __all__ = [
     "feed_forward_block",
     "fused_projections",
     "moe",
+    "projections",
     "remember",
     "swiglu",
     "trunk_outputs",
@@ -169,7 +170,19 @@ def _norm_and_rotate(
 def _project(
     g: GraphBuilder, a: Value, layer: int, n_heads: int, n_kv_heads: int, width: int
 ) -> tuple[Value, Value, Value]:
-    """Return q, k and v as heads, from three matrices or a fused one, whose biases may be three."""
+    """Return q, k and v as heads."""
+    q, k, v = projections(g, a, layer, n_heads * width, n_kv_heads * width)
+    return g.split_heads(q, n_heads), g.split_heads(k, n_kv_heads), g.split_heads(v, n_kv_heads)
+
+
+def projections(
+    g: GraphBuilder, a: Value, layer: int, q_width: int, k_width: int
+) -> tuple[Value, Value, Value]:
+    """Return rows of queries, keys and values that a layer's matrices make of rows ``a``.
+
+    There are three matrices or a fused one, which ``q_width`` and ``k_width`` cut; biases, where
+    the file has them, may be three in either case.
+    """
 
     def biased(name: str, rows: Value) -> Value:
         bias = f"blk.{layer}.{name}.bias"
@@ -179,12 +192,9 @@ def _project(
         return g.matmul(a, f"blk.{layer}.{name}.weight", f"blk.{layer}.{name}.bias")
 
     names = "attn_q", "attn_k", "attn_v"
-    fused = fused_projections(g, a, layer, n_heads * width, n_kv_heads * width)
-    if fused is None:
-        q, k, v = map(matmul, names)
-    else:
-        q, k, v = map(biased, names, fused)
-    return g.split_heads(q, n_heads), g.split_heads(k, n_kv_heads), g.split_heads(v, n_kv_heads)
+    fused = fused_projections(g, a, layer, q_width, k_width)
+    q, k, v = map(matmul, names) if fused is None else map(biased, names, fused)
+    return q, k, v
 
 
 def fused_projections(
@@ -329,4 +339,4 @@ def trunk_outputs(g: GraphBuilder, x: Value, h: Hparams) -> Outputs:
     """Offer ``residual`` and ``hidden``, and return logits of the output rows."""
     g.tap("residual", x)
     hidden = g.tap("hidden", g.rms_norm(x, "output_norm.weight", h.norm_eps))
-    return Outputs(logits=g.matmul(g.output_rows(hidden), "output.weight"))
+    return Outputs(logits=g.matmul(g.output_rows(hidden), "output.weight", "output.bias"))

@@ -44,14 +44,16 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
         size = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
         if not fields.get("{arch}.expert_count", size, 0):
             return None
-        code = fields.get("{arch}.expert_gating_func", int, 0)
+        code = fields.get("{arch}.expert_gating_func", size, None)
         if code and code not in _GATES:
             raise fields.error("{arch}.expert_gating_func", "unknown gate", wanted=_GATES, got=code)
         kind = _GATES[code] if code else gate
+        # llama.cpp saves 0 for a family whose routing it does not read, and no norm beside it.
+        said = fields.get("{arch}.expert_weights_norm", bool, normalise)
         return cls(
             n_used=fields.require("{arch}.expert_used_count", Count),
             gate=kind,
-            normalise=fields.get("{arch}.expert_weights_norm", bool, normalise),
+            normalise=normalise if code == 0 else said,
             scale=fields.get("{arch}.expert_weights_scale", float, 1.0) or 1.0,
             n_groups=fields.get("{arch}.expert_group_count", size, 1) or 1,
             n_groups_used=fields.get("{arch}.expert_group_used_count", size, 1) or 1,

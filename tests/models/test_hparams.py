@@ -157,6 +157,12 @@ def test_experts():
     assert made == Experts(
         n_used=3, gate="sigmoid", normalise=True, scale=2.5, n_groups=4, n_groups_used=2
     )
+    # As llama.cpp saves what it knows of a family without the file.
+    saved = {"expert_gating_func": 0, "expert_weights_norm": False}
+    made = Experts.read(
+        fields(expert_count=8, expert_used_count=2, **saved), gate="sigmoid", normalise=True
+    )
+    assert made == Experts(n_used=2, gate="sigmoid", normalise=True)
     for bad in ({"expert_used_count": 0}, {"expert_gating_func": 7}, {"expert_weights_norm": 3.5}):
         with pytest.raises(ModelFileError):
             Experts.read(

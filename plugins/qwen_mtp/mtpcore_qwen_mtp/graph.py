@@ -23,8 +23,8 @@ from mtpcore.plugin import (
     apply_rope,
     decoder,
     feed_forward_block,
-    fused_projections,
     nextn_head,
+    projections,
 )
 
 RECURRENT = "{arch}.attention.recurrent_layers"
@@ -203,7 +203,8 @@ def gated_attention(g: GraphBuilder, a: Value, positions: Value, n: int, h: Qwen
     a : Value
         f32[n_tokens, width], normed.
     """
-    query_and_gate, k, v = project(g, a, n, h)
+    q_width, k_width = 2 * h.n_heads * h.head_width, h.n_kv_heads * h.head_width
+    query_and_gate, k, v = projections(g, a, n, q_width, k_width)
     both = g.split_heads(query_and_gate, h.n_heads)  # each head's query, then its gate
     q = g.slice(both, 0, h.head_width)
     gate = g.slice(both, h.head_width, 2 * h.head_width)
@@ -216,16 +217,11 @@ def gated_attention(g: GraphBuilder, a: Value, positions: Value, n: int, h: Qwen
         layer=n,
         scale=h.head_width**-0.5,
     )
-    return g.matmul(g.merge_heads(g.gated(gate, y, "sigmoid")), f"blk.{n}.attn_output.weight")
-
-
-def project(g: GraphBuilder, a: Value, n: int, h: QwenHparams) -> tuple[Value, Value, Value]:
-    """Return rows of queries with their gates, of keys and of values."""
-    q_width, k_width = 2 * h.n_heads * h.head_width, h.n_kv_heads * h.head_width
-    if (fused := fused_projections(g, a, n, q_width, k_width)) is not None:
-        return fused
-    q, k, v = (g.matmul(a, f"blk.{n}.attn_{x}.weight") for x in "qkv")
-    return q, k, v
+    return g.matmul(
+        g.merge_heads(g.gated(gate, y, "sigmoid")),
+        f"blk.{n}.attn_output.weight",
+        f"blk.{n}.attn_output.bias",
+    )
 
 
 def attention_layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: QwenHparams) -> Value:
