@@ -24,6 +24,7 @@ from mtpcore.declarations.spec import (
     first_of,
 )
 from mtpcore.discovery.hookspecs import hookimpl
+from mtpcore.gguf.axes import fit_axes
 from mtpcore.gguf.metadata import Fields, convert
 from mtpcore.graph import GraphBuilder, GraphType, Inputs, MemoryLayer, Outputs, Value
 from mtpcore.models.blocks import (
@@ -176,6 +177,7 @@ __all__ = [
     "feed_forward",
     "feed_forward_block",
     "first_of",
+    "fit_axes",
     "fuse_taps",
     "fused_layer",
     "fused_projections",

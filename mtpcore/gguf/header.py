@@ -19,6 +19,7 @@ import numpy as np
 from mtpcore._ext._strings import read_strings
 from mtpcore.boundary.paths import choose_fix
 from mtpcore.errors import ModelFileError
+from mtpcore.gguf.axes import fit_axes
 from mtpcore.gguf.types import BLOCKS, type_name
 
 __all__ = ["NOT_GGUF", "Header", "Metadata", "TensorInfo", "Value", "parse_header"]
@@ -57,8 +58,8 @@ _DAMAGED = "the file is damaged or incomplete: fetch or convert it again"
 class TensorInfo:
     """One tensor as its header entry describes it.
 
-    ``shape`` is outermost first; ``begin`` and ``n_bytes`` are the checked range in the file. How
-    many bytes a tensor of an unknown type takes is not known: 0.
+    ``shape`` is outermost first, without axes of 1 at its front; ``begin`` and ``n_bytes`` are the
+    checked range in the file. How many bytes a tensor of an unknown type takes is not known: 0.
     """
 
     name: str
@@ -267,7 +268,7 @@ def _read_tensors(
         kind, offset = at.number(_U32, "tensor type"), at.number(_U64, "tensor offset")
         if offset % alignment:
             raise at.error("unaligned tensor", wanted=f"a multiple of {alignment}", got=offset)
-        entries[name] = (tuple(reversed(dims)), kind, offset)
+        entries[name] = (fit_axes(dims[::-1], min(n_dims, 1)), kind, offset)
     data_begin = -(-at.pos // alignment) * alignment
     if not any_type:
         _refuse_unknown_types(at, {name: kind for name, (_, kind, _) in entries.items()})

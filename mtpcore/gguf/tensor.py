@@ -118,7 +118,7 @@ class Tensor:
     ----------
     name : str
     shape : tuple of int
-        Outermost axis first, as in NumPy.
+        Outermost axis first, as in NumPy, without axes of 1 at its front, which ggml leaves out.
     type : int
         Type id of ggml.
     n_bytes : int

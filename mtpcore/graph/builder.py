@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from mtpcore.declarations.spec import TARGET, Tap, Tie
 from mtpcore.errors import GraphError
-from mtpcore.graph.inference import check, infer
+from mtpcore.graph.inference import check, fit_weights, infer
 from mtpcore.graph.inputs import Inputs, Outputs
 from mtpcore.graph.program import (
     OUTPUTS,
@@ -196,7 +196,9 @@ class GraphBuilder:
             No such operation, or something that it cannot compute with.
         """
         node = name or f"{op}_{len(self._nodes)}"
-        resolved = tuple(None if w is None else self._weight(w, node) for w in weights)
+        resolved = fit_weights(
+            op, inputs, [None if w is None else self._weight(w, node) for w in weights]
+        )
         signatures = infer(
             op,
             node,

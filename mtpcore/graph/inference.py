@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mtpcore.errors import GraphError
-from mtpcore.graph.ops import OPS, Mismatch, OpRule, Weights
-from mtpcore.graph.program import SOURCES, TOKENS, Program, Shape, Value
+import msgspec
 
-__all__ = ["check", "infer"]
+from mtpcore.errors import GraphError
+from mtpcore.gguf.axes import fit_axes
+from mtpcore.graph.ops import OPS, Mismatch, OpRule, Weights
+from mtpcore.graph.program import SOURCES, TOKENS, Program, Shape, Value, Weight
+
+__all__ = ["check", "fit_weights", "infer"]
 
 _FIX = (
     "convert the model again, or give the right file: its tensors do not fit each other or its "
@@ -21,6 +24,35 @@ _LOOKED_UP = ("embed", "embed_by_position")
 """Operations that look tokens up."""
 _READ_GIVEN = (*_LOOKED_UP, "embedding_rows")
 """Operations that read embedding rows for the tokens in whose place they stand."""
+
+
+def fit_weights(
+    op: str, inputs: Sequence[Value], weights: Sequence[Weight | None]
+) -> tuple[Weight | None, ...]:
+    """Return weights in the shapes in which an operation reads them.
+
+    Files leave axes of 1 out, or spell out more of them than there need be; files of ik_llama.cpp
+    hold matrices of heads as one matrix. Other shapes are left to ``infer``, which refuses them.
+    """
+    if op not in OPS or len(weights) > len(OPS[op].axes):
+        return tuple(weights)
+    rule, fitted = OPS[op], list(weights)
+    for i, weight in enumerate(weights):
+        if weight is not None:
+            shape = weight.shape
+            if i == 0 and rule.joins_heads:
+                shape = _split_heads(shape, inputs[0].shape)
+            fitted[i] = msgspec.structs.replace(weight, shape=fit_axes(shape, rule.axes[i]))
+    return tuple(fitted)
+
+
+def _split_heads(matrix: tuple[int, ...], rows: Shape) -> tuple[int, ...]:
+    """Return the stack [heads, outputs, inputs] that a matrix is for rows of that many heads."""
+    matrix = fit_axes(matrix, 2)
+    n_heads = rows[1] if len(rows) == 3 else 0
+    if len(matrix) != 2 or not isinstance(n_heads, int) or n_heads < 1 or matrix[0] % n_heads:
+        return matrix
+    return (n_heads, matrix[0] // n_heads, matrix[1])
 
 
 def infer(

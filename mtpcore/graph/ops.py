@@ -48,7 +48,9 @@ class OpRule(NamedTuple):
     ``integers`` are the inputs, by their number from 0, that are i32; all others are f32. ``ids``
     are those of them that choose among the matrices of the first weight. An output that is i32
     chooses among the rows of the first weight. ``integer_weights`` are the weights, by their number
-    from 0, that hold integers; all others are floating-point.
+    from 0, that hold integers; all others are floating-point. ``axes`` is how many each weight has;
+    ``joins_heads`` says that the matrices of the first one may lie in the file as one, those of a
+    head behind those of the head before it.
     """
 
     inputs: tuple[int, int]
@@ -59,6 +61,8 @@ class OpRule(NamedTuple):
     integers: tuple[int, ...] = ()
     ids: tuple[int, ...] = ()
     integer_weights: tuple[int, ...] = ()
+    axes: tuple[int, ...] = ()
+    joins_heads: bool = False
 
 
 class Mismatch(Exception):
@@ -455,10 +459,16 @@ def _rule(
     integers: tuple[int, ...] = (),
     ids: tuple[int, ...] = (),
     integer_weights: tuple[int, ...] = (),
+    axes: tuple[int, ...] = (),
+    joins_heads: bool = False,
 ) -> OpRule:
     span = tuple((n, n) if isinstance(n, int) else n for n in (inputs, weights))
     names = frozenset(attrs.split())
-    return OpRule(span[0], span[1], names, shape, meaning, integers, ids, integer_weights)
+    return OpRule(
+        *(span[0], span[1], names, shape, meaning, integers, ids, integer_weights),
+        axes=axes,
+        joins_heads=joins_heads,
+    )
 
 
 OPS: dict[str, OpRule] = {
@@ -470,6 +480,7 @@ OPS: dict[str, OpRule] = {
         "scale * table[tokens[t]]; where tokens[t] is -1, row t of the second input as it is, or "
         "that of token `absent`",
         (0,),
+        axes=(2,),
     ),
     "embed_by_position": _rule(
         (2, 3),
@@ -480,6 +491,7 @@ OPS: dict[str, OpRule] = {
         "nearest one there is; the first has n_first rows (0: as many as each), and a token that "
         "is no row of its part gives zeros; where tokens[t] is -1, row t of the third input",
         (0, 1),
+        axes=(2,),
     ),
     "embedding_rows": _rule(
         2,
@@ -498,8 +510,16 @@ OPS: dict[str, OpRule] = {
         "first part has n_first rows (0: as many as each), and a code that is no row of its part, "
         "as -1, adds nothing",
         (0,),
+        axes=(2,),
     ),
-    "matmul": _rule(1, (1, 2), "", _matmul, "w x + bias"),
+    "matmul": _rule(
+        1,
+        (1, 2),
+        "",
+        _matmul,
+        "w x + bias",
+        axes=(2, 1),
+    ),
     "matmul_by_position": _rule(
         2,
         1,
@@ -508,22 +528,43 @@ OPS: dict[str, OpRule] = {
         "w[i] x[t], where i is the row's position on the first axis less first, or the nearest one "
         "that there is",
         (1,),
+        axes=(3,),
     ),
     "rms_norm": _rule(
-        1, (0, 1), "eps", _rms_norm, "w * x / sqrt(mean(x^2) + eps) over the last axis"
+        1,
+        (0, 1),
+        "eps",
+        _rms_norm,
+        "w * x / sqrt(mean(x^2) + eps) over the last axis",
+        axes=(1,),
     ),
     "layer_norm": _rule(
-        1, (0, 2), "eps", _layer_norm, "w * (x - mean) / sqrt(var + eps) + b over the last axis"
+        1,
+        (0, 2),
+        "eps",
+        _layer_norm,
+        "w * (x - mean) / sqrt(var + eps) + b over the last axis",
+        axes=(1, 1),
     ),
     "l2_norm": _rule(1, 0, "eps", _same, "x / sqrt(sum(x^2) + eps) over the last axis"),
     "add": _rule(2, 0, "", _same, "a + b"),
     "mul": _rule(2, 0, "", _same, "a * b"),
     "scale": _rule(1, 0, "factor", _same, "factor * x"),
     "scale_by": _rule(
-        1, 1, "", _by_weight, "w * x, one factor for each value of the last axis or one for all"
+        1,
+        1,
+        "",
+        _by_weight,
+        "w * x, one factor for each value of the last axis or one for all",
+        axes=(1,),
     ),
     "shift_by": _rule(
-        1, 1, "", _by_weight, "w + x, one term for each value of the last axis or one for all"
+        1,
+        1,
+        "",
+        _by_weight,
+        "w + x, one term for each value of the last axis or one for all",
+        axes=(1,),
     ),
     "activation": _rule(1, 0, "kind", _activation, "kind(x)"),
     "gated": _rule(
@@ -548,6 +589,7 @@ OPS: dict[str, OpRule] = {
         "the factor weight), times magnitude; pairs are (i, i + n/2) in style halves, "
         "(2i, 2i + 1) in style pairs",
         (1,),
+        axes=(1,),
     ),
     "attention": _rule(
         (1, 3),
@@ -559,6 +601,7 @@ OPS: dict[str, OpRule] = {
         "without k, what another node stores in the layer, values of v_width; the bias of head h "
         "is w[bucket, h], 0 without w, with the bucket of the key's place less the row's "
         "(graph/buckets.py)",
+        axes=(1, 2),
     ),
     "remember": _rule(2, 0, "layer", _remember, "store k, v at (seq, place)"),
     "cross_attention": _rule(
@@ -575,6 +618,7 @@ OPS: dict[str, OpRule] = {
         _causal_conv,
         "kind(sum over j of w[c, j] * x[t - kernel + 1 + j, c]) of the sequence's rows, zeros "
         "before its first; kind is silu or none",
+        axes=(2,),
     ),
     "block_mean": _rule(
         1,
@@ -591,6 +635,7 @@ OPS: dict[str, OpRule] = {
         _block_mix,
         "sum over j <= i of w[i, j, c] * x[j, c] for row i of a block, x[j] being its row j; "
         "blocks are those of block_mean, with as many rows as w is for",
+        axes=(3,),
     ),
     "delta_rule": _rule(
         5,
@@ -612,6 +657,7 @@ OPS: dict[str, OpRule] = {
         "best experts sum highest; weighted by the gate without the correction, divided by (their "
         "sum + 1e-20) if normalise, times scale, times the expert's factor; w x is in floating "
         "point whatever the type of w",
+        axes=(2, 1, 1, 1),
     ),
     "expert_matmul": _rule(
         2,
@@ -622,6 +668,7 @@ OPS: dict[str, OpRule] = {
         "w has",
         (1,),
         (1,),
+        axes=(3, 2),
     ),
     "cluster_matmul": _rule(
         2,
@@ -633,8 +680,17 @@ OPS: dict[str, OpRule] = {
         (1,),
         (1,),
         (1,),
+        axes=(2, 1),
     ),
-    "head_matmul": _rule(1, 1, "", _head_matmul, "w[h] x[t, h] for each head h"),
+    "head_matmul": _rule(
+        1,
+        1,
+        "",
+        _head_matmul,
+        "w[h] x[t, h] for each head h",
+        axes=(3,),
+        joins_heads=True,
+    ),
     "mix": _rule(2, 0, "", _mix, "sum over r of weights[t, r] * x[t, r], in rank order"),
     "outputs": _rule(1, 0, "", _outputs, "the rows that were asked for"),
 }

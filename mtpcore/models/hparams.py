@@ -11,6 +11,7 @@ import msgspec
 from mtpcore.boundary.sizes import Count, Depth
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import Tensor
+from mtpcore.gguf.axes import fit_axes
 from mtpcore.gguf.metadata import Fields, convert
 from mtpcore.models.rope import Rope, Style
 
@@ -206,7 +207,7 @@ def _count_vocabulary(fields: Fields, tensors: Mapping[str, Tensor], width: int)
         n_texts = len(texts) if isinstance(texts, list) else 0
         if n_vocab := fields.get("{arch}.vocab_size", Count, n_texts):
             return int(n_vocab)
-    shape = None if table is None else tuple(table.shape)
+    shape = None if table is None else fit_axes(table.shape, 2)
     if shape is None or len(shape) != 2 or shape[1] != width:
         raise ModelFileError(
             "no embedding table of the right width",

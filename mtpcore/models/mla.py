@@ -85,8 +85,8 @@ def mla_block(
     """Return what latent attention adds to the residual stream, norm included.
 
     Tensors: ``attn_q``, or ``attn_q_a``, ``attn_q_a_norm`` and ``attn_q_b``; ``attn_kv_a_mqa``,
-    ``attn_kv_a_norm``; ``attn_k_b`` and ``attn_v_b`` (stacks of matrices, one a head), or
-    ``attn_kv_b``; ``attn_output``.
+    ``attn_kv_a_norm``; ``attn_k_b`` and ``attn_v_b`` (stacks of matrices, one a head, or all heads'
+    as one matrix), or ``attn_kv_b``; ``attn_output``.
 
     Parameters
     ----------

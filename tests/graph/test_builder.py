@@ -8,6 +8,7 @@ import pytest
 
 from mtpcore.declarations.spec import Tap, first_of
 from mtpcore.errors import GraphError
+from mtpcore.gguf.axes import fit_axes
 from mtpcore.graph import GraphBuilder, GraphType, MemoryLayer, Outputs
 from mtpcore.graph.inference import check
 from mtpcore.graph.ops import MASKS, MAX_BLOCK, OPS
@@ -62,7 +63,6 @@ def delta(g, x, **others):
 
 
 WRONG = {
-    "embed, table of one axis": lambda g, x: g.embed(g.inputs.tokens, "vector.weight"),
     "embed, rows": lambda g, x: g.embed(x, "embd.weight"),
     "embed, positions": lambda g, x: g.embed(g.inputs.positions, "embd.weight"),
     "add, tokens": lambda g, x: g.add(g.inputs.tokens, g.inputs.tokens),
@@ -209,6 +209,64 @@ def test_what_does_not_fit(name):
     with pytest.raises(GraphError) as caught:
         WRONG[name](g, x)
     assert caught.value.where
+
+
+@pytest.mark.parametrize(
+    ("shape", "n", "wanted"),
+    [
+        ((96,), 2, (1, 96)),
+        ((1, 96), 1, (96,)),
+        ((1, 1, 1, 96), 2, (1, 96)),
+        ((1,), 1, (1,)),
+        ((), 1, (1,)),
+        ((7, 1), 3, (1, 7, 1)),
+        ((3, 7, 5), 2, (3, 7, 5)),
+        ((3, 1, 5), 2, (3, 1, 5)),
+    ],
+)
+def test_axes_of_1_at_the_front_are_as_good_as_none(shape, n, wanted):
+    assert fit_axes(shape, n) == wanted
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_weight_of_an_operation_has_a_number_of_axes(op):
+    assert len(OPS[op].axes) == OPS[op].weights[1]
+
+
+@pytest.mark.parametrize("more", [(), (1,), (1, 1)])
+def test_operations_read_weights_whatever_axes_of_1_a_file_has(more):
+    """ggml drops them at its end; a shared expert's router, [1, width], then is a vector."""
+    n, key_width = 7, 5
+    shapes = {
+        "embd": (V, W),
+        "router of one": (W,),
+        "norm": (W,),
+        "one of all": (),
+        "router of experts": (3, W),
+        "correction": (3,),
+        "experts": (3, n, W),
+        "one head": (key_width, W),
+        "joined heads": (3 * key_width, W // 3),
+    }
+    tensors = {name: np.zeros((*more, *shape)) for name, shape in shapes.items()}
+    g = GraphBuilder("toy", tensors)
+    x = g.embed(g.inputs.tokens, "embd")
+    x = g.scale_by(g.rms_norm(x, "norm", 1e-5), "one of all")
+    assert g.matmul(x, "router of one").shape[1:] == (1,)
+    ids, _ = g.route(x, "router of experts", "correction", n_used=1)
+    assert g.expert_matmul(x, ids, "experts").shape[1:] == (1, n)
+    assert g.head_matmul(heads(g, x, 1), "one head").shape[1:] == (1, key_width)
+    last = g.head_matmul(heads(g, x), "joined heads")
+    assert last.shape[1:] == (3, key_width)
+    program = g.finish(Outputs(logits=g.output_rows(g.merge_heads(last))))
+    check(program)
+    assert {name: weight.shape for name, weight in program.weights().items()} == {
+        **{name: (*shape,) for name, shape in shapes.items()},
+        "router of one": (1, W),
+        "one of all": (1,),
+        "one head": (1, key_width, W),
+        "joined heads": (3, key_width, W // 3),
+    }
 
 
 @pytest.mark.parametrize("mask", MASKS)

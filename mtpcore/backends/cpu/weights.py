@@ -216,7 +216,7 @@ class Weights:
     def _read_vector(self, weight: Weight) -> F32:
         """Return values, in memory of their own where nothing is to stay in the file."""
         tensor = self._source.tensors[weight.tensor]
-        values = np.ascontiguousarray(tensor.array(), np.float32)
+        values = np.ascontiguousarray(tensor.array(), np.float32).reshape(weight.shape)
         return values.copy() if self._source.repack else values
 
     def _cached(self, form: str, weight: Weight, make: Callable[[], Packed]) -> Packed:

@@ -115,7 +115,7 @@ class Weights:
             return self._matrix(tensor, weight.shape, (int(Type.F32),))
         if form == "clusters":
             return self._clusters(tensor, node, weight.shape)
-        values = np.asarray(tensor.array(), np.float32)
+        values = np.asarray(tensor.array(), np.float32).reshape(weight.shape)
         if form.startswith("bias"):
             furthest, ahead = node.attrs["max_distance"], node.attrs["mask"] == "block"
             values = values[distance_buckets(len(values), furthest, ahead=ahead)]

@@ -187,7 +187,7 @@ class ReferenceBackend:
             block = BLOCK_OF_TYPE.get(tensor.type, 0)
         key = ("reference", self.dtype, weight.tensor, block)
         if key not in source.packed:
-            values = tensor.array()
+            values = tensor.array().reshape(weight.shape)
             source.packed[key] = (
                 QuantisedMatrix(values.astype(np.float64), block)
                 if block

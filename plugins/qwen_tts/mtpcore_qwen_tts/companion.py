@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mtpcore.plugin import Companion, Count, Fields
+from mtpcore.plugin import Companion, Count, Fields, fit_axes
 
 AT, SIZES = "a.gen.code.", "clip.gen.audio."
 OF_FIRST, OF_OTHERS, OUTPUTS = (f"{AT}{name}.weight" for name in ("out_embd", "embd", "head"))
@@ -59,13 +59,13 @@ def read_metadata(talker: Any, companion: Any) -> dict[str, object]:
     ValueError
         The companion was made for another talker.
     """
-    names = OF_FIRST, OF_OTHERS, OUTPUTS
-    embeddings, others, outputs = (companion.tensors[name] for name in names)
-    if len(embeddings.shape) != 2 or len(others.shape) != 3:
-        raise ValueError(f"no tables of codes are of shapes {embeddings.shape}, {others.shape}")
-    if outputs.shape[:2] != others.shape[:2]:
-        raise ValueError(f"matrices {outputs.shape} are not for codes of tables {others.shape}")
-    n_first, (n_others, n_codes, _) = len_of(embeddings), others.shape
+    embeddings = companion.tensors[OF_FIRST]
+    others, outputs = (fit_axes(companion.tensors[name].shape, 3) for name in (OF_OTHERS, OUTPUTS))
+    if len(embeddings.shape) != 2 or len(others) != 3:
+        raise ValueError(f"no tables of codes are of shapes {embeddings.shape}, {others}")
+    if outputs[:2] != others[:2]:
+        raise ValueError(f"matrices {outputs} are not for codes of tables {others}")
+    n_first, (n_others, n_codes, _) = len_of(embeddings), others
     n_text = len_of(talker.tensors["token_embd.weight"]) - n_first
     check_codes(talker.tensors["token_embd.weight"], embeddings, n_text)
     texts = Fields.of(talker).get("tokenizer.ggml.tokens", list[str], [])

@@ -14,6 +14,7 @@ from mtpcore.plugin import (
     Outputs,
     Value,
     convert,
+    fit_axes,
 )
 
 MAX_DISTANCE = 128
@@ -52,7 +53,7 @@ class T5Hparams(msgspec.Struct, frozen=True, kw_only=True):
             A key is missing or out of range, or does not agree with the tensors.
         """
         h = convert(fields, cls)
-        table = tensors["token_embd.weight"].shape
+        table = fit_axes(tensors["token_embd.weight"].shape, 2)
         if len(table) != 2 or table[1] != h.width:
             raise fields.error(
                 "{arch}.embedding_length",

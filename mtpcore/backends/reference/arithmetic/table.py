@@ -79,7 +79,7 @@ _MATRICES: dict[str, Callable[[WeightTensor, Weight], Any]] = {
     "expert_matmul": load_matrix,
     "cluster_matmul": load_matrix,
     "head_matmul": load_matrix,
-    "route": lambda tensor, weight: FloatMatrix(np.asarray(tensor.array(), np.float32)),
+    "route": lambda tensor, weight: FloatMatrix(_array(tensor, weight)),
 }
 
 
@@ -87,4 +87,8 @@ def load(op: str, index: int, tensor: WeightTensor, weight: Weight) -> Any:
     """Return weight ``index`` of an operation as its formula here takes it."""
     if index == 0 and op in _MATRICES:
         return _MATRICES[op](tensor, weight)
-    return np.asarray(tensor.array(), np.float32)
+    return _array(tensor, weight)
+
+
+def _array(tensor: WeightTensor, weight: Weight) -> F32:
+    return np.asarray(tensor.array(), np.float32).reshape(weight.shape)
