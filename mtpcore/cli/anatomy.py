@@ -23,6 +23,7 @@ from mtpcore.graph import GraphType, Program
 from mtpcore.memory import PAGE, bytes_of_place, checkpoints_in, pages_for, slots_for
 from mtpcore.runtime.fit import block_of
 from mtpcore.runtime.model import Model
+from mtpcore.sampling import read_recommended
 
 __all__ = [
     "describe_file",
@@ -78,6 +79,7 @@ def describe_model(
         "metadata": plain_metadata(model.metadata),
         "tokenizer": repr(model.tokenizer) if model.tokenizer else None,
         "chat_template": "tokenizer.chat_template" in model.metadata,
+        "sampling": _sampling(model.metadata),
         **_tensors(model.tensors.values(), lambda name: _role_in(model, name)),
         "unread": _unread(model),
         "drafters": [
@@ -115,12 +117,23 @@ def describe_file(file: ModelFile, error: MtpcoreError) -> dict[str, Any]:
         "metadata": plain_metadata(file.metadata),
         "tokenizer": repr(tokenizer) if tokenizer else None,
         "chat_template": "tokenizer.chat_template" in file.metadata,
+        "sampling": _sampling(file.metadata),
         **_tensors(file.tensors.values(), lambda name: None),
         "unread": None,
         "drafters": [],
         "sidecars": [],
         "plan": None,
         **_machine(),
+    }
+
+
+def _sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a text for which none are given, and which the file recommends."""
+    recommended = read_recommended(metadata)
+    return {
+        "settings": recommended.defaults,
+        "recommended": list(recommended.settings),
+        "left_out": recommended.left_out,
     }
 
 

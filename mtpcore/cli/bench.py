@@ -79,8 +79,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Run the command."""
     shared.check_prompt(options)
-    sampling = shared.sampling_of(options)
+    given = shared.given_sampling(options)
     with open_model(options) as model:
+        sampling = shared.sampling_of(given, model)
         prompts = _prompts(options, model)
         longest = max(map(len, prompts.values()))
         n_ctx = options.ctx_size or max(longest + options.predict, _DEPTH) + max(ROWS)
@@ -122,7 +123,7 @@ def execute(options: argparse.Namespace) -> int:
 def _prompts(options: argparse.Namespace, model: Model) -> dict[str, list[int]]:
     given = (options.prompt, options.file, options.prompt_tokens)
     if any(value is not None for value in given):
-        return {"prompt": read_prompt(options, model)}
+        return {"prompt": read_prompt(options, model).tokens}
     return {name: encode(model, text) for name, text in BUILT_IN.items()}
 
 

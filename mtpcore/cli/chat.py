@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     shared.add_model_options(parser)
     text = parser.add_argument_group("text")
-    text.add_argument("--system", type=shared.text_of, metavar="TEXT", help="the system prompt")
+    shared.add_system_option(text)
     text.add_argument(
         "-n",
         "--predict",
@@ -60,7 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Run the command."""
-    sampling = shared.sampling_of(options)
+    given = shared.given_sampling(options)
     with open_model(options) as model:
         if model.chat_template is None:
             raise MtpcoreError(
@@ -71,7 +71,7 @@ def execute(options: argparse.Namespace) -> int:
         session = open_session(options, model, options.ctx_size or default_n_ctx(model))
         generator = Generator(
             session.cross,
-            sampling=sampling,
+            sampling=shared.sampling_of(given, model),
             draft=session.draft_or_auto,
             draft_sampler=options.draft_sampler,
             p_min=options.p_min,

@@ -12,7 +12,7 @@ from mtpcore._ext._cpu import check_environment
 from mtpcore.cli import options as shared
 from mtpcore.cli.anatomy import describe_file, describe_model, drafter_program, target_taps
 from mtpcore.cli.session import open_draft_model
-from mtpcore.cli.terminal import harmless, spell_bytes
+from mtpcore.cli.terminal import harmless, spell_bytes, spell_sampling
 from mtpcore.cross import find_drafter
 from mtpcore.declarations.draft_model import is_independent
 from mtpcore.discovery.loading import find_model, load_model
@@ -211,10 +211,24 @@ def _overview(described: dict[str, Any]) -> list[str]:
         *([f"cannot run    {reason}"] if reason else []),
         f"tokenizer     {described['tokenizer'] or 'none that is supported'}"
         + (", with a chat template" if described["chat_template"] else ""),
+        *_sampling(described["sampling"]),
         f"instructions  {described['isa']['used']} (this machine runs "
         f"{', '.join(described['isa']['available'])})",
         f"prefetch      {described['fetch']['used']} "
         f"(of {', '.join(described['fetch']['available'])})",
+    ]
+
+
+def _sampling(described: dict[str, Any]) -> list[str]:
+    settings, named = described["settings"], described["recommended"]
+    own = {name: settings[name] for name in settings if name in named}
+    usual = {name: settings[name] for name in settings if name not in named}
+    parts = [f"{spell_sampling(own)} (of the file)"] if own else []
+    parts += [spell_sampling(usual)] if usual else []
+    left_out = described["left_out"].items()
+    return [
+        f"sampling      {', '.join(parts)}",
+        *(f"              {key} is not taken: {reason}" for key, reason in left_out),
     ]
 
 

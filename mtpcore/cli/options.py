@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
-from typing import Literal, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NoReturn
 
 from mtpcore.backends.select import BACKENDS
-from mtpcore.cli.terminal import note
+from mtpcore.cli.terminal import note, spell_sampling
 from mtpcore.conversion import OUT_TYPES
 from mtpcore.declarations.spec import TreeShape
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
 from mtpcore.errors import SamplingError
+from mtpcore.lm import recommend_sampling
 from mtpcore.memory import KV_DTYPES
 from mtpcore.runtime.model import Model
-from mtpcore.sampling import Sampling
+from mtpcore.sampling import USUAL, Sampling
 
 __all__ = [
     "PROMPTS",
@@ -27,9 +28,11 @@ __all__ = [
     "add_room_options",
     "add_sampling_options",
     "add_mtp_option",
+    "add_system_option",
     "add_type_options",
     "check_prompt",
     "draft_vocabulary_of",
+    "given_sampling",
     "model_path",
     "sampling_of",
     "text_of",
@@ -308,6 +311,18 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prompt-tokens", type=token_ids, metavar="IDS", help="token ids, as 1,2,3")
 
 
+def add_system_option(group: argparse._ArgumentGroup) -> None:
+    """Add the system prompt."""
+    group.add_argument(
+        "-sys",
+        "--system",
+        "--system-prompt",
+        type=text_of,
+        metavar="TEXT",
+        help="the system prompt of the chat template",
+    )
+
+
 def check_prompt(options: argparse.Namespace) -> None:
     """Let a prompt that is the second word be ``-p``; exit with code 2 where there are two."""
     if options.text is None:
@@ -318,9 +333,10 @@ def check_prompt(options: argparse.Namespace) -> None:
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Add the sampler's settings."""
-    group = parser.add_argument_group("sampling")
-    default = Sampling(seed=0)
+    """Add the sampler's settings; ``given_sampling`` and ``sampling_of`` read them."""
+    group = parser.add_argument_group(
+        "sampling", "what is not given is as the file recommends, else as in llama.cpp"
+    )
     for names, kind, field, text in (
         (("--temp", "--temperature"), float, "temperature", "0 takes the most probable token"),
         (("--top-k",), int, "top_k", "keep the N most probable tokens; 0 keeps all"),
@@ -345,13 +361,13 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         (("--frequency-penalty",), float, "frequency_penalty", "for each occurrence in the text"),
         (("--presence-penalty",), float, "presence_penalty", "for any occurrence in the text"),
     ):
+        usual = f"the file's, else {USUAL[field]}" if field in USUAL else "0"
         group.add_argument(
             *names,
             dest=field,
             type=kind,
-            default=getattr(default, field),
             metavar="N" if kind is int else "X",
-            help=f"{text} (default: %(default)s)",
+            help=f"{text} (default: {usual})",
         )
     group.add_argument(
         "-s",
@@ -369,29 +385,34 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def sampling_of(options: argparse.Namespace) -> Sampling:
-    """Return the sampler's settings.
+def given_sampling(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the sampler's settings that were given.
 
     Exits with code 2 where one is out of range.
     """
-    seed = options.seed
-    if seed is None and options.temperature == 0:
-        seed = 0  # greedy text needs no noise
+    given = {
+        name: value
+        for name in Sampling.__struct_fields__
+        if (value := getattr(options, name, None)) is not None
+    }
     try:
-        return Sampling(
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            min_p=options.min_p,
-            repetition_penalty=options.repetition_penalty,
-            frequency_penalty=options.frequency_penalty,
-            presence_penalty=options.presence_penalty,
-            seed=seed,
-            stream=options.stream,
-        )
+        Sampling(**{"seed": 0, **given})
     except SamplingError as error:
         refuse: Callable[[str], NoReturn] = options.parser.error
         refuse(str(error))
+    return given
+
+
+def sampling_of(given: Mapping[str, Any], model: Model) -> Sampling:
+    """Return the sampler's settings: those that were given, and else what the file recommends."""
+    recommended = recommend_sampling(model)
+    settings = {**recommended.defaults, **given}
+    taken = {name: value for name, value in recommended.settings.items() if name not in given}
+    if taken:
+        note(f"sampling as the file recommends: {spell_sampling(taken)}")
+    if settings["temperature"] == 0:
+        settings.setdefault("seed", 0)  # greedy text needs no noise
+    return Sampling(**settings)
 
 
 def add_mtp_option(group: argparse._ArgumentGroup) -> None:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import os
+import select
+import stat
 import sys
 from contextlib import nullcontext
 
+import msgspec
+
 from mtpcore.boundary.paths import open_stream, take_path
 from mtpcore.cli.options import PROMPTS
+from mtpcore.cli.terminal import note
 from mtpcore.errors import MtpcoreError
+from mtpcore.gguf import Tokenizer
 from mtpcore.runtime.model import Model
 
-__all__ = ["BUILT_IN", "encode", "read_prompt"]
+__all__ = ["BUILT_IN", "Prompt", "encode", "read_prompt"]
 
 _LONGEST = 16 << 20  # bytes of a prompt; no context holds as many tokens
+_PATIENCE = 1.0  # seconds for which a silent pipe is nothing to speak of
 
 BUILT_IN = {
     "code": "def read_config(path):\n    ",
@@ -24,42 +32,87 @@ BUILT_IN = {
 """Short texts of kinds that drafters find easy and hard."""
 
 
-def read_prompt(options: argparse.Namespace, model: Model) -> list[int]:
-    """Return the prompt's tokens.
+class Prompt(msgspec.Struct, frozen=True):
+    """A prompt's tokens; the text that a terminal shows before what continues it."""
+
+    tokens: list[int]
+    text: str = ""
+    is_chat: bool = False
+
+
+def read_prompt(options: argparse.Namespace, model: Model) -> Prompt:
+    """Return the prompt, inside the model's chat template where there is one or it is asked for.
 
     Raises
     ------
     MtpcoreError
         A file that cannot be read, no tokenizer, no chat template.
     """
-    chat = getattr(options, "chat", False)
+    is_chat, system = getattr(options, "chat", False), getattr(options, "system", None)
     if options.prompt_tokens is not None:
-        if chat:
-            options.parser.error("--chat writes a text around a text, not around --prompt-tokens")
-        tokens: list[int] = options.prompt_tokens
-        return tokens
-    if options.prompt is None and options.file is None:
+        if is_chat or system is not None:
+            options.parser.error("a chat template is for a text, not for --prompt-tokens")
+        return Prompt(options.prompt_tokens)
+    if system is not None and is_chat is False:
+        options.parser.error("--raw continues a text; a system prompt is for a chat template")
+    text = _join(options)
+    if is_chat is None:
+        is_chat = system is not None or "tokenizer.chat_template" in model.metadata
+    if not is_chat:
+        return Prompt(encode(model, text), text if options.file is None else "")
+    return Prompt(_encode_chat(model, text, system), is_chat=True)
+
+
+def _join(options: argparse.Namespace) -> str:
+    """Return the text of the options, behind what comes through a pipe."""
+    if options.file is not None:
+        return _read(options.file)
+    piped = _read("-") if _is_piped() else ""
+    if options.prompt is None and not piped:
         options.parser.error(f"give a prompt: {PROMPTS}")
-    text = options.prompt if options.prompt is not None else _read(options.file)
-    return encode(model, text, chat=chat)
+    if options.prompt is None or not piped.strip():
+        return piped if options.prompt is None else str(options.prompt)
+    return f"{piped.rstrip()}\n\n{options.prompt}"
 
 
-def encode(model: Model, text: str, *, chat: bool = False) -> list[int]:
-    """Return a text's tokens, inside the model's chat template where that is wanted."""
+def _is_piped() -> bool:
+    """Say whether standard input is a pipe or a file: not a terminal, nor nothing at all."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):
+        return False
+    if stat.S_ISFIFO(mode) and not select.select([sys.stdin], [], [], _PATIENCE)[0]:
+        note("reading standard input until it ends; </dev/null if there is none to read")
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+
+
+def encode(model: Model, text: str) -> list[int]:
+    """Return a text's tokens."""
+    return _tokenizer(model).encode(text)
+
+
+def _encode_chat(model: Model, text: str, system: str | None) -> list[int]:
+    """Return the tokens of a question inside the model's chat template."""
+    tokenizer = _tokenizer(model)
+    if model.chat_template is None:
+        raise MtpcoreError(
+            "the model has no chat template",
+            where=str(model.path),
+            fix="leave --chat and --system out: the text is continued as it is",
+        )
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    asked = model.chat_template.render([*messages, {"role": "user", "content": text}])
+    return tokenizer.encode(asked, add_special=False, parse_special=True)
+
+
+def _tokenizer(model: Model) -> Tokenizer:
     if model.tokenizer is None:
         raise MtpcoreError(
             "the file has no tokenizer that is supported",
             where=str(model.path),
             fix="give token ids: --prompt-tokens 1,2,3",
         )
-    if not chat:
-        return model.tokenizer.encode(text)
-    if model.chat_template is None:
-        raise MtpcoreError(
-            "the model has no chat template", where=str(model.path), fix="leave --chat out"
-        )
-    asked = model.chat_template.render([{"role": "user", "content": text}])
-    return model.tokenizer.encode(asked, add_special=False, parse_special=True)
+    return model.tokenizer
 
 
 def _read(name: str) -> str:

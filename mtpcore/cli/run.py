@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from mtpcore.cli import options as shared
-from mtpcore.cli.prompts import read_prompt
+from mtpcore.cli.prompts import Prompt, read_prompt
 from mtpcore.cli.report import (
     compare,
     describe,
@@ -18,25 +18,30 @@ from mtpcore.cli.report import (
     plain_stats,
 )
 from mtpcore.cli.session import Session, finish, make_context, open_model, open_session
-from mtpcore.cli.terminal import LiveText, note, paint, uses_colour
+from mtpcore.cli.terminal import LiveText, harmless, note, paint, spell_sampling, uses_colour
 from mtpcore.decoding import Generator, Request
 from mtpcore.errors import CapacityError
+from mtpcore.lm import default_n_ctx
 from mtpcore.runtime.model import Model
-from mtpcore.sampling import Sampling
+from mtpcore.sampling import USUAL, Sampling
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 
-SUMMARY = "Continue a text; accepted drafts are green on a terminal"
+SUMMARY = "Answer a question or continue a text; accepted drafts are green on a terminal"
 EXAMPLES = """examples:
   mtpcore run demo "def read_config(path):" --draft 3
   mtpcore run demo "def read_config(path):" --draft 3 --compare
   mtpcore run demo "def read_config(path):" --temp 0 --draft-tree 4,4,12
-  mtpcore run model.gguf -f prompt.txt -n 200 --temp 0.8 --top-k 40 --seed 7
-  mtpcore run model.gguf --chat "Why is the sky blue?"
+  mtpcore run model.gguf -f prompt.txt -n 200 --temp 0.7 --seed 7
+  mtpcore run model.gguf "Why is the sky blue?"
+  git diff | mtpcore run model.gguf "Write a commit message."
+  mtpcore run model.gguf --raw "Once upon a time"
   mtpcore run trunk.gguf "Once upon a time" --mtp-path head.gguf --draft 2
   mtpcore run model.gguf --prompt-tokens 1,2,3 --json | jq .stats.acceptance
 """
 _INTERRUPTED = 130
+_LENGTH = 128
+_ROOM = 1024  # for an answer, where a prompt fills the usual context
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -44,18 +49,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     shared.add_model_options(parser)
     shared.add_prompt_options(parser)
     text = parser.add_argument_group("text")
-    text.add_argument(
-        "--chat", action="store_true", help="put the prompt into the model's chat template"
+    template = text.add_mutually_exclusive_group()
+    template.add_argument(
+        "--chat",
+        action="store_true",
+        default=None,
+        help="put the prompt into the model's chat template (the default where the file has one)",
     )
+    template.add_argument(
+        "--raw", dest="chat", action="store_false", help="continue the prompt as it is"
+    )
+    shared.add_system_option(text)
     text.add_argument(
         "-n",
         "--predict",
         "--n-predict",
         type=shared.whole(-1),
-        default=128,
         metavar="N",
-        help="most tokens to generate; -1: until the context is full, or until Ctrl-C where it is "
-        "shifted (default: %(default)s)",
+        help="most tokens to generate; -1: until the text ends or the context is full, or until "
+        f"Ctrl-C where it is shifted (default: {_LENGTH}; -1 in a chat template)",
     )
     text.add_argument(
         "--stop",
@@ -89,11 +101,11 @@ def execute(options: argparse.Namespace) -> int:
     if "" in options.stop:
         options.parser.error("--stop: wanted a text, got an empty one")
     shared.check_prompt(options)
-    sampling = shared.sampling_of(options)
+    given = shared.given_sampling(options)
     with open_model(options) as model:
         prompt = read_prompt(options, model)
-        _note_template(options, model)
-        n_ctx = _count_places(options, model, len(prompt))
+        sampling = shared.sampling_of(given, model)
+        n_ctx = _count_places(options, model, prompt)
         session = open_session(options, model, n_ctx, pack=options.compare)
         generator = Generator(
             session.cross,
@@ -102,11 +114,12 @@ def execute(options: argparse.Namespace) -> int:
             draft_sampler=options.draft_sampler,
             p_min=options.p_min,
         )
-        request = _add(generator, prompt, options)
-        interrupted = _write(generator, request, session, options)
-        if interrupted and request.n_prefilled < len(prompt):
-            note(f"interrupted: read {request.n_prefilled:,} of {len(prompt):,} prompt tokens")
-        _report(options, session, generator)
+        request = _add(generator, prompt.tokens, options)
+        interrupted = _write(generator, request, session, options, prompt.text)
+        n_prompt = len(prompt.tokens)
+        if interrupted and request.n_prefilled < n_prompt:
+            note(f"interrupted: read {request.n_prefilled:,} of {n_prompt:,} prompt tokens")
+        _report(options, session, generator, request, prompt)
         result = _describe(request, generator, session)
         failed = False
         if options.compare and not interrupted:
@@ -116,25 +129,46 @@ def execute(options: argparse.Namespace) -> int:
     return _INTERRUPTED if interrupted else int(failed)
 
 
-def _note_template(options: argparse.Namespace, model: Model) -> None:
-    """Say that a prompt that is a text could go into the chat template."""
-    has_template = "tokenizer.chat_template" in model.metadata
-    if has_template and not options.chat and options.prompt_tokens is None:
-        note("the model has a chat template; --chat puts the prompt into it")
-
-
-def _report(options: argparse.Namespace, session: Session, generator: Generator) -> None:
-    """Say how fast it was, and what drafting did for it."""
+def _report(
+    options: argparse.Namespace,
+    session: Session,
+    generator: Generator,
+    request: Request,
+    prompt: Prompt,
+) -> None:
+    """Say how fast it was, what cut the text, and what drafting did for it."""
     drafter = name_drafter(describe_settings(session, generator))
     lines = describe(generator.stats, drafter, verbose=options.verbose).splitlines()
+    if request.finish_reason == "length":
+        is_full = len(request.tokens) != options.predict
+        lines[0] += (
+            f", cut as the context {_spell_full(options, session)}"
+            if is_full
+            else (f", cut by -n {options.predict}")
+        )
     if options.seed is None and generator.sampling.temperature:
         lines[0] += f" (again with --seed {generator.sampling.seed})"
+    if options.verbose:
+        settings = {name: getattr(generator.sampling, name) for name in USUAL}
+        lines.append(f"sampling: {spell_sampling(settings)}")
+        if prompt.is_chat:
+            lines.append("the prompt was put into the chat template; --raw leaves it as it is")
     note("\n         ".join(lines))
 
 
-def _count_places(options: argparse.Namespace, model: Model, n_prompt: int) -> int:
-    """Return the context's size: for prompt and text together, even where an encoder reads."""
+def _spell_full(options: argparse.Namespace, session: Session) -> str:
+    return f"of {session.llm.n_ctx:,} tokens is full; -c N makes room"
+
+
+def _count_places(options: argparse.Namespace, model: Model, prompt: Prompt) -> int:
+    """Return the context's size: for prompt and text together, even where an encoder reads.
+
+    Where nothing says how long the text is to be, ``options.predict`` is set.
+    """
     has_encoder = model.spec is not None and bool(model.spec.encoder)
+    n_prompt, is_open = len(prompt.tokens), options.predict is None and prompt.is_chat
+    if options.predict is None:
+        options.predict = -1 if is_open else _LENGTH
     if options.ctx_size is not None:
         n_ctx: int = options.ctx_size
         if n_prompt > n_ctx:
@@ -149,7 +183,9 @@ def _count_places(options: argparse.Namespace, model: Model, n_prompt: int) -> i
         if options.predict > room and options.when_full == "stop":
             note(f"-n {options.predict}: at most {room} tokens, as more do not fit into -c {n_ctx}")
     elif options.predict < 0:
-        n_ctx = max(getattr(model.hparams, "n_ctx_train", 0), n_prompt + 1)
+        trained = getattr(model.hparams, "n_ctx_train", 0)
+        wanted = max(default_n_ctx(model), n_prompt + _ROOM) if is_open else trained
+        n_ctx = max(min(wanted, trained or wanted), n_prompt + 1)
     else:
         n_ctx = n_prompt + options.predict
     return max(n_ctx, 1)
@@ -167,15 +203,19 @@ def _add(generator: Generator, prompt: list[int], options: argparse.Namespace) -
 
 
 def _write(
-    generator: Generator, request: Request, session: Session, options: argparse.Namespace
+    generator: Generator,
+    request: Request,
+    session: Session,
+    options: argparse.Namespace,
+    before: str,
 ) -> bool:
-    """Write the text while it is made; return whether it was interrupted."""
+    """Write the text while it is made, behind a prompt; return whether it was interrupted."""
     live = None
     if not options.json:
         colour = uses_colour(options.color, sys.stdout)
         live = LiveText(request, session.model.tokenizer, sys.stdout, colour)
-        if sys.stdout.isatty() and options.prompt and not (options.chat or request.source):
-            sys.stdout.write(paint(options.prompt, "bold") if colour else options.prompt)
+        if sys.stdout.isatty() and not request.source:
+            sys.stdout.write(paint(harmless(before), "bold") if colour else harmless(before))
     interrupted = False
     try:
         finish(generator, request, live.update if live else None)

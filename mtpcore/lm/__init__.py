@@ -3,6 +3,16 @@
 from mtpcore.lm.completion import Completion, CompletionStats, Piece
 from mtpcore.lm.language_model import LM
 from mtpcore.lm.opening import default_n_ctx
+from mtpcore.lm.settings import recommend_sampling
 from mtpcore.lm.streams import AsyncStream, Stream
 
-__all__ = ["LM", "AsyncStream", "Completion", "CompletionStats", "Piece", "Stream", "default_n_ctx"]
+__all__ = [
+    "LM",
+    "AsyncStream",
+    "Completion",
+    "CompletionStats",
+    "Piece",
+    "Stream",
+    "default_n_ctx",
+    "recommend_sampling",
+]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Annotated, Any, Literal, Unpack, overload
+from typing import Annotated, Any, Literal, Unpack, cast, overload
 
+import msgspec
 from msgspec import Meta
 
 from mtpcore.backends.base import Backend
@@ -25,7 +26,13 @@ from mtpcore.lm.completion import Completion
 from mtpcore.lm.engine import Engine
 from mtpcore.lm.jobs import Job
 from mtpcore.lm.opening import open_cross
-from mtpcore.lm.settings import TEXT_DEFAULTS, TextOptions, read_options
+from mtpcore.lm.settings import (
+    TEXT_DEFAULTS,
+    SamplingOptions,
+    TextOptions,
+    read_options,
+    recommend_sampling,
+)
 from mtpcore.lm.streams import AsyncStream, Stream
 from mtpcore.runtime.model import Model
 from mtpcore.sampling import Sampling
@@ -138,7 +145,7 @@ class LM:
             self._close_models()
             raise
         self._engine = Engine(generator)
-        self._sampling: Sampling | None = None
+        self._sampling: Sampling | Mapping[str, Any] = recommend_sampling(self.model).defaults
 
     @classmethod
     def of(cls, generator: Generator) -> LM:
@@ -203,6 +210,19 @@ class LM:
         return self._cross.llm.n_ctx
 
     @property
+    def sampling(self) -> SamplingOptions:
+        """The settings of a text whose call gives none, by name.
+
+        They are those that the file recommends (``general.sampling.*``), and for what it does not
+        mention llama.cpp's: temperature 0.8, top_k 40, top_p 0.95, min_p 0.05. In
+        ``LM.of(generator)`` they are the generator's.
+        """
+        one = self._sampling
+        named = msgspec.structs.asdict(one) if isinstance(one, Sampling) else dict(one)
+        named.pop("stream", None)
+        return cast(SamplingOptions, named)
+
+    @property
     def stats(self) -> Stats:
         """Counts and times of all texts so far."""
         return self.generator.stats
@@ -256,8 +276,9 @@ class LM:
         ignore_eos : bool
             Whether the text goes on after a token that ends it.
         temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty
-            As in ``Sampling``; so are ``logit_bias`` and ``seed``. By default a seed is drawn for
-            each text. In ``LM.of(generator)`` the generator's settings are the default.
+            As in ``Sampling``; so are ``logit_bias`` and ``seed``. What is left out, or None, is as
+            ``LM.sampling`` says; a seed is drawn for each text. In ``LM.of(generator)`` the
+            generator's settings are the default.
             Tokens that the model file suppresses need a ``logit_bias`` to be chosen.
         sampling : Sampling, optional
             All of these at once; one seed holds for all prompts then.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, TypedDict, cast
 
@@ -10,9 +11,19 @@ import msgspec
 from mtpcore.boundary.options import find_unknown
 from mtpcore.decoding import REQUEST_DEFAULTS, RequestOptions
 from mtpcore.errors import SamplingError, spell
-from mtpcore.sampling import Sampling, check_sampling
+from mtpcore.runtime.model import Model
+from mtpcore.sampling import USUAL, Recommended, Sampling, check_sampling, read_recommended
 
-__all__ = ["TEXT_DEFAULTS", "SamplingOptions", "TextOptions", "read_options", "read_sampling"]
+__all__ = [
+    "TEXT_DEFAULTS",
+    "SamplingOptions",
+    "TextOptions",
+    "read_options",
+    "read_sampling",
+    "recommend_sampling",
+]
+
+log = logging.getLogger("mtpcore")
 
 _FIX_OF_STREAM = (
     "pieces come from LM.stream(), a stream of noise from sampling=Sampling(stream=...)"
@@ -22,11 +33,11 @@ _FIX_OF_STREAM = (
 class SamplingOptions(TypedDict, total=False):
     """The fields of ``Sampling`` as keywords of a call; not ``stream``, which has two meanings."""
 
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
     frequency_penalty: float
     presence_penalty: float
     logit_bias: Mapping[int, float] | None
@@ -42,24 +53,32 @@ TEXT_DEFAULTS = cast(
     {
         **REQUEST_DEFAULTS,
         "max_tokens": None,
-        **{
-            field.name: field.default
-            for field in msgspec.structs.fields(Sampling)
-            if field.name in SamplingOptions.__annotations__
-        },
+        **dict.fromkeys(USUAL),  # None: what LM.sampling says
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "logit_bias": None,
+        "seed": None,
     },
 )
 """What an option is where it is left out, in an LM that was made of a model."""
 
 
-def read_options(given: TextOptions, default: Sampling | None) -> RequestOptions:
+def recommend_sampling(model: Model) -> Recommended:
+    """Return what the model's file recommends; log lines name what of it is not taken."""
+    recommended = read_recommended(model.metadata)
+    for key, reason in recommended.left_out.items():
+        log.warning("%s: %s is not taken: %s", model.path, key, reason)
+    return recommended
+
+
+def read_options(given: TextOptions, default: Sampling | Mapping[str, Any]) -> RequestOptions:
     """Return the options of a request.
 
     Parameters
     ----------
     given : TextOptions
         Those of a call.
-    default : Sampling, optional
+    default : Sampling or mapping
         As in ``read_sampling``.
 
     Raises
@@ -82,7 +101,7 @@ def read_options(given: TextOptions, default: Sampling | None) -> RequestOptions
 
 
 def read_sampling(
-    sampling: Sampling | None, named: Mapping[str, Any], default: Sampling | None
+    sampling: Sampling | None, named: Mapping[str, Any], default: Sampling | Mapping[str, Any]
 ) -> Sampling:
     """Return the settings of a call.
 
@@ -91,25 +110,27 @@ def read_sampling(
     sampling : Sampling, optional
         All settings at once.
     named : mapping
-        Settings by name; those that are left out are the default's.
-    default : Sampling, optional
-        The settings of a call without any; by default ``Sampling()``, which draws a seed.
+        Settings by name; those that are left out are the default's, and so are those that a file
+        may recommend where they are None.
+    default : Sampling or mapping
+        The settings of a call without any; fields by name draw a seed for each text.
 
     Raises
     ------
     SamplingError
         Both were given, or a value is out of range.
     """
+    given = {name: value for name, value in named.items() if value is not None or name not in USUAL}
     if sampling is not None:
         check_sampling(sampling)
-        if named:
+        if given:
             raise SamplingError(
                 "settings are given twice",
                 where="sampling=",
-                got=", ".join(named),
-                fix=f"put them into it: sampling=Sampling({next(iter(named))}=...)",
+                got=", ".join(given),
+                fix=f"put them into it: sampling=Sampling({next(iter(given))}=...)",
             )
         return sampling
-    if default is None:
-        return Sampling(**named)
-    return msgspec.structs.replace(default, **named) if named else default
+    if isinstance(default, Sampling):
+        return msgspec.structs.replace(default, **given) if given else default
+    return Sampling(**{**default, **given})

@@ -2,6 +2,17 @@
 
 from mtpcore._ext._sampling import Sampler, Scratch
 from mtpcore.sampling.processor import LogitsProcessor, process_logits
+from mtpcore.sampling.recommended import USUAL, Recommended, read_recommended
 from mtpcore.sampling.settings import Sampling, check_sampling
 
-__all__ = ["LogitsProcessor", "Sampler", "Sampling", "Scratch", "check_sampling", "process_logits"]
+__all__ = [
+    "USUAL",
+    "LogitsProcessor",
+    "Recommended",
+    "Sampler",
+    "Sampling",
+    "Scratch",
+    "check_sampling",
+    "process_logits",
+    "read_recommended",
+]

@@ -6,6 +6,7 @@ import pytest
 
 import mtpcore
 from mtpcore.decoding import Generator
+from mtpcore.sampling import USUAL
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ from mtpcore.decoding import Generator
 )  # fmt: skip
 def test_drafts_are_chosen_as_the_options_say(command, glm, options, settings):
     """The counts are those of a generator with these settings, and others without them."""
-    sampling = mtpcore.Sampling(temperature=1.0, seed=7)
+    sampling = mtpcore.Sampling(**USUAL | {"temperature": 1.0, "seed": 7})
     counts = []
     for one in (settings, {}):
         cross = mtpcore.link(mtpcore.Context(mtpcore.load_model(glm), 64))

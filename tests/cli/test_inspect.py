@@ -26,6 +26,18 @@ def test_everything_is_there_for_people(command, glm):
         assert said in out
 
 
+def test_sampling_settings_are_shown(command, glm, write_part, tmp_path):
+    usual = "temp 0.8, top-k 40, top-p 0.95, min-p 0.05, repeat-penalty 1"
+    assert f"sampling      {usual}\n" in command("inspect", glm)[1]
+    keys = {"general.sampling.top_k": 7, "general.sampling.mirostat": 2}
+    path = write_part(tmp_path / "m.gguf", lambda name: True, **keys)
+    out = command("inspect", path)[1]
+    assert "sampling      top-k 7 (of the file), temp 0.8, top-p 0.95" in out
+    assert "general.sampling.mirostat is not taken: there is no such sampler here" in out
+    found = json.loads(command("inspect", path, "--json")[1])["sampling"]
+    assert (found["recommended"], found["settings"]["top_k"]) == (["top_k"], 7)
+
+
 def test_everything_is_there_for_programs(command, glm):
     found = json.loads(command("inspect", glm, "--json", "-c", 100)[1])
     model = mtpcore.load_model(glm)

@@ -7,13 +7,16 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
 import mtpcore
 from mtpcore.backends.cpu.backend import CpuPlan
 from mtpcore.cli import run
+from mtpcore.cli.prompts import Prompt
 from mtpcore.decoding import Generator
+from mtpcore.sampling import USUAL
 
 PROMPT = ("-p", "def read_config(path):", "--temp", "0")
 GREEN = re.compile("\x1b\\[32m(.*?)\x1b\\[0m", re.S)
@@ -46,7 +49,9 @@ def test_the_report_is_two_lines_or_more_or_none(command, glm):
     stats, n_prompt = found["stats"], len(found["prompt_tokens"])
     number = r"[\d,]+\.\d tokens/s"
     assert re.fullmatch(
-        rf"mtpcore: prompt {n_prompt} tokens at {number}; text 40 tokens at {number}", speed
+        rf"mtpcore: prompt {n_prompt} tokens at {number}; text 40 tokens at {number}, "
+        "cut by -n 40",
+        speed,
     )
     assert rounds.strip() == (
         f"{stats['passes']} rounds of {stats['tokens_per_pass']:.2f} tokens; acceptance rate "
@@ -62,11 +67,10 @@ def test_the_report_is_two_lines_or_more_or_none(command, glm):
 
 
 def test_a_seed_that_was_drawn_is_said(command, glm):
-    """The temperature is that of Python, so the same text is not written twice by chance."""
     write = ("run", glm, *PROMPT[:2], "-n", 40)
     _, out, err = command(*write, "--json")
     sampling = json.loads(out)["settings"]["sampling"]
-    assert sampling["temperature"] == mtpcore.Sampling().temperature
+    assert USUAL.items() <= sampling.items()
     assert f"(again with --seed {sampling['seed']})" in err
     _, again, err = command(*write, "--json", "--seed", sampling["seed"])
     assert json.loads(again)["tokens"] == json.loads(out)["tokens"]
@@ -292,31 +296,97 @@ def test_auto_says_what_it_chose_and_why(command, glm):
     assert "drafts for a round" not in err
 
 
-def test_a_prompt_goes_into_the_models_chat_template(command, glm, write_part, tmp_path):
+@pytest.fixture(scope="module")
+def chatty(write_part, tmp_path_factory):
+    """The model with a chat template, whose answers end before long."""
+    template = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}[answer]"
+    path = tmp_path_factory.mktemp("models") / "chat.gguf"
+    return write_part(path, lambda name: True, **{"tokenizer.chat_template": template})
+
+
+def prompt_of(command, *words):
+    return json.loads(command("run", *words, "-n", 1, "--json")[1])["prompt_tokens"]
+
+
+def test_a_prompt_goes_into_the_models_chat_template(command, glm, chatty):
     """As the template says, markers and all, and without what a text alone begins with."""
-    template = "[{{ messages[0].role }}] {{ messages[0].content }} [answer]"
-    path = write_part(
-        tmp_path / "chat.gguf",
-        lambda name: True,
-        **{"tokenizer.chat_template": template},
-    )
-    code, out, _ = command("run", path, "--chat", "-p", "hi", "-n", 8, "--json")
-    assert code == 0
     tokenizer = mtpcore.load_model(glm).tokenizer
-    wanted = tokenizer.encode("[user] hi [answer]", add_special=False, parse_special=True)
-    assert json.loads(out)["prompt_tokens"] == wanted
-    _, alone, err = command("run", path, "-p", "hi", "-n", 8, "--json")
-    assert json.loads(alone)["prompt_tokens"] == tokenizer.encode("hi")
-    assert err.startswith(
-        "mtpcore: the model has a chat template; --chat puts the prompt into it\n"
+
+    def asked(text):
+        return tokenizer.encode(text, add_special=False, parse_special=True)
+
+    for words in (("hi",), ("--chat", "hi"), ("-p", "hi")):
+        assert prompt_of(command, chatty, *words) == asked("[user] hi [answer]")
+    system = asked("[system] be short [user] hi [answer]")
+    assert prompt_of(command, chatty, "hi", "-sys", "be short") == system
+    assert prompt_of(command, chatty, "hi", "--raw") == tokenizer.encode("hi")
+    assert prompt_of(command, glm, "hi") == tokenizer.encode("hi")
+    assert prompt_of(command, chatty, "--prompt-tokens", "7") == [7]
+    for words in (
+        ("hi", "--raw", "-sys", "x"),
+        ("--prompt-tokens", "1", "--chat"),
+        ("--raw", "--chat", "hi"),
+    ):
+        assert command("run", chatty, *words)[0] == 2
+    code, _, err = command("run", glm, "hi", "-sys", "x")
+    assert (code, "no chat template" in err) == (1, True)
+
+
+def test_an_answer_ends_by_itself_or_says_what_cut_it(command, chatty, glm):
+    """Without -n an answer goes on to its end, a text that is continued for 128 tokens."""
+    code, out, err = command("run", chatty, "hi", "-c", 60, "--ignore-eos", "--json")
+    assert (code, json.loads(out)["finish_reason"]) == (0, "length")
+    assert "cut as the context of 60 tokens is full; -c N makes room" in err
+    code, out, err = command("run", glm, *PROMPT, "--json", "--ignore-eos")
+    assert (len(json.loads(out)["tokens"]), "cut by -n 128" in err) == (128, True)
+    _, _, err = command("run", chatty, "hi", "-n", 60, "--stop", "e", "--temp", 0, "-v")
+    assert "cut" not in err
+    assert "put into the chat template" in err
+
+
+def test_what_comes_through_a_pipe_precedes_the_prompt(command, glm, monkeypatch, tmp_path):
+    tokenizer = mtpcore.load_model(glm).tokenizer
+    file = tmp_path / "given.txt"
+    for given, words, wanted in (
+        ("a b\n", ("c",), "a b\n\nc"),
+        ("a b\n", (), "a b\n"),
+        ("\n", ("-p", "c"), "c"),
+    ):
+        file.write_text(given)
+        with file.open() as stream:
+            monkeypatch.setattr(sys, "stdin", stream)
+            assert prompt_of(command, glm, *words) == tokenizer.encode(wanted)
+
+
+def test_a_silent_pipe_is_waited_for_aloud(command, glm, monkeypatch):
+    monkeypatch.setattr("mtpcore.cli.prompts._PATIENCE", 0)
+    reader, writer = os.pipe()
+    closer = threading.Timer(0.2, os.close, [writer])
+    with os.fdopen(reader) as stream:
+        monkeypatch.setattr(sys, "stdin", stream)
+        closer.start()
+        code, _, err = command("run", glm, *PROMPT, "-n", 1)
+    assert (code, "reading standard input until it ends" in err) == (0, True)
+
+
+def test_settings_that_the_file_recommends_are_taken_and_said(command, write_part, tmp_path):
+    keys = {"general.sampling.temp": 0.25, "general.sampling.top_k": 7, "general.sampling.xyz": 1}
+    path = write_part(tmp_path / "m.gguf", lambda name: True, **keys)
+    code, out, err = command("run", path, "x", "-n", 2, "--top-k", 9, "--json", "-v")
+    settings = json.loads(out)["settings"]["sampling"]
+    assert (code, settings["temperature"], settings["top_k"], settings["top_p"]) == (
+        0,
+        0.25,
+        9,
+        0.95,
     )
-    for words in (("--chat", "hi"), ("--prompt-tokens", "1"), ("hi", "--quiet")):
-        assert "chat template" not in command("run", path, *words, "-n", 1)[2]
-    assert "chat template" not in command("run", glm, "hi", "-n", 1)[2]
+    assert "sampling as the file recommends: temp 0.25\n" in err
+    assert "general.sampling.xyz is not taken" in err
+    assert "sampling: temp 0.25, top-k 9, top-p 0.95, min-p 0.05, repeat-penalty 1" in err
 
 
 def test_an_empty_prompt_is_refused_with_a_way_out(command, glm, monkeypatch):
-    monkeypatch.setattr("mtpcore.cli.run.read_prompt", lambda options, model: [])
+    monkeypatch.setattr("mtpcore.cli.run.read_prompt", lambda options, model: Prompt([]))
     code, _, err = command("run", glm, "-p", "", "-n", 3)
     assert code == 1
     assert "at least one token" in err
@@ -327,7 +397,8 @@ def test_no_tokens_are_a_short_report(command, glm):
     code, out, err = command("run", glm, *PROMPT, "-n", 0)
     assert (code, out.strip()) == (0, "")
     assert (
-        err == "mtpcore: prompt 0 tokens; text 0 tokens\n         0 rounds; nothing was drafted\n"
+        err == "mtpcore: prompt 0 tokens; text 0 tokens, cut by -n 0\n"
+        "         0 rounds; nothing was drafted\n"
     )
 
 

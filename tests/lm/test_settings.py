@@ -4,9 +4,12 @@ import inspect
 
 import pytest
 
-from mtpcore import Generator, Sampling, SamplingError
+from mtpcore import LM, Context, Generator, Sampling, SamplingError, load_model
 from mtpcore.decoding import REQUEST_DEFAULTS, RequestOptions
+from mtpcore.discovery.loading import find_model
+from mtpcore.gguf import open_model_file, write_model_file
 from mtpcore.lm.settings import TEXT_DEFAULTS, SamplingOptions, TextOptions, read_sampling
+from mtpcore.sampling import USUAL
 
 DEFAULT = Sampling(temperature=0.4, seed=9)
 
@@ -33,7 +36,7 @@ def test_signatures_show_all_options_with_their_defaults(lm):
     for method in (Generator.add, Generator.request, Generator.generate):
         assert defaults(method) == REQUEST_DEFAULTS
     named = {name: TEXT_DEFAULTS[name] for name in SamplingOptions.__annotations__}
-    assert Sampling(**named | {"seed": 1}) == Sampling(seed=1)
+    assert read_sampling(None, named | {"seed": 1}, {}) == Sampling(seed=1)
 
 
 def test_what_is_left_out_is_the_default(lm):
@@ -44,14 +47,36 @@ def test_what_is_left_out_is_the_default(lm):
 
 
 def test_settings_come_by_name_or_as_one():
-    named = read_sampling(None, {"temperature": 0.8, "top_p": 0.9, "seed": 1}, None)
-    assert named == Sampling(temperature=0.8, top_p=0.9, seed=1)
-    assert read_sampling(DEFAULT, {}, None) is DEFAULT
+    named = read_sampling(None, {"temperature": 0.8, "top_p": 0.9, "seed": 1}, USUAL)
+    assert named == Sampling(temperature=0.8, top_k=40, top_p=0.9, min_p=0.05, seed=1)
+    assert read_sampling(DEFAULT, {"temperature": None}, USUAL) is DEFAULT
     assert read_sampling(None, {}, DEFAULT) is DEFAULT
     assert read_sampling(None, {"top_k": 3}, DEFAULT) == Sampling(temperature=0.4, seed=9, top_k=3)
-    drawn = read_sampling(None, {}, None)
-    assert drawn.temperature == Sampling().temperature
-    assert drawn.seed != read_sampling(None, {}, None).seed
+    assert read_sampling(None, {"top_k": None}, DEFAULT) == DEFAULT
+    drawn = read_sampling(None, {}, USUAL)
+    assert drawn.temperature == USUAL["temperature"]
+    assert drawn.seed != read_sampling(None, {}, USUAL).seed
+
+
+def test_an_lm_takes_what_the_file_recommends(tmp_path, caplog):
+    """llama.cpp's settings fill what the file leaves open; a ``Sampling`` is whole."""
+    with open_model_file(find_model("demo")) as file:
+        raw = {name: one.raw() for name, one in file.tensors.items()}
+        types = {name: one.type for name, one in file.tensors.items()}
+        keys = {"temp": 0.25, "penalty_repeat": 1.5, "mirostat": 2}
+        metadata = file.metadata | {f"general.sampling.{key}": keys[key] for key in keys}
+        write_model_file(tmp_path / "m.gguf", file.architecture, metadata, raw, types)
+    with LM(tmp_path / "m.gguf", n_ctx=60) as lm:
+        assert lm.sampling == USUAL | {"temperature": 0.25, "repetition_penalty": 1.5}
+        assert "general.sampling.mirostat is not taken" in caplog.text
+        taken = lm.generate("x", max_tokens=2, top_k=3, seed=1).sampling
+        wanted = {**USUAL, "temperature": 0.25, "repetition_penalty": 1.5, "top_k": 3, "seed": 1}
+        assert taken == Sampling(**wanted)
+        assert lm.generate("x", max_tokens=2, sampling=DEFAULT).sampling == DEFAULT
+    with LM("demo", n_ctx=60) as lm:
+        assert lm.sampling == USUAL
+    with LM.of(Generator(Context(load_model("demo"), 60), sampling=DEFAULT)) as lm:
+        assert Sampling(**lm.sampling) == DEFAULT
 
 
 NEAREST = {

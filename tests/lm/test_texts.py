@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import mtpcore
 from mtpcore import Completion, Sampling
+from mtpcore.sampling import USUAL
 
 PROMPTS = [
     "def read_config(path):",
@@ -123,7 +124,7 @@ def test_completions_say_what_they_took(lm):
     stats = done.stats
     assert str(done) == done.text == lm.model.tokenizer.decode(done.tokens)
     assert done.logprobs is None
-    assert done.sampling == Sampling(temperature=0.8, seed=7)
+    assert done.sampling == Sampling(**USUAL | {"temperature": 0.8, "seed": 7})
     assert (stats.tokens, stats.prompt_tokens, stats.cached_tokens) == (40, 6, 0)
     assert stats.drafted > stats.accepted > 0
     assert stats.acceptance == stats.accepted / stats.drafted

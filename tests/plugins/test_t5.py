@@ -371,7 +371,7 @@ def test_lm_and_command_line(spoken, capsys):
         assert begun == lm.model.tokenizer.decode([first]) == spelt[first].decode()[1:]
         llm = lm.generator.cross.llm
         assert [llm.length(seq) for seq in range(2)] == [0, 0], "texts that nothing could share"
-    write = ["run", str(spoken), "-n", "20", "--seed", "4", "--temp", "1", "--ignore-eos"]
+    write = ["run", str(spoken), "-n", "20", "--seed", "4", "--ignore-eos"]
     assert main([*write, "-p", PROMPT]) == 0
     assert capsys.readouterr().out.rstrip("\n") == one.text.rstrip("\n")
     assert main([*write, "--prompt-tokens", ",".join(map(str, tokens)), "--json"]) == 0

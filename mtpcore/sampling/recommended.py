@@ -1,0 +1,120 @@
+"""Sampling settings where nobody gave any: those that a file recommends, else llama.cpp's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from mtpcore.errors import SamplingError, spell
+from mtpcore.sampling.settings import Sampling
+
+__all__ = ["USUAL", "Recommended", "read_recommended"]
+
+USUAL: dict[str, float | int] = {
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+    "repetition_penalty": 1.0,
+}
+"""llama.cpp's settings for files that recommend none, by field of ``Sampling``."""
+
+_PREFIX = "general.sampling."
+_FIELDS = {
+    "temp": ("temperature", 0.0, 1e30),
+    "top_k": ("top_k", 0, 1e9),
+    "top_p": ("top_p", -1e30, 1.0),
+    "min_p": ("min_p", 0.0, 1e30),
+    "penalty_repeat": ("repetition_penalty", -1e30, 1e30),
+}
+"""By key: the field, and the bounds beyond which a value means what the bound means."""
+_MISSING = {"mirostat", "xtc_probability"}
+_DETAILS = {"mirostat_tau", "mirostat_eta", "xtc_threshold", "penalty_last_n", "sequence"}
+_ORDER = {
+    "penalties": "repetition_penalty",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "temperature": "temperature",
+}
+"""In the order in which they are applied: llama.cpp's name of a sampler, and the field."""
+_SPELLINGS = {"temp": "temperature", "nucleus": "top_p"} | {
+    name.replace("_", ""): name for name in _ORDER
+}
+_NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+class Recommended(msgspec.Struct, frozen=True):
+    """What a file says of sampling.
+
+    ``settings`` are fields of ``Sampling``; ``left_out`` are keys of the file that are not taken,
+    each with the reason.
+    """
+
+    settings: dict[str, float | int] = {}
+    left_out: dict[str, str] = {}
+
+    @property
+    def defaults(self) -> dict[str, float | int]:
+        """The settings of a text for which nobody gave any."""
+        return {**USUAL, **self.settings}
+
+
+def read_recommended(metadata: Mapping[str, Any]) -> Recommended:
+    """Return what ``general.sampling.*`` recommends, read as llama.cpp reads it.
+
+    A number may be spelled as a text, and counts to six decimals. A value that makes no sense, or
+    asks for a sampler that is not there, is left out by name.
+    """
+    given = {
+        key.removeprefix(_PREFIX): metadata[key] for key in metadata if key.startswith(_PREFIX)
+    }
+    settings: dict[str, float | int] = {}
+    left_out: dict[str, str] = {}
+    for name, value in given.items():
+        if name in _FIELDS:
+            field, low, high = _FIELDS[name]
+            number = min(max(_read_number(value), low), high)
+            try:
+                settings |= _read_field(field, int(number) if field == "top_k" else number)
+            except (SamplingError, ValueError):
+                left_out[name] = f"{spell(value)} is no value for it"
+        elif name in _MISSING and not _read_number(value) <= 0:
+            left_out[name] = "there is no such sampler here"
+        elif name not in _MISSING | _DETAILS:
+            left_out[name] = "no such setting is known"
+    if "penalty_last_n" in given and settings.get("repetition_penalty", 1) != 1:
+        if (last := _read_number(given["penalty_last_n"])) == 0:
+            settings["repetition_penalty"] = 1.0
+        elif last != -1:
+            left_out["penalty_last_n"] = "a repetition penalty covers prompt and text here"
+    if "sequence" in given:
+        names = _read_names(given["sequence"])
+        if names != [name for name in _ORDER if name in names]:
+            left_out["sequence"] = f"the order here is {';'.join(_ORDER)}"
+        else:
+            settings |= {
+                field: _NEUTRAL[field] for name, field in _ORDER.items() if name not in names
+            }
+    return Recommended(settings, {_PREFIX + name: reason for name, reason in left_out.items()})
+
+
+def _read_number(value: object) -> float:
+    """Return a number as llama.cpp spells it before it reads it; NaN for anything else."""
+    try:
+        return round(float(value), 6)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return float("nan")
+
+
+def _read_field(field: str, number: float | int) -> dict[str, float | int]:
+    fields: dict[str, Any] = {field: number}
+    return {field: getattr(Sampling(**fields, seed=0), field)}
+
+
+def _read_names(sequence: object) -> list[str]:
+    """Return the samplers of a sequence that are ours; the others change nothing by default."""
+    names = [name.strip().lower().replace("-", "_") for name in str(sequence).split(";")]
+    return [name for name in (_SPELLINGS.get(name, name) for name in names) if name in _ORDER]
