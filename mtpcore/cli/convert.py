@@ -27,8 +27,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("folder", metavar="HF_DIR", help="config.json, tensors and tokenizer")
     group.add_argument(
         "out",
+        nargs="?",
         metavar="OUT.gguf",
-        help="the file to write, with its companion for a model in two; replaced if it exists",
+        help="the file to write, with its companion for a model in two; replaced if it exists "
+        "(default: HF_DIR-OUTTYPE.gguf in the current folder)",
     )
     group.add_argument(
         "--target",
@@ -41,10 +43,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Run the command."""
+    out = options.out or f"{Path(options.folder).resolve().name}-{options.outtype}.gguf"
     with count_bytes("writing") as report:
         left_out = convert(
             options.folder,
-            options.out,
+            out,
             outtype=options.outtype,
             mtp_type=options.mtp_type,
             mtp=options.mtp,
@@ -52,5 +55,5 @@ def execute(options: argparse.Namespace) -> int:
             report=report,
         )
     note_left_out(left_out, options.verbose)
-    note(f"wrote {options.out}, {spell_bytes(Path(options.out).stat().st_size)}")
+    note(f"wrote {out}, {spell_bytes(Path(out).stat().st_size)}")
     return 0

@@ -431,6 +431,7 @@ def add_type_options(parser: argparse.ArgumentParser, default: str | None) -> No
     group = parser.add_argument_group("types", "vectors and routers stay f32")
     group.add_argument(
         "--outtype",
+        type=str.lower,
         choices=OUT_TYPES,
         default=default,
         required=default is None,
@@ -438,6 +439,7 @@ def add_type_options(parser: argparse.ArgumentParser, default: str | None) -> No
     )
     group.add_argument(
         "--mtp-type",
+        type=str.lower,
         choices=OUT_TYPES,
         help="type of the heads' matrices; in a draft model, of all (default: as --outtype, but "
         "f16 for q8_0 and q8_0 for q4_0)",

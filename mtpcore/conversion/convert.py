@@ -28,7 +28,7 @@ from mtpcore.conversion.metadata import family_metadata, general_metadata, table
 from mtpcore.conversion.output import Report, write_checked
 from mtpcore.conversion.parts import MTP, check_parts
 from mtpcore.conversion.plan import Plan, PlannedTensor, make_plan
-from mtpcore.conversion.published import PublishedTensor, convert_json, read_tensors
+from mtpcore.conversion.published import PublishedTensor, check_folder, convert_json, read_tensors
 from mtpcore.conversion.tokenizer import tokenizer_metadata, with_control_tokens
 from mtpcore.conversion.types import OutType, TypeChoice
 from mtpcore.conversion.values import check_scales, read_values
@@ -104,6 +104,8 @@ def convert(
     folder, path = take_path(folder), take_path(path)
     target = None if target is None else take_path(target)
     known = registry() if plugins is None else plugins
+    for given in (folder, *([target] if target else [])):
+        check_folder(given)
     values = read_config(folder)
     inner = further_folders(values, folder, known)
     _refuse_own_file(path, folder, target, *(folder / name for name in inner))

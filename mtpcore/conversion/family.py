@@ -86,7 +86,9 @@ def find_family(
         (spec, c) for spec, c in offers if _describes(c, values) and published.keys() >= {*c.marks}
     ]
     if not fitting:
-        raise _unknown(values, folder, [c for _, c in offers])
+        raise _nearest(values, published, folder, offers) or _unknown(
+            values, folder, [c for _, c in offers]
+        )
     spec, main = max(fitting, key=lambda pair: (bool(pair[1].has), len(pair[1].requires)))
     architecture = min(spec.fit.architectures)
     config = open_config(main, values, folder)
@@ -165,14 +167,46 @@ def _declared(checkpoint: Checkpoint, config: Config) -> int:
 
 
 def _describes(checkpoint: Checkpoint, values: Mapping[str, Any]) -> bool:
+    named = not checkpoint.architectures or checkpoint.architectures & _named(values)
+    return bool(named) and not _lacking(checkpoint, values)
+
+
+def _named(values: Mapping[str, Any]) -> set[str]:
+    """Return the architectures that a configuration names."""
+    given = values.get("architectures")
+    return {a for a in given if isinstance(a, str)} if isinstance(given, list | tuple) else set()
+
+
+def _lacking(checkpoint: Checkpoint, values: Mapping[str, Any]) -> list[str]:
+    """Return what a layout requires of a configuration that has not got it."""
     config = Config(values)
-    architectures = config.get("architectures", default=())
-    named = not checkpoint.architectures or (
-        isinstance(architectures, list | tuple)
-        and checkpoint.architectures & {a for a in architectures if isinstance(a, str)}
-    )
-    return bool(named) and all(
-        config.get(*paths.split("|")) is not None for paths in checkpoint.requires
+    return [paths for paths in checkpoint.requires if config.get(*paths.split("|")) is None]
+
+
+def _nearest(
+    values: Mapping[str, Any],
+    tensors: Mapping[str, None],
+    folder: Path,
+    offers: list[tuple[ModelSpec | DrafterSpec, Checkpoint]],
+) -> ModelFileError | None:
+    """Return an error that says what a layout of the same architecture lacks; None: there is none.
+
+    Of several it is the one that lacks least.
+    """
+    lacking = [
+        (spec.name, [*_lacking(c, values), *(name for name in c.marks if name not in tensors)])
+        for spec, c in offers
+        if c.architectures & _named(values)
+    ]
+    if not lacking:
+        return None
+    name, names = min(lacking, key=lambda pair: len(pair[1]))
+    return ModelFileError(
+        f"the checkpoint is nearly one of {name!r}, and lacks what tells such from others",
+        where=str(folder / "config.json"),
+        wanted=", ".join(one.replace("|", " or ") for one in names),
+        got=f"architectures {sorted(_named(values))}",
+        fix="take config.json and tensors from the published model",
     )
 
 

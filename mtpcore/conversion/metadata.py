@@ -97,7 +97,11 @@ def general_metadata(
             card.size_label = size_label(total, shared, experts, n_experts)
         writer.add_type("model")
         card.set_gguf_meta_model(writer)
-        metadata = {k: v for k, v in take_values(writer).items() if k != "general.architecture"}
+        metadata = {
+            key: value
+            for key, value in take_values(writer).items()
+            if key != "general.architecture" and not key.startswith("general.sampling.")
+        }
     except Exception as error:  # whatever malformed files make of their parsers
         raise ModelFileError(
             "malformed model card or generation_config.json",

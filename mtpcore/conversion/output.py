@@ -93,6 +93,8 @@ def _build_graphs(paths: Mapping[Path, Path], known: Registry) -> None:
         try:
             if model.file_layout != "mtp-only":
                 model.program()
+                for kind, _ in model.spec.graphs if model.spec is not None else ():
+                    model.program(kind)
             drafters = model.drafters if model.spec is not None else ()
             for drafter in (one for one in drafters if one.shape != "proposer"):
                 for head in range(cast(int, drafter.heads.count)):

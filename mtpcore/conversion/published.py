@@ -6,7 +6,8 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from mtpcore.errors import ModelFileError
 __all__ = [
     "NO_FILE_HOLDS_IT",
     "PublishedTensor",
+    "check_folder",
     "check_small_files",
     "convert_json",
     "read_json",
@@ -34,6 +36,7 @@ log = logging.getLogger("mtpcore")
 T = TypeVar("T")
 
 _INDEX = "model.safetensors.index.json"
+_WHOLE = "model.safetensors"
 _LONGEST = 64 << 20  # bytes of a JSON file; the largest published tokenizers need about 35 MB
 _LONGEST_TEXT = 4 << 20  # bytes of a model card, a template, merges
 _SMALL_FILES = (
@@ -48,6 +51,7 @@ _SMALL_FILES = (
 NO_FILE_HOLDS_IT = "take a model with another tokenizer: a model file cannot hold this one"
 """What to do where a tokenizer is sound."""
 _FIX = "give the folder that holds it, as the model was published"
+_PUBLISHED = re.compile(r"(?:https:/{1,2}huggingface\.co/)?([\w-][\w.-]*/[\w-][\w.-]*?)/?")
 _PLAIN = {
     "F64": "<f8",
     "F32": "<f4",
@@ -141,6 +145,36 @@ class PublishedTensor(msgspec.Struct, frozen=True):
         return data
 
 
+def check_folder(folder: Path) -> None:
+    """Raise where what was given is no folder, and say what it is instead.
+
+    Raises
+    ------
+    ModelFileError
+        A file, or a name of a published model that is not downloaded.
+    """
+    if folder.is_dir():
+        return
+    name = str(folder)
+    what, fix = "no such folder", "give the folder of a published model: config.json, tensors"
+    if folder.is_file():
+        what, fix = (
+            "a file, not the folder of a published model",
+            f"give its folder: {folder.parent}",
+        )
+        with open_regular(folder, fix=fix) as file:
+            is_model = file.read(4) == b"GGUF"
+        if is_model:
+            what = "a model file already"
+            fix = f"run it: mtpcore run {name}; for smaller types: mtpcore quantize {name}"
+    elif published := _PUBLISHED.fullmatch(name):
+        owned = published[1]
+        what = "no such folder; it is the name of a published model"
+        here = owned.partition("/")[2]
+        fix = f"hf download {owned} --local-dir {here}, then mtpcore convert {here}"
+    raise ModelFileError(what, where=name, wanted="a folder", fix=fix)
+
+
 def read_json(path: Path, type: type[T] = dict[str, Any]) -> T:  # type: ignore[assignment]
     """Return what a JSON file holds, an object or a struct.
 
@@ -224,9 +258,9 @@ def read_tensors(folder: str | PathLike[str], named: object = None) -> dict[str,
     """Return the tensors of a checkpoint by name, without reading them.
 
     Where there is an index (``model.safetensors.index.json``), the files that it names are read,
-    else all ``.safetensors`` files of the folder. ``named`` is what the configuration calls the
-    index or the file (``transformers_weights``); it goes before, if it is there: a folder may hold
-    a model in two layouts.
+    else ``model.safetensors``, else all ``.safetensors`` files of the folder. ``named`` is what the
+    configuration calls the index or the file (``transformers_weights``); it goes before, if it is
+    there: a folder may hold a model in two layouts.
 
     Raises
     ------
@@ -256,6 +290,9 @@ def _files(folder: Path, named: object) -> list[Path]:
     is_index = own.endswith(".json") and os.path.lexists(folder / own)
     index = folder / (own if is_index else _INDEX)
     if not os.path.lexists(index):
+        if folder / _WHOLE in there:
+            _say_not_read({*there} - {folder / _WHOLE}, f"is beside the whole model, {_WHOLE}")
+            return [folder / _WHOLE]
         if not there:
             raise ModelFileError(
                 "no tensors in this folder",
@@ -281,8 +318,7 @@ def _files(folder: Path, named: object) -> list[Path]:
             raise ModelFileError(
                 "a file of the checkpoint is missing", where=str(path), fix="download it as well"
             )
-    for path in sorted(set(there) - set(listed)):
-        log.warning("%s is not in the index: not read", path)
+    _say_not_read({*there} - {*listed}, "is not in the index")
     held = {tensor.name for path in listed for tensor in _read_file(path)}
     if lacking := sorted(set(names) - held):
         raise ModelFileError(
@@ -292,6 +328,11 @@ def _files(folder: Path, named: object) -> list[Path]:
             fix="download the files again",
         )
     return listed
+
+
+def _say_not_read(paths: Iterable[Path], why: str) -> None:
+    for path in sorted(paths):
+        log.warning("%s %s: not read", path, why)
 
 
 def _is_inside(name: str) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from gguf import GGUFWriter, SpecialVocab
 from tokenizers import models
 
+from mtpcore.conversion.generation import generation_metadata
 from mtpcore.conversion.published import (
     NO_FILE_HOLDS_IT,
     check_small_files,
@@ -43,13 +44,6 @@ _KINDS = {"unknown": "unk", "padding": "pad"}
 # Some checkpoints do not mark their control tokens as special.
 _LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<\uff5c.*\uff5c>|<pad>|<mask>", re.DOTALL)
 _SPACE_BYTE = "\u0120"  # spells a space in byte-level vocabularies
-
-
-class _Generation(msgspec.Struct):
-    """``generation_config.json``, as far as it is needed here."""
-
-    suppress_tokens: list[TokenId] | None = None
-    eos_token_id: int | list[TokenId] | None = None
 
 
 class _Pairs(msgspec.Struct):
@@ -142,7 +136,8 @@ def tokenizer_metadata(
     _name_special(special, special_tokens, ids)
     if not pieces:
         special.merges = _spell(pairs or _split(special.merges, model, path), path)
-    return metadata | _stored(special, path) | _generation(folder, n_tokens)
+    end = special.special_token_ids.get("eos")
+    return metadata | _stored(special, path) | generation_metadata(folder, n_tokens, end)
 
 
 def with_control_tokens(metadata: Mapping[str, Value], texts: Sequence[str]) -> dict[str, Value]:
@@ -182,35 +177,8 @@ def _with_special(
     special = _find_special(folder, path, n_tokens, load_merges=False)
     ids = {text: token for token, text in enumerate(unigram.texts)}
     _name_special(special, special_tokens, ids)
-    return metadata | _stored(special, path) | _generation(folder, n_tokens)
-
-
-def _generation(folder: Path, n_tokens: int) -> dict[str, Value]:
-    """Return the tokens that no text is to have and those that end one, where they are named.
-
-    A tokenizer names one end; models that end their turns, or calls of tools, by others list them.
-    """
-    path = folder / "generation_config.json"
-    if not os.path.exists(path):
-        return {}
-    found = read_json(path, _Generation)
-    ends = found.eos_token_id
-    metadata: dict[str, Value] = {}
-    for named, key, tokens in (
-        ("suppress_tokens", "suppress_tokens", found.suppress_tokens or []),
-        ("eos_token_id", "eos_token_ids", ends if isinstance(ends, list) else []),
-    ):
-        if max(tokens, default=0) >= n_tokens:
-            raise ModelFileError(
-                "no such token",
-                where=f"{path}: {named}",
-                wanted=f"0..{n_tokens - 1}",
-                got=max(tokens),
-                fix="take the file from the published model",
-            )
-        if tokens:
-            metadata[_KEY + key] = np.array(tokens, np.int32)
-    return metadata
+    end = special.special_token_ids.get("eos")
+    return metadata | _stored(special, path) | generation_metadata(folder, n_tokens, end)
 
 
 def _check_normalizer(normalizer: Step, pieces: bool, path: Path) -> None:

@@ -266,14 +266,22 @@ def head_width(config: Config) -> int:
     )
 
 
+def _stated_head_width(config: Config) -> int | None:
+    """Return the width of a head as configurations state it; None where heads divide the width."""
+    sizes = (config.require(name, Count) for name in ("hidden_size", "num_attention_heads"))
+    width, n_heads = sizes
+    given: int | None = config.get("head_dim", type=Count)
+    return head_width(config) if given is None and width % n_heads else given
+
+
 DECODER: Metadata = (
     ("{arch}.context_length", "max_position_embeddings"),
     ("{arch}.embedding_length", "hidden_size"),
     ("{arch}.feed_forward_length", Key("intermediate_size")),
     ("{arch}.attention.head_count", "num_attention_heads"),
     ("{arch}.attention.head_count_kv", Key("num_key_value_heads")),
-    ("{arch}.attention.key_length", Key("head_dim")),
-    ("{arch}.attention.value_length", Key("head_dim")),
+    ("{arch}.attention.key_length", _stated_head_width),
+    ("{arch}.attention.value_length", _stated_head_width),
     ("{arch}.attention.layer_norm_rms_epsilon", number("rms_norm_eps")),
 )
 """Sizes of a decoder."""

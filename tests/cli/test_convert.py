@@ -69,7 +69,7 @@ def test_parts_of_a_file(command, glm, tmp_path):
 
 def test_types_are_options(command, tmp_path):
     path = tmp_path / "model.gguf"
-    given = ("--outtype", "q4_0", "--mtp-type", "f32")
+    given = ("--outtype", "Q4_0", "--mtp-type", "F32")  # in any case
     assert command("convert", checkpoint("glm-11"), path, *given)[0] == 0
     with mtpcore.load_model(path) as model:
         assert model.tensors["blk.1.attn_q.weight"].type_name == "Q4_0"
@@ -92,6 +92,40 @@ def test_errors_are_for_people(command, tmp_path):
     code, _, err = command("convert", tmp_path, tmp_path / "x", "--outtype", "q3_k")
     assert code == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_file_is_called_after_the_folder(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_checkpoint(tmp_path / "Small-1B", small_config(), small_tensors(small_config()))
+    assert command("convert", "Small-1B", "--outtype", "Q8_0")[0] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["Small-1B", "Small-1B-q8_0.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("given", "what", "fix"),
+    [
+        ("model.gguf", "a model file already", "run it: mtpcore run model.gguf"),
+        ("model.gguf", "a model file already", "mtpcore quantize model.gguf"),
+        ("hf/model.safetensors", "a file, not the folder", "give its folder: hf"),
+        ("some-one/A.Model-7B", "a published model", "hf download some-one/A.Model-7B --local-dir"),
+        ("https://huggingface.co/a/b", "a published model", "hf download a/b --local-dir b, then"),
+        ("nowhere", "no such folder", "give the folder of a published model"),
+        ("a/b/c", "no such folder", "give the folder of a published model"),
+    ],
+)
+@pytest.mark.parametrize("out", [(), ("out.gguf",)])
+def test_what_is_no_folder_is_told_what_to_do(
+    command, tmp_path, monkeypatch, given, what, fix, out
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "model.safetensors").write_bytes(b"")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    code, _, err = command("convert", given, *out)
+    assert code == 1
+    assert what in err.replace("\n", " ")
+    assert fix in err.replace("\n", " ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "model.gguf"]
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -91,6 +91,15 @@ def test_several_files_with_an_index_are_one_checkpoint(tmp_path, caplog):
             np.testing.assert_array_equal(tensor.raw(), three.tensors[name].raw())
 
 
+def test_the_whole_model_in_one_file_is_read_alone(tmp_path, caplog):
+    """As transformers does; Mistral's have the same tensors, by other names, beside it."""
+    write_checkpoint(tmp_path / "hf", small_config(), small_tensors(small_config()))
+    other = {"layers.0.attention.wq.weight": np.zeros((4, 4), np.float32)}
+    save_tensors(tmp_path / "hf" / "consolidated.safetensors", other)
+    assert set(read_tensors(tmp_path / "hf")) == set(small_tensors(small_config()))
+    assert "consolidated.safetensors is beside the whole model" in caplog.text
+
+
 def test_pieces_of_any_size_give_the_same_file(tmp_path, monkeypatch):
     write_checkpoint(tmp_path / "hf", small_config(), small_tensors(small_config()))
     convert(tmp_path / "hf", tmp_path / "whole.gguf", outtype="q8_0")

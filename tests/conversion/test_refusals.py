@@ -153,6 +153,14 @@ def test_an_unknown_architecture(refuse, config, tensors):
     )
 
 
+def test_a_checkpoint_that_is_nearly_a_family_s(refuse, config, tensors):
+    """What tells its layout from others is missing, and named."""
+    error = refuse(config | {"architectures": ["DFlashDraftModel"]}, tensors)
+    assert "nearly one of 'dflash'" in error.what
+    assert error.wanted == "block_size"
+    assert error.where.endswith("config.json")
+
+
 def test_a_configuration_lacks_a_value(refuse, config, tensors):
     del config["hidden_size"]
     assert refuse(config, tensors).where.endswith("config.json: hidden_size")
@@ -167,7 +175,7 @@ def test_a_malformed_configuration(tmp_path, tensors, text):
 
 
 def test_no_folder(tmp_path):
-    with pytest.raises(ModelFileError, match="cannot read the file"):
+    with pytest.raises(ModelFileError, match="no such folder"):
         convert(tmp_path / "nothing", tmp_path / "model.gguf")
 
 

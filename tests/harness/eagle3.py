@@ -39,6 +39,7 @@ class Variant(NamedTuple):
     prefix: str = "midlayer."
     width: int = WIDTH
     n_draft: int = N_DRAFT
+    says_n_draft: bool = True
     layers: tuple[int, ...] | None = None
     nested: str = ""
     own_table: bool = False
@@ -80,6 +81,8 @@ VARIANTS = {
         qk_norm=True,
     ),
     "every token": Variant(n_draft=N_VOCAB),
+    "every token, unsaid": Variant(n_draft=N_VOCAB, says_n_draft=False),
+    "reference, unsaid": Variant("LlamaForCausalLM", n_draft=N_VOCAB, says_n_draft=False),
     "the target's head": Variant(n_draft=N_VOCAB, own_head=False),
     "another width": Variant(width=24, own_table=True),
     "llama3 rotation": Variant(scaling="llama3"),
@@ -155,6 +158,8 @@ def config_of(c: Variant) -> dict[str, object]:
         "fc_norm": c.fc_norm,
         "norm_output": c.norm_output,
     }
+    if not c.says_n_draft:
+        del made["draft_vocab_size"]
     if c.width != c.target_width:
         made["target_hidden_size"] = c.target_width
     if c.nested == "transformer_layer_config":

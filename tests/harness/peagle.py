@@ -30,7 +30,9 @@ class Variant(NamedTuple):
 
 VARIANTS = {
     "one layer": Variant(),
-    "two layers": Variant(eagle3.Variant(layers=(1, 4), n_draft=N_VOCAB), 2, "pard_token"),
+    "two layers": Variant(
+        eagle3.Variant(layers=(1, 4), n_draft=N_VOCAB, says_n_draft=False), 2, "pard_token"
+    ),
     "speculators": Variant(
         eagle3.Variant(
             "Eagle3Speculator",

@@ -111,6 +111,30 @@ def test_tables_of_their_own(tmp_path):
         assert np.array_equal(model.tensors["depth.audio_embd.weight"].array(), w[TABLE])
 
 
+def test_heads_need_not_divide_the_width_of_the_depth_decoder(tmp_path):
+    """Without ``head_dim`` transformers rounds the quotient down; a model file has to say it."""
+    config, tensors = csm.configuration(), csm.weights()
+    del config["depth_decoder_config"]["head_dim"]
+    config["depth_decoder_config"]["num_attention_heads"] = 5
+    at = "depth_decoder.model.layers.{}.self_attn.{}_proj.weight"
+    for n in range(csm.N_DEPTH_LAYERS):
+        for x, shape in {"q": (20, 24), "k": (4, 24), "v": (4, 24), "o": (24, 20)}.items():
+            tensors[at.format(n, x)] = np.zeros(shape, np.float32)
+    write_checkpoint(tmp_path / "hf", config, tensors, tokenizer(csm.N_TEXT))
+    convert(tmp_path / "hf", tmp_path / "model.gguf")
+    with load_model(tmp_path / "model.gguf") as model:
+        assert model.hparams.depth.head_width == 4
+        assert model.program("depth")
+
+
+def test_a_depth_decoder_that_its_graph_would_refuse_is_not_written(tmp_path):
+    tensors = csm.weights()
+    tensors["depth_decoder.model.layers.0.self_attn.o_proj.weight"] = np.zeros((24, 32), np.float32)
+    with pytest.raises(ModelFileError, match="does not fit its tensors"):
+        write(tmp_path, tensors)
+    assert not (tmp_path / "model.gguf").exists()
+
+
 def test_the_codec_is_left_out_and_a_missing_table_is_an_error(tmp_path):
     w = csm.weights()
     _, left_out = write(tmp_path / "a", {**w, "codec_model.encoder.weight": np.zeros((2, 2), "f4")})

@@ -1,5 +1,7 @@
 """How EAGLE-3 heads are published, and what their model files call it."""
 
+import msgspec
+
 from mtpcore.plugin import FUSED_KEYS, FUSED_MADE, FUSED_TENSORS, Checkpoint
 
 CHECKPOINT = Checkpoint(
@@ -9,10 +11,8 @@ CHECKPOINT = Checkpoint(
             "Eagle3LlamaForCausalLM",
             "Eagle3Speculator",
             "Eagle3DraftModel",
-            "LlamaForCausalLM",  # the reference's own
         }
     ),
-    requires=("draft_vocab_size",),
     nested=("transformer_layer_config", "eagle_config"),
     prefixes=(
         ("midlayer.", "model.layers.0."),
@@ -24,3 +24,10 @@ CHECKPOINT = Checkpoint(
     made=FUSED_MADE,
     metadata=FUSED_KEYS,
 )
+
+REFERENCE = msgspec.structs.replace(
+    CHECKPOINT,
+    architectures=frozenset({"LlamaForCausalLM"}),
+    has="fc.weight",
+)
+"""The reference's own, whose configurations name the class of a whole model."""

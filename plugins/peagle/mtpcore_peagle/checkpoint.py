@@ -44,7 +44,7 @@ PEAGLE_CHECKPOINT = Checkpoint(
             "PEagleDraftModel",
         }
     ),
-    requires=("draft_vocab_size", "|".join(_MASKS)),
+    requires=("|".join(_MASKS),),
     nested=("transformer_layer_config", "eagle_config"),
     prefixes=(
         ("midlayer.", "model.layers.0."),
