@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import struct
@@ -16,25 +17,46 @@ from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from mtpcore.errors import MtpcoreError
 
-__all__ = ["MAX_MEMORY", "MAX_SECONDS", "MAX_TEXT", "Renderer"]
+__all__ = ["MAX_MEMORY", "MAX_SECONDS", "MAX_TEXT", "Limits", "RefusalError", "Renderer"]
 
-MAX_SECONDS = 0.4
+MAX_SECONDS = 1.0
 """Of computing: as much for compiling the template, and for each rendering."""
+SECONDS_PER_ITEM = 0.02
+"""More for each message, tool and document: less than a model takes to read one.
+
+Published templates look through the conversation again for each message: 601 messages take one of
+them 1.4 seconds, 2401 take it 21.
+"""
+SECONDS_PER_BYTE = 1e-6
+"""More for what the variables take as JSON."""
 MAX_MEMORY = 64 << 20
-"""Bytes beyond what the interpreter takes."""
+"""Bytes beyond what the interpreter takes, and eight times the variables as JSON."""
 MAX_TEXT = 4 << 20
 """Characters of a text, beyond those of the conversation."""
 
-_PATIENCE = 30.0  # seconds by the clock, where the machine is busy with other things
+_PATIENCE = 30.0  # seconds by the clock for each of computing: the machine may be busy
 _PROGRAM = Path(__file__).with_name("sandbox.py")
 _PACKAGES = ("jinja2", "markupsafe")
 _PASSED_ON = ("LD_LIBRARY_PATH", "PYTHONHOME")  # an interpreter may need them to start
 _READY = b"ready"
+_HEAD = struct.Struct("!QdQ")
 _LENGTH = struct.Struct("!Q")
+_OUT_OF_MEMORY = 75  # the exit status by which ``sandbox.py`` says so
+
+
+class RefusalError(MtpcoreError):
+    """The template itself failed, or refused what it was given; no limit ended it."""
+
+
+class Limits(NamedTuple):
+    """What an answer may take: seconds of computing and bytes of memory."""
+
+    seconds: float
+    n_bytes: int
 
 
 class Renderer:
@@ -51,10 +73,17 @@ class Renderer:
         The Jinja text.
     where : str
         For errors.
+
+    Attributes
+    ----------
+    max_seconds, max_memory : float and int, optional
+        What the caller allows for compiling, and for each rendering, in place of our limits.
     """
 
     def __init__(self, source: str, where: str) -> None:
         self._source, self._where = source, where
+        self.max_seconds: float | None = None
+        self.max_memory: int | None = None
         self._owner, self._lock = os.getpid(), Lock()
         self._running: list[_Process] = []  # one or none
         weakref.finalize(self, _end, self._running)
@@ -67,7 +96,7 @@ class Renderer:
         MtpcoreError
             It is malformed, exceeds a limit, or there can be no process.
         """
-        self._answer(None)
+        self._answer(None, 0)
 
     def render(self, variables: Mapping[str, Any], now: datetime) -> str:
         """Render the template.
@@ -81,41 +110,53 @@ class Renderer:
 
         Raises
         ------
+        RefusalError
+            It fails.
         MtpcoreError
-            It fails, exceeds a limit, there can be no process, or JSON cannot say the variables.
+            It exceeds a limit, there can be no process, or JSON cannot say the variables.
         """
         try:
             message = json.dumps({"now": now.isoformat(), "variables": variables})
         except (TypeError, ValueError, RecursionError) as error:
-            raise self._error(f"{type(error).__name__}: {error}") from error
-        return self._answer(message.encode())
+            raise self._error(MtpcoreError, f"{type(error).__name__}: {error}") from error
+        n_items = sum(len(value) for value in variables.values() if isinstance(value, list | tuple))
+        return self._answer(message.encode(), n_items)
 
-    def _answer(self, message: bytes | None) -> str:
+    def _answer(self, message: bytes | None, n_items: int) -> str:
         if self._owner != os.getpid():  # a fork: the process belongs to the one that it came of
             self._owner, self._lock = os.getpid(), Lock()
             _end(self._running)
         with self._lock:
             try:
-                kind, text = self._ask(message)
+                kind, text = self._ask(message, n_items)
             except _NoAnswer as error:
                 _end(self._running)
-                raise self._error(str(error)) from None
+                raise self._error(MtpcoreError, str(error), error.fix) from None
             except BaseException:  # an interrupt, too: the answer must not be taken for the next
                 _end(self._running)
                 raise
         if kind != b"text":
-            raise self._error(text)
+            raise self._error(RefusalError, text)
         return text
 
-    def _ask(self, message: bytes | None) -> tuple[bytes, str]:
+    def _ask(self, message: bytes | None, n_items: int) -> tuple[bytes, str]:
         kind, text = b"text", ""
         if not self._running or self._running[0].has_ended():
             _end(self._running)
             self._running.append(self._start())
-            kind, text = self._running[0].ask(self._source.encode("utf-8", "surrogatepass"))
+            source = self._source.encode("utf-8", "surrogatepass")
+            kind, text = self._running[0].ask(source, self._limits())
+            if kind != b"text":  # it still waits for a template, and would take the next message
+                _end(self._running)
         if kind == b"text" and message is not None:
-            kind, text = self._running[0].ask(message)
+            kind, text = self._running[0].ask(message, self._limits(len(message), n_items))
         return kind, text
+
+    def _limits(self, n_bytes: int = 0, n_items: int = 0) -> Limits:
+        seconds, memory = self.max_seconds, self.max_memory
+        if seconds is None:
+            seconds = MAX_SECONDS + SECONDS_PER_ITEM * n_items + SECONDS_PER_BYTE * n_bytes
+        return Limits(seconds, MAX_MEMORY if memory is None else memory)
 
     def _start(self) -> _Process:
         try:
@@ -128,13 +169,17 @@ class Renderer:
                 fix="multiprocessing.set_executable(PATH) names a Python that has Jinja",
             ) from error
 
-    def _error(self, reason: str) -> MtpcoreError:
+    def _error(self, kind: type[MtpcoreError], reason: str, fix: str = "") -> MtpcoreError:
         shown = "".join(c if c.isprintable() else "\ufffd" for c in reason)
-        return MtpcoreError("the template failed", where=self._where, got=shown)
+        return kind("the template failed", where=self._where, got=shown, fix=fix)
 
 
 class _NoAnswer(Exception):
-    """The reason why no answer came."""
+    """The reason why no answer came, and what the caller can do about it."""
+
+    def __init__(self, reason: str, fix: str = "") -> None:
+        super().__init__(reason)
+        self.fix = fix
 
 
 class _Process:
@@ -162,27 +207,29 @@ class _Process:
         if self._receive(len(_READY), time.monotonic() + _PATIENCE) != _READY:
             raise OSError("it runs another program")
 
-    def ask(self, message: bytes) -> tuple[bytes, str]:
-        """Send a message; return the kind of the answer and its text.
+    def ask(self, message: bytes, limits: Limits) -> tuple[bytes, str]:
+        """Send a message; return the kind of the answer, which may take so much, and its text.
 
         Raises
         ------
         _NoAnswer
             A limit ended it.
         """
-        deadline = time.monotonic() + _PATIENCE
+        patience = _PATIENCE * max(limits.seconds, MAX_SECONDS)
+        deadline = time.monotonic() + patience
         try:
-            self._connection.settimeout(_PATIENCE)
+            self._connection.settimeout(patience)
+            head = _HEAD.pack(len(message), *limits)
             # Where the process has ended, an error is enough: a host may die of the signal.
-            self._connection.sendall(_LENGTH.pack(len(message)) + message, socket.MSG_NOSIGNAL)
+            self._connection.sendall(head + message, socket.MSG_NOSIGNAL)
             (n_bytes,) = _LENGTH.unpack(self._receive(_LENGTH.size, deadline))
             if n_bytes > 4 * (MAX_TEXT + len(message)) + len(b"text"):
                 raise _NoAnswer("an answer longer than any text may be")
             answer = self._receive(n_bytes, deadline)
         except TimeoutError:
-            raise _NoAnswer(f"no end in {_PATIENCE:g} seconds") from None
+            raise _NoAnswer(f"no end in {round(patience, 1):g} seconds") from None
         except OSError:
-            raise _NoAnswer(self._reason()) from None
+            raise self._reason(limits) from None
         return answer[:4], answer[4:].decode("utf-8", "surrogatepass")
 
     def _receive(self, n_bytes: int, deadline: float) -> bytes:
@@ -196,18 +243,27 @@ class _Process:
             data += part
         return bytes(data)
 
-    def _reason(self) -> str:
+    def _reason(self, limits: Limits) -> _NoAnswer:
         """Say what ended it."""
         deadline = time.monotonic() + 1.0
         while (status := self._status()) is None:
             if time.monotonic() > deadline:
-                return "no answer"
+                return _NoAnswer("no answer")
             time.sleep(1e-3)
         if status == -signal.SIGPROF:
-            return f"more than {MAX_SECONDS:g} seconds of computing"
-        if status == 1:  # a MemoryError that nothing catches
-            return f"more than {MAX_MEMORY >> 20} MB of memory"
-        return f"its process ended with status {status}"
+            return _NoAnswer(
+                f"more than {limits.seconds:.3g} seconds of computing",
+                "if you trust the template: chat_template.max_seconds = (a larger number)",
+            )
+        if status != _OUT_OF_MEMORY:
+            return _NoAnswer(f"its process ended with status {status}")
+        reason = f"more than {limits.n_bytes >> 20} MB of memory"
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        if hard != resource.RLIM_INFINITY:
+            reason += f", or than fits into the {hard >> 20} MB of a process (ulimit -v)"
+        return _NoAnswer(
+            reason, "if you trust the template: chat_template.max_memory = (more bytes)"
+        )
 
     def _status(self, options: int = os.WNOHANG) -> int | None:
         """Return the exit status of the process, or None while it runs.
@@ -247,12 +303,11 @@ def _start() -> _Process:
     specs = [find_spec(name) for name in _PACKAGES]
     places = [place for spec in specs if spec for place in spec.submodule_search_locations or ()]
     folders = dict.fromkeys(str(Path(place).parent) for place in places)
-    limits = [str(MAX_SECONDS), str(MAX_MEMORY), str(MAX_TEXT)]
     ours, theirs = socket.socketpair()
     try:
         with theirs:
             process = subprocess.Popen(
-                [python, "-s", "-P", "-S", str(_PROGRAM), *limits, *folders],
+                [python, "-s", "-P", "-S", str(_PROGRAM), str(MAX_TEXT), *folders],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

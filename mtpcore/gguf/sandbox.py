@@ -6,15 +6,17 @@ taking all time and memory, and no rule about single operations does: loops, tex
 sorting, long numbers and the folding of constants are all ways to it. The operating system counts
 whatever happens here.
 
-Arguments are seconds, bytes and characters (see ``renderer.py``), then folders where Jinja is.
-Standard input is a socket. A message is its length in eight bytes, then its bytes. This side
-says "ready"; then the template comes, and then, as JSON, what each rendering takes. The answer is
-"text" and a text, or "fail" and why, and at a limit that this process ends.
+Arguments are the characters of the longest text (see ``renderer.py``), then folders where Jinja is.
+Standard input is a socket. A message is its length, the seconds and the bytes of memory that its
+answer may take, eight bytes each, then its bytes. This side says "ready"; then the template comes,
+and then, as JSON, what each rendering takes. The answer is its length, then "text" and a text, or
+"fail" and why; at a limit this process ends.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import socket
@@ -24,17 +26,18 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, NoReturn
 
-sys.path += sys.argv[4:]
+sys.path += sys.argv[2:]
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+HEAD = struct.Struct("!QdQ")
 LENGTH = struct.Struct("!Q")
+OUT_OF_MEMORY = 75  # exit status, which nothing else here ends with
 MAX_REASON = 1000  # characters
 BYTES_PER_BYTE = 8  # of memory for each of the variables: as JSON, as objects, as parts, as a text
-BYTES_PER_SECOND = 10e6  # of variables
 WARM_UP = r"""{{ '\n' | tojson }}{{ lipsum(n=1) | pprint | urlize | striptags | wordwrap }}
 {{ raise_exception('') }}"""
 """Uses what Jinja imports late, for no file can be opened later on."""
@@ -123,6 +126,13 @@ class Renderer:
         return text
 
 
+def bound(kind: int, most: int) -> tuple[int, int]:
+    """Return ``most`` and the bound of a resource: what the host may have set, for good."""
+    hard = resource.getrlimit(kind)[1]
+    finite = [value for value in (most, hard) if value != resource.RLIM_INFINITY]
+    return min(finite, default=resource.RLIM_INFINITY), hard
+
+
 def limit_files() -> None:
     """Let this process open and write no more files, and dump no core."""
     for kind, most in (
@@ -130,16 +140,23 @@ def limit_files() -> None:
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
     ):
+        most, _ = bound(kind, most)
         resource.setrlimit(kind, (most, most))
+
+
+def heed_the_timer() -> None:
+    """Let the timer's signal end this process; it inherits what the host does with its own."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
 
 
 def limit_work(seconds: float, n_bytes: int) -> None:
     """Limit this process's CPU time (a signal ends it) and its address space."""
-    resource.setrlimit(resource.RLIMIT_AS, (n_bytes, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, bound(resource.RLIMIT_AS, n_bytes))
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
-def main(seconds: float, n_bytes: int, max_text: int) -> None:
+def main(max_text: int) -> None:
     """Answer until the other side goes away."""
     with suppress(TemplateError):
         make_environment().from_string(WARM_UP).render()
@@ -147,17 +164,21 @@ def main(seconds: float, n_bytes: int, max_text: int) -> None:
     with open("/proc/self/statm") as file:
         in_use = int(file.read().split()[0]) * resource.getpagesize()
     limit_files()
+    heed_the_timer()
     connection = socket.socket(fileno=0)
     incoming = connection.makefile("rb")
     connection.sendall(b"ready")
-    while len(head := incoming.read(LENGTH.size)) == LENGTH.size:
-        message = incoming.read(*LENGTH.unpack(head))
-        n = len(message)
-        limit_work(seconds + n / BYTES_PER_SECOND, in_use + n_bytes + BYTES_PER_BYTE * n)
+    while len(head := incoming.read(HEAD.size)) == HEAD.size:
+        n, seconds, n_bytes = HEAD.unpack(head)
+        message = incoming.read(n)
+        limit_work(seconds, in_use + n_bytes + BYTES_PER_BYTE * n)
         answer = renderer.answer(message)
         limit_work(0, resource.RLIM_INFINITY)
         connection.sendall(LENGTH.pack(len(answer)) + answer)
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    try:
+        main(int(sys.argv[1]))
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)

@@ -67,10 +67,86 @@ def test_a_limit_ends_one_rendering_and_no_more():
     template = ChatTemplate(LOOP)
     for _ in range(2):
         begin = time.process_time()
-        with pytest.raises(MtpcoreError, match=r"more than 0\.4 seconds of computing"):
+        with pytest.raises(MtpcoreError, match=r"more than 1\.02 seconds of computing"):
             template.render(say("loop"))
         assert time.process_time() - begin < 0.2  # the other process computed
         assert template.render(say("a")) == "a"
+
+
+@pytest.mark.parametrize("template", [LOOP, "{{ 'a' * 10 ** 9 }}"], ids=["time", "memory"])
+def test_limits_hold_whatever_the_host_limits_or_ignores(template):
+    """A process inherits hard limits, ignored signals and blocked ones."""
+    program = f"""
+import resource
+hard = 3 << 30
+resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+signal.signal(signal.SIGPROF, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPROF])
+template = ChatTemplate({template + ECHO!r}, max_seconds=0.1)
+print(template.render(say("a")) if "loop" in template.source else "a")
+begin = time.monotonic()
+try:
+    template.render(say("loop"))
+except MtpcoreError as error:
+    print(error.got)
+assert time.monotonic() - begin < 20
+"""
+    first, why = run(PROLOGUE + program).splitlines()
+    assert first[0] == "a"
+    assert why == (
+        "more than 0.1 seconds of computing"
+        if template is LOOP
+        else "more than 64 MB of memory, or than fits into the 3072 MB of a process (ulimit -v)"
+    )
+
+
+def test_a_process_that_fails_is_not_said_to_take_memory():
+    template = ChatTemplate(LOOP, max_seconds=20)
+    pid = process_of(template)
+    threading.Timer(0.1, os.kill, (pid, signal.SIGHUP)).start()
+    with pytest.raises(MtpcoreError, match="ended with status -1") as raised:
+        template.render(say("loop"))
+    assert not raised.value.fix
+
+
+EACH_WITH_EACH = """
+{%- for message in messages %}{% for other in messages %}
+    {%- if other.content == message.content %}{% set found = other.content %}{% endif %}
+{%- endfor %}{% endfor %}{{ messages | length }}"""
+
+
+def test_a_long_conversation_may_take_longer(monkeypatch):
+    """Templates for tools look through the conversation again for each message."""
+    template = ChatTemplate(EACH_WITH_EACH)
+    monkeypatch.setattr(module, "MAX_SECONDS", 0.02)
+    monkeypatch.setattr(module, "_PATIENCE", 3000)
+    assert template.render(say("a") * 400) == "400"
+    monkeypatch.setattr(module, "SECONDS_PER_ITEM", 0.0)
+    with pytest.raises(MtpcoreError, match="seconds of computing") as raised:
+        template.render(say("a") * 400)
+    assert "max_seconds" in raised.value.fix
+    template.max_seconds = 60
+    assert template.render(say("a") * 400) == "400"
+
+
+def test_the_caller_may_allow_more_memory():
+    template = ChatTemplate("{{ ('a' * 70000000) | length }}")
+    with pytest.raises(MtpcoreError, match="more than 64 MB of memory") as raised:
+        template.render(say("a"))
+    assert "max_memory" in raised.value.fix
+    template.max_memory = 200 << 20
+    assert template.render(say("a")) == "70000000"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_seconds", 0), ("max_seconds", "1"), ("max_memory", -1)]
+)
+def test_a_limit_that_is_none_is_refused(name, value):
+    template = ChatTemplate(ECHO)
+    with pytest.raises(MtpcoreError, match=name):
+        setattr(template, name, value)
+    assert getattr(template, name) is None
 
 
 def test_where_somebody_ended_it_the_next_rendering_starts_another():

@@ -1,14 +1,16 @@
 """Chat templates as published models write them, and Jinja set up as transformers sets it up.
 
 ``python -m harness.chat_templates FOLDER`` renders every ``*.jinja`` file of a folder with
-conversations of many kinds, compares the texts with those of transformers' set-up in this process,
-and prints for each how many were equal, how many both refused, and how long a rendering takes.
+conversations of all shapes that the OpenAI API allows, and compares the texts with those that
+transformers' set-up gives in this process for the same conversation in its plain form. For each
+template it prints how many were right, which of them transformers refuses or writes otherwise as
+they are, which ones the template refuses, and which differ, of which there should be none.
 """
 
 import json
 import sys
-import time
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 
 from jinja2 import TemplateError, nodes
@@ -228,6 +230,86 @@ CONVERSATIONS = {
 }
 
 
+IMAGES = ("parts",)
+"""Conversations with pictures, which templates for texts alone are not given."""
+
+
+def _call(arguments, call_id="call00001", **more):
+    function = {"name": "weather", "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function, **more}
+
+
+def _with_calls(*calls, content="", results=None, **more):
+    """Return a conversation with calls and their results, up to the next question."""
+    results = [call["id"] for call in calls] if results is None else results
+    return {
+        "messages": [
+            USER,
+            {"role": "assistant", "content": content, "tool_calls": list(calls), **more},
+            *({"role": "tool", "tool_call_id": one, "content": '{"t": 5}'} for one in results),
+            ANSWER,
+            USER,
+        ],
+        "tools": [WEATHER],
+    }
+
+
+def _text(*texts):
+    return [{"type": "text", "text": text} for text in texts]
+
+
+_OBJECT = {"place": "Zürich", "days": 2}
+SHAPES = CONVERSATIONS | {
+    "a developer": {"messages": [{"role": "developer", "content": "Be brief."}, USER]},
+    "two systems": {"messages": [*[{"role": "system", "content": "Be brief."}] * 2, USER]},
+    "a system later": {"messages": [USER, ANSWER, {"role": "system", "content": "Stop."}, USER]},
+    "parts of a user": {"messages": [{"role": "user", "content": _text("one", "two")}]},
+    "parts of a system": {"messages": [{"role": "system", "content": _text("Be brief.")}, USER]},
+    "parts of an answer": {
+        "messages": [USER, {"role": "assistant", "content": _text("Hello.")}, USER]
+    },
+    "null content": _with_calls(_call(_OBJECT), content=None),
+    "JSON text": _with_calls(_call(json.dumps(_OBJECT))),
+    "JSON text, null content": _with_calls(_call(json.dumps(_OBJECT)), content=None),
+    "no arguments": _with_calls(_call("{}")),
+    "empty arguments": _with_calls(_call("")),
+    "null arguments": _with_calls(_call(None)),
+    "nested arguments": _with_calls(_call('{"place": {"a": [1, null, true]}, "days": 1.5}')),
+    "a list of arguments": _with_calls(_call("[1, 2]")),
+    "broken arguments": _with_calls(_call('{"place": ')),
+    "parallel calls": _with_calls(
+        _call('{"place": "Rom"}'), _call('{"place": "Oslo"}', "call00002")
+    ),
+    "results in another order": _with_calls(
+        _call(_OBJECT), _call(_OBJECT, "call00002"), results=["call00002", "call00001"]
+    ),
+    "long ids": _with_calls(_call(_OBJECT, "call_0123456789abcdef")),
+    "content with a call": _with_calls(_call(_OBJECT), content="I look."),
+    "reasoning with a call": _with_calls(_call(_OBJECT), reasoning_content="I need to look."),
+    "a call to be answered": {
+        "messages": _with_calls(_call(json.dumps(_OBJECT)), content=None)["messages"][:3],
+        "tools": [WEATHER],
+    },
+    "parts of a result": {
+        "messages": [
+            *_with_calls(_call(_OBJECT))["messages"][:2],
+            {"role": "tool", "tool_call_id": "call00001", "content": _text("cold")},
+        ],
+        "tools": [WEATHER],
+    },
+    "calls without tools": {"messages": _with_calls(_call(json.dumps(_OBJECT)))["messages"]},
+    "tools and no call": {"messages": [USER], "tools": [WEATHER]},
+    "names": {"messages": [USER | {"name": "Ann"}, ANSWER | {"name": "Bot"}, USER]},
+    "a refusal": {
+        "messages": [USER, {"role": "assistant", "content": None, "refusal": "No."}, USER]
+    },
+    "an answer last": {"messages": [USER, ANSWER]},
+    "two users": {"messages": [USER, USER]},
+    "many turns": {"messages": [USER, ANSWER] * 20 + [USER]},
+}
+"""Conversations of all shapes that the OpenAI API allows."""
+
+
 class _Generation(Extension):
     """The tag of transformers, which notes what the assistant said and writes it."""
 
@@ -242,8 +324,9 @@ class _Generation(Extension):
         return caller()
 
 
-def expected(source, messages, *, tools=None, add_generation_prompt=True, **more):
-    """Return a template's text as transformers gives it; None where it is refused."""
+@cache
+def _compiled(source):
+    """Return a template in transformers' set-up."""
 
     def raise_exception(message):
         raise TemplateError(message)
@@ -263,8 +346,13 @@ def expected(source, messages, *, tools=None, add_generation_prompt=True, **more
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = NOW.strftime
+    return environment.from_string(source)
+
+
+def expected(source, messages, *, tools=None, add_generation_prompt=True, **more):
+    """Return a template's text as transformers gives it; None where it is refused."""
     try:
-        return environment.from_string(source).render(
+        return _compiled(source).render(
             messages=messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
@@ -276,6 +364,37 @@ def expected(source, messages, *, tools=None, add_generation_prompt=True, **more
         return None
 
 
+def plain(messages, **more):
+    """Return a conversation in the form that all templates read: texts, objects and a system."""
+
+    def of(message):
+        message = dict(message)
+        content = message.get("content")
+        if content is None and message["role"] == "assistant":
+            message["content"] = ""
+        elif isinstance(content, list) and all(part["type"] == "text" for part in content):
+            message["content"] = "\n".join(part["text"] for part in content)
+        if message["role"] == "developer":
+            message["role"] = "system"
+        if message.get("tool_calls"):
+            message["tool_calls"] = [
+                call | {"function": call["function"] | {"arguments": _object(call["function"])}}
+                for call in message["tool_calls"]
+            ]
+        return message
+
+    return {"messages": [of(message) for message in messages], **more}
+
+
+def _object(function):
+    given = function.get("arguments")
+    try:
+        found = json.loads(given or "{}") if isinstance(given, str | None) else given
+    except ValueError:
+        return given
+    return found if isinstance(found, dict) else given
+
+
 def rendered(template, messages, **more):
     """Return a template's text; None where it is refused."""
     try:
@@ -284,22 +403,50 @@ def rendered(template, messages, **more):
         return None
 
 
+def right(source, conversation):
+    """Return what a template may write of a conversation: that of its plain form."""
+    formal, texts = plain(**conversation), []
+    contents = [message.get("content") for message in conversation["messages"]]
+    as_given = [  # some templates ask whether there is no content
+        message | ({"content": None} if content is None else {})
+        for message, content in zip(formal["messages"], contents, strict=True)
+    ]
+    in_text = json.loads(json.dumps(formal["messages"]))
+    for message in in_text:
+        for call in message.get("tool_calls") or ():
+            if not isinstance(call["function"]["arguments"], str):
+                arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+                call["function"]["arguments"] = arguments
+    for messages in (formal["messages"], as_given, in_text, conversation["messages"]):
+        texts.append(expected(source, **conversation | {"messages": messages}))
+    return [text for text in texts if text is not None]
+
+
 def main(folder):
+    total = {"right": 0, "refused": 0, "different": 0}
     for path in sorted(Path(folder).glob("*.jinja")):
         source = path.read_text("utf-8")
         template = ChatTemplate(source, **TOKENS)
-        equal, different, refused, times = 0, [], 0, []
-        for name, conversation in CONVERSATIONS.items():
-            wanted = expected(source, **conversation)
-            rendered(template, **conversation)
-            begin = time.perf_counter()
-            found = rendered(template, **conversation)
-            times.append(time.perf_counter() - begin)
-            equal += found == wanted is not None
-            refused += found is None is wanted
-            different += [name] if found != wanted else []
-        milliseconds = 1e3 * sorted(times)[len(times) // 2]
-        print(f"{path.stem}: {equal} equal, {refused} refused, {milliseconds:.2f} ms", *different)
+        found = {"right": [], "refused": [], "different": [], "mended": []}
+        for name, conversation in SHAPES.items():
+            try:
+                text = template.render(**conversation, now=NOW)
+            except MtpcoreError as error:
+                refuses = name in IMAGES or not right(source, conversation)
+                how = "refused" if refuses else "different"
+                found[how].append(f"{name} ({str(error.got or error.what)[:60]})")
+                continue
+            is_right = text in right(source, conversation)
+            found["right" if is_right else "different"].append(name)
+            if text != expected(source, **conversation):
+                found["mended"].append(name)
+        print(f"{path.stem}: {len(found['right'])} right of {len(SHAPES)}")
+        for how in ("mended", "refused", "different"):
+            if found[how]:
+                print(f"    {how}:", ", ".join(found[how]))
+        for how in total:
+            total[how] += len(found[how])
+    print(total)
 
 
 if __name__ == "__main__":
