@@ -60,7 +60,7 @@ from mtpcore.models.fused_heads import (
     fused_layer,
 )
 from mtpcore.models.hparams import Experts, Hparams
-from mtpcore.models.layer_kinds import LayerKind, MixedHparams
+from mtpcore.models.layer_kinds import LayerKind, MixedHparams, windowed_blocks
 from mtpcore.models.mla import Mla, mla_block
 from mtpcore.models.nextn import (
     NEXTN_TENSORS,
@@ -203,5 +203,6 @@ __all__ = [
     "separate",
     "swiglu",
     "trunk_outputs",
+    "windowed_blocks",
     "apply_rope",
 ]

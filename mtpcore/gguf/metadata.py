@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from types import GenericAlias
 from typing import Annotated, Any, TypeVar, get_origin, overload
 
@@ -12,6 +13,7 @@ import numpy as np
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.file import ModelFile
 from mtpcore.gguf.header import Metadata
+from mtpcore.gguf.spellings import BY_LAYER, ZERO_IS_NONE, other_numbers
 
 __all__ = ["Fields", "convert"]
 
@@ -19,7 +21,6 @@ T = TypeVar("T")
 D = TypeVar("D")
 S = TypeVar("S", bound=msgspec.Struct)
 
-_FLAG = bool | Annotated[int, msgspec.Meta(ge=0, le=1)]
 _FIX = "convert the model again, or give the right file"
 
 
@@ -28,7 +29,9 @@ class Fields:
 
     A key may contain ``{arch}``, which stands for the architecture. A type is whatever
     ``msgspec.convert`` takes: ``int``, ``list[float]``, ``Annotated[int, Meta(ge=1)]``, a union.
-    A number that is not finite is of no type: nothing but NaN would be computed with it.
+    A number that is not finite is of no type: nothing but NaN would be computed with it. Whole
+    floats serve as integers, 0 and 1 as flags; of the keys in ``mtpcore.gguf.spellings`` a 0 counts
+    as missing, or a list of equal numbers as one of them.
 
     Parameters
     ----------
@@ -50,8 +53,14 @@ class Fields:
         """Put the architecture in for ``{arch}``."""
         return key.replace("{arch}", self.architecture)
 
+    def _name(self, key: str) -> str:
+        """Return a key without the architecture."""
+        return self.key(key).removeprefix(f"{self.architecture}.")
+
     def __contains__(self, key: str) -> bool:
-        return self.key(key) in self.metadata
+        value = self.metadata.get(self.key(key))
+        is_none = isinstance(value, int | float) and value == 0 and self._name(key) in ZERO_IS_NONE
+        return value is not None and not is_none
 
     @overload
     def require(self, key: str, type: type[T]) -> T: ...
@@ -65,7 +74,7 @@ class Fields:
         ModelFileError
             If it is missing or of another type.
         """
-        if key not in self:
+        if self.key(key) not in self.metadata:
             raise self.error(key, "the key is missing", wanted=type)
         return self._convert(key, self.metadata[self.key(key)], type)
 
@@ -87,7 +96,7 @@ class Fields:
         n_layers : int
             As ``block_count`` counts them: those of a head included.
         type : type
-            Of one value. Of truth values, bool: some converters write them as 0 and 1.
+            Of one value.
         default : optional
             For every layer where the key is missing; None: it must be there.
 
@@ -97,8 +106,8 @@ class Fields:
         """
         if default is not None and key not in self:
             return [default] * n_layers
-        one: Any = _FLAG if type is bool else type
-        values: T | list[T] = self.require(key, one | GenericAlias(list, (one,)))
+        either: Any = type | GenericAlias(list, (type,))
+        values: T | list[T] = self.require(key, either)
         if not isinstance(values, list):
             return [values] * n_layers
         if len(values) != n_layers:
@@ -122,7 +131,22 @@ class Fields:
         try:
             return msgspec.convert(plain, type)
         except msgspec.ValidationError as error:
-            raise self.error(key, f"wrong value: {error}", got=repr(plain)[:80]) from None
+            found = error
+        for other in other_numbers(plain):
+            with suppress(msgspec.ValidationError):
+                return msgspec.convert(other, type)
+        if isinstance(plain, list) and self._name(key) in BY_LAYER:
+            return self._convert(key, self._one_of_all(key, plain), type)
+        raise self.error(key, f"wrong value: {found}", got=repr(plain)[:80])
+
+    def _one_of_all(self, key: str, values: list[object]) -> object:
+        """Return the value that all blocks have."""
+        n_blocks = self.metadata.get(self.key("{arch}.block_count"))
+        if len(values) != n_blocks:
+            raise self.error(key, "not one entry a layer", wanted=n_blocks, got=len(values))
+        if any(value != values[0] for value in values):
+            raise self.error(key, "layers differ", wanted="the same for all", got=repr(values)[:80])
+        return values[0]
 
 
 def convert(fields: Fields, struct: type[S], prefix: str = "{arch}.") -> S:

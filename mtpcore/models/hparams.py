@@ -55,9 +55,9 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
             n_used=fields.require("{arch}.expert_used_count", Count),
             gate=kind,
             normalise=normalise if code == 0 else said,
-            scale=fields.get("{arch}.expert_weights_scale", float, 1.0) or 1.0,
-            n_groups=fields.get("{arch}.expert_group_count", size, 1) or 1,
-            n_groups_used=fields.get("{arch}.expert_group_used_count", size, 1) or 1,
+            scale=fields.get("{arch}.expert_weights_scale", float, 1.0),
+            n_groups=fields.get("{arch}.expert_group_count", size, 1),
+            n_groups_used=fields.get("{arch}.expert_group_used_count", size, 1),
             n_best_of_group=_BEST_OF_GROUP[kind],
         )
 

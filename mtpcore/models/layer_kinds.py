@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from mtpcore.boundary.sizes import Count, Depth
@@ -9,7 +11,36 @@ from mtpcore.gguf.metadata import Fields
 from mtpcore.models.hparams import Hparams
 from mtpcore.models.rope import Rope, Style
 
-__all__ = ["LayerKind", "MixedHparams"]
+__all__ = ["LayerKind", "MixedHparams", "windowed_blocks"]
+
+_PATTERN = "{arch}.attention.sliding_window_pattern"
+
+
+def windowed_blocks(fields: Fields, n_blocks: int, period: int) -> list[bool]:
+    """Return which blocks have a sliding window: a list says so, or of how many one sees all.
+
+    Parameters
+    ----------
+    fields : Fields
+    n_blocks : int
+        Those of a head included.
+    period : int
+        The last of so many blocks sees all, where the file does not say; 0: none does.
+
+    Returns
+    -------
+    list of ``n_blocks`` flags
+
+    Raises
+    ------
+    ModelFileError
+        The list has another number of entries, or the period is out of range.
+    """
+    if isinstance(fields.metadata.get(fields.key(_PATTERN)), int):
+        period = fields.require(_PATTERN, Annotated[int, msgspec.Meta(ge=0, le=1 << 10)])
+    elif _PATTERN in fields:
+        return fields.per_layer(_PATTERN, n_blocks, bool)
+    return [period == 0 or n % period < period - 1 for n in range(n_blocks)]
 
 
 class LayerKind(msgspec.Struct, frozen=True):
@@ -46,7 +77,7 @@ class LayerKind(msgspec.Struct, frozen=True):
         """
         n_blocks = fields.require("{arch}.block_count", Depth)
         n_heads = fields.require("{arch}.attention.head_count", Count)
-        pattern = fields.per_layer("{arch}.attention.sliding_window_pattern", n_blocks, bool)
+        pattern = fields.per_layer(_PATTERN, n_blocks, bool)
         n_kv = fields.per_layer("{arch}.attention.head_count_kv", n_blocks, Count)
         window = fields.require("{arch}.attention.sliding_window", Count) if any(pattern) else 0
         width = fields.require("{arch}.attention.key_length", Count)

@@ -8,8 +8,9 @@ from harness.every_trunk import FAMILIES, write_trunk
 from harness.generated import write_generated
 from harness.generated_heads import DRAFTERS, write_drafter
 
-from mtpcore import Batch, Context, Sampling, link, load_model
+from mtpcore import Batch, Context, ModelFileError, Sampling, link, load_model
 from mtpcore.gguf import open_model_file, write_model_file
+from mtpcore.gguf.spellings import BY_LAYER, ZERO_IS_NONE
 
 PROMPT = np.arange(1, 9)
 
@@ -34,16 +35,26 @@ def original(tmp_path_factory):
     return make
 
 
-def rewrite(paths, folder, *, metadata=lambda values, arch: values, axes=lambda shape: shape):
-    """Write files again, their metadata and the axes of their tensors in another spelling."""
+def as_it_is(value, prefix=""):
+    return value
+
+
+def rewrite(paths, folder, *, metadata=as_it_is, axes=as_it_is):
+    """Write files again, their metadata and the axes of their tensors in another spelling.
+
+    ``metadata`` gets all values, and with what the architecture's keys begin; that of a companion
+    is left as it is.
+    """
     for path in paths:
         with open_model_file(path) as file:
             tensors = {
                 name: t.raw().reshape(axes(t.raw().shape)) for name, t in file.tensors.items()
             }
             types = {name: t.type for name, t in file.tensors.items()}
-            metadata_of = metadata(dict(file.metadata), file.architecture)
-            write_model_file(folder / path.name, file.architecture, metadata_of, tensors, types)
+            values, architecture = file.metadata, file.architecture
+            if architecture != "clip":
+                values = metadata(values, f"{architecture}.")
+            write_model_file(folder / path.name, architecture, values, tensors, types)
     return [folder / path.name for path in paths]
 
 
@@ -74,3 +85,72 @@ def test_axes_of_1(name, original, tmp_path):
         folder.mkdir()
         spelled = rewrite(paths, folder, axes=lambda shape, n=n: (*(1,) * (n - len(shape)), *shape))
         assert_same(outputs(spelled), outputs(paths))
+
+
+def zeros_for_none(values, prefix):
+    """Write 0 for all that is unset, as llama.cpp's saver does."""
+    return {f"{prefix}{name}": 0.0 if name in FLOATS else 0 for name in ZERO_IS_NONE} | values
+
+
+def lists_of_blocks(values, prefix):
+    """Write an entry for each block, as Ollama's converter does of some keys."""
+    n_blocks = values[f"{prefix}block_count"]
+    counts = {key: values[key] for name in BY_LAYER if (key := f"{prefix}{name}") in values}
+    return values | {
+        key: [value] * n_blocks for key, value in counts.items() if isinstance(value, int)
+    }
+
+
+def whole_floats(values, prefix):
+    """Write numbers as JavaScript has them."""
+    numbers = {key: value for key, value in values.items() if key.startswith(prefix)}
+    return values | {key: float(value) for key, value in numbers.items() if type(value) is int}
+
+
+def numbers_for_flags(values, prefix):
+    flags = {key: np.asarray(value) for key, value in values.items() if key.startswith(prefix)}
+    return values | {k: v.astype(np.uint32)[()] for k, v in flags.items() if v.dtype == bool}
+
+
+FLOATS = {
+    *("attention.scale", "attention.value_scale", "embedding_scale", "expert_weights_scale"),
+    *("logit_scale", "rope.scale_linear", "rope.scaling.factor"),
+}
+SPELLINGS = [zeros_for_none, lists_of_blocks, whole_floats, numbers_for_flags]
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *DRAFTERS])
+def test_metadata(name, original, tmp_path):
+    """All spellings of all keys at once, where they do not exclude each other, and one by one."""
+    paths, wanted = original(name), outputs(original(name))
+    for spelling in SPELLINGS:
+        folder = tmp_path / spelling.__name__
+        folder.mkdir()
+        spelled = rewrite(paths, folder, metadata=spelling)
+        assert_same(outputs(spelled), wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        (
+            "attention.head_count",
+            lambda n, n_blocks: [*[n] * (n_blocks - 1), 2 * n],
+            "layers differ",
+        ),
+        ("attention.head_count", lambda n, n_blocks: [n] * (n_blocks + 1), "not one entry a layer"),
+        ("attention.head_count", lambda n, n_blocks: n + 0.5, "wrong value"),
+        ("attention.head_count", lambda n, n_blocks: 0, "wrong value"),
+        ("embedding_length", lambda n, n_blocks: [n] * n_blocks, "wrong value"),
+        ("embedding_length", lambda n, n_blocks: True, "wrong value"),
+    ],
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_no_spelling_is_refused(family, name, value, said, original, tmp_path):
+    def change(values, prefix):
+        n, n_blocks = values[f"{prefix}{name}"], values[f"{prefix}block_count"]
+        return values | {f"{prefix}{name}": value(n, n_blocks)}
+
+    paths = rewrite(original(family), tmp_path, metadata=change)
+    with pytest.raises(ModelFileError, match=f"{name}.*{said}"):
+        load_model(paths[0])

@@ -37,7 +37,9 @@ class DeepseekHparams(Hparams, frozen=True, kw_only=True):
         Where older files do not say how experts are weighted, those whose routers have
         corrections (V3, GLM-4.7-Flash) do it by sigmoid, the others (V2) by softmax.
         """
-        if GATE not in fields and any(name.endswith(".exp_probs_b.bias") for name in tensors):
+        if not fields.get(GATE, int, 0) and any(
+            name.endswith(".exp_probs_b.bias") for name in tensors
+        ):
             known = {**fields.metadata, fields.key(GATE): SIGMOID}
             fields = Fields(known, fields.architecture, fields.file)
         return super().read(fields, tensors)

@@ -56,7 +56,7 @@ class DFlashHparams(Hparams, frozen=True, kw_only=True):
         """Read the metadata; refuse what the graphs would leave out."""
         for name, neutral in _NEUTRAL.items():
             key = f"{{arch}}.{name}"
-            if (value := fields.get(key, type(neutral), neutral)) not in (neutral, type(neutral)()):
+            if (value := fields.get(key, type(neutral), neutral)) != neutral:
                 raise fields.error(
                     key, "a relative of DFlash that the graph is not of", wanted=neutral, got=value
                 )

@@ -17,6 +17,7 @@ from mtpcore.plugin import (
     attention_block,
     decoder,
     moe,
+    windowed_blocks,
 )
 
 LIMIT = 7.0
@@ -24,24 +25,30 @@ LIMIT = 7.0
 
 
 class GptOssHparams(Hparams, frozen=True, kw_only=True):
-    """What gpt-oss adds: the window of even layers, and experts."""
+    """What gpt-oss adds: layers with a window, and experts."""
 
     rounds_ramp: ClassVar[bool] = False  # "truncate": false in the published configurations
 
     window: Count = msgspec.field(name="attention.sliding_window")
+    windowed: tuple[bool, ...] = ()
     experts: Experts = Experts(n_used=1, gate="softmax", normalise=True)
 
     @classmethod
     def read_more(cls, fields: Fields) -> dict[str, object]:
-        """Read how experts are routed: a softmax over the logits of those that are chosen."""
+        """Read which layers have a window, and how experts are routed.
+
+        By default every other layer has one, from the first on. Routing is a softmax over the
+        logits of the experts that are chosen.
+        """
         experts = Experts.read(fields, gate="softmax", normalise=True)
         if experts is None:
             raise fields.error("{arch}.expert_count", "no experts", wanted="1 or more", got=0)
-        return {"experts": experts}
+        n_blocks = fields.require("{arch}.block_count", Count)
+        return {"experts": experts, "windowed": tuple(windowed_blocks(fields, n_blocks, 2))}
 
     def kind(self, n: int) -> LayerKind:
         """Return how layer n attends."""
-        return LayerKind(self.n_kv_heads, self.rope, 0 if n % 2 else self.window)
+        return LayerKind(self.n_kv_heads, self.rope, self.window if self.windowed[n] else 0)
 
 
 def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: GptOssHparams) -> Value:

@@ -27,8 +27,7 @@ class Mimo2Hparams(MixedHparams, frozen=True, kw_only=True):
         """Read each block's kind, the factor, and how experts are routed."""
         return {
             **super().read_more(fields),
-            # 0 is written for none.
-            "value_scale": fields.get("{arch}.attention.value_scale", float, 1.0) or 1.0,
+            "value_scale": fields.get("{arch}.attention.value_scale", float, 1.0),
             "experts": Experts.read(fields, gate="sigmoid", normalise=True),
         }
 
