@@ -17,8 +17,8 @@ def newest_frames() -> dict[int, FrameType]:
     for ever, with the GIL (https://github.com/python/cpython/issues/106883, open in 3.11).
     """
     was_enabled = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()  # within the block: an interrupt right behind it would leave it so
         return sys._current_frames()
     finally:
         if was_enabled:

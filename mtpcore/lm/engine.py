@@ -8,12 +8,12 @@ import sys
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from threading import Condition, get_ident
+from contextlib import suppress
+from threading import Lock, get_ident
 from types import FrameType
 
 from mtpcore.acts.frames import newest_frames
 from mtpcore.acts.guards import Guard, act
-from mtpcore.boundary.forks import give_lock
 from mtpcore.decoding import Generator
 from mtpcore.errors import BusyError, MtpcoreError
 from mtpcore.lm.jobs import Job
@@ -46,8 +46,7 @@ class Engine:
         self._cancelled: deque[Job] = deque()
         self._thread = 0  # which ran the latest round
         self._n_rounds = 0
-        self._condition: Condition
-        give_lock(self, "_condition", Condition)
+        self._waiting: deque[Lock] = deque()  # taken ones, which a round's end releases
         self._executor: tuple[int, Executor] | None = None
         self.is_closed = False
 
@@ -129,8 +128,10 @@ class Engine:
                 "a text is asked for in the middle of a round",
                 fix="let what a round calls, as a logits processor, do without the LM",
             ) from None
-        with self._condition:
-            ended = self._condition.wait_for(lambda: self._n_rounds != n_rounds, _PATIENCE)
+        end = Lock()
+        end.acquire()
+        self._waiting.append(end)  # before the count is looked at: a round may just have ended
+        ended = self._n_rounds != n_rounds or end.acquire(timeout=_PATIENCE)
         if not ended and self._thread not in newest_frames():
             raise busy  # a fork was made of a process that was in the middle of a round
 
@@ -143,9 +144,14 @@ class Engine:
         return frame is not None
 
     def _notify(self) -> None:
-        with self._condition:
-            self._n_rounds += 1
-            self._condition.notify_all()
+        """Wake up those that wait for a round's end.
+
+        Nothing is held meanwhile that an interrupt could leave taken, as it does a ``Condition``.
+        """
+        self._n_rounds += 1
+        with suppress(IndexError):  # another thread may be at it
+            while True:
+                self._waiting.popleft().release()
 
     @act
     def _round(self) -> Exception | None:

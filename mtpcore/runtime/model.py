@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar, copy_context
 from functools import cached_property
 from pathlib import Path
 from threading import RLock
@@ -59,23 +59,6 @@ Layout = Literal["combined", "trunk-only", "mtp-only"]
 
 
 _asked: ContextVar[tuple[Any, ...]] = ContextVar("programs that are being built", default=())
-
-
-@contextmanager
-def _asked_once(key: Any, where: str) -> Iterator[None]:
-    """Build a program; refuse one that is asked for its own width while it is built."""
-    if key in _asked.get():
-        raise GraphError(
-            "a feed reads what its own graph makes",
-            where=where,
-            wanted="taps of a graph that can be built before the one with the slot",
-            fix="declare a graph of its own for what the feed reads: graphs=, and Feed(graph=)",
-        )
-    before = _asked.set((*_asked.get(), key))
-    try:
-        yield
-    finally:
-        _asked.reset(before)
 
 
 class Model:
@@ -406,8 +389,18 @@ class Model:
                     "the file is closed", where=str(self.path), fix="load the model again"
                 )
             if key not in self._programs:
-                with _asked_once(key, spec.full_name):
-                    self._programs[key] = self._build(kind, points, spec, fitted, head)
+                if key in _asked.get():
+                    raise GraphError(
+                        "a feed reads what its own graph makes",
+                        where=spec.full_name,
+                        wanted="taps of a graph that can be built before the one with the slot",
+                        fix="declare a graph of its own for what the feed reads: graphs=, and "
+                        "Feed(graph=)",
+                    )
+                # What is noted there ends with the call, wherever an interrupt cuts that off.
+                asked = copy_context()
+                asked.run(_asked.set, (*_asked.get(), key))
+                self._programs[key] = asked.run(self._build, kind, points, spec, fitted, head)
             return self._programs[key]
 
     def _trunk(self) -> ModelSpec:
@@ -634,11 +627,16 @@ class Model:
             report += report_ties(g, fitted.spec.ties, self.tensors, self.head_only)
         return tuple(dict.fromkeys(report))
 
-    @contextmanager
-    def planning(self) -> Iterator[None]:
-        """Let one thread at a time plan programs: each weight is packed once for all contexts."""
-        with self.lock, self._target.lock if self._target is not None else nullcontext():
-            yield
+    @property
+    def planning_locks(
+        self,
+    ) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+        """What a thread holds while it plans: each weight is packed once for all contexts.
+
+        This model's lock and the target's, or this one's once more. They are taken by ``with``
+        itself: where a context manager in Python took them, a signal could leave them taken.
+        """
+        return self.lock, self.lock if self._target is None else self._target.lock
 
     def close(self) -> None:
         """Close the files and release the packed weights: no further context can be made.

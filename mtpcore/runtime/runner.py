@@ -237,7 +237,8 @@ class GraphRunner:
         """
         if self._plan is None:
             batches, delivery = split_sources(self.program)
-            with self.model.planning():
+            own, targets = self.model.planning_locks
+            with own, targets:
                 if delivery is not None and self.memory and self.memory.delivered:
                     stores = [self.memory.delivered.store]
                     self._delivery_plan = self._make_plan(delivery, stores, None)

@@ -195,7 +195,7 @@ class HashModel:
 
     architecture, path, tokenizer, spec, codebooks = "hashed", "hashed.gguf", None, None, None
     as_draft_model = None
-    planning = staticmethod(nullcontext)
+    planning_locks = nullcontext(), nullcontext()
 
     def __init__(self, spec=SPEC):
         self.drafters = (spec,)

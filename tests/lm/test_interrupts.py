@@ -1,11 +1,14 @@
 """Ctrl-C at any moment: no piece is lost or given twice, and no sequence stays taken."""
 
+import os
 import random
+import sys
+import threading
 from contextlib import suppress
 
 import pytest
 from harness.hashed import HashModel
-from harness.interrupted import Raiser
+from harness.interrupted import Alarms, Raiser
 from harness.scripted import SCRIPTS, Letters, Scripted, cross_of, plain
 
 from mtpcore import LM, Generator, Sampling
@@ -14,6 +17,7 @@ from mtpcore.lm.engine import Engine
 PROMPTS = [[3, 1, 4], [3, 1, 4, 1, 5], [2]]
 WARM = Sampling(temperature=1.0, seed=8)
 TRUTHS = [plain(prompt, WARM, 14) for prompt in PROMPTS]
+N_SIGNALS = int(os.environ.get("MTPCORE_SIGNALS", "120"))
 TEXTS = [Letters().text(truth) for truth in TRUTHS]
 
 
@@ -124,3 +128,38 @@ def test_a_stream_that_is_closed_or_let_go_of_frees_its_sequence(lm):
         del stream
         check_free(lm)
     assert n_raised > 20
+
+
+def test_signals_leave_no_other_thread_waiting(lm):
+    """At any moment, also while this thread waits for another one's round, or tells of its own."""
+    found, is_over = [], threading.Event()
+
+    def read_on():
+        while not is_over.is_set():
+            found.append("".join(lm.stream(PROMPTS[1], max_tokens=14)))
+
+    reader = threading.Thread(target=read_on, daemon=True)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with Alarms(1, 0.002) as alarms:
+            reader.start()
+            while alarms.n_raised < N_SIGNALS and reader.is_alive():
+                with alarms.silenced():
+                    stream, pieces = lm.stream(PROMPTS[0], max_tokens=14), []
+                while True:
+                    try:
+                        for piece in stream:
+                            pieces.append(piece)
+                        break
+                    except KeyboardInterrupt:
+                        continue
+                with alarms.silenced():
+                    assert "".join(pieces) == TEXTS[0]
+        is_over.set()
+        reader.join(60)
+        assert not reader.is_alive()
+    finally:
+        sys.setswitchinterval(interval)
+    assert found == [TEXTS[1]] * len(found)
+    check_free(lm)

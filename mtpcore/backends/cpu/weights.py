@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from functools import partial
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from mtpcore._ext._matmul import PackedMatrix, PackedMemory, is_native, map_rows, packed_bytes
 from mtpcore.backends.base import F32, WeightSource
+from mtpcore.backends.workers import run_all
 from mtpcore.errors import BackendError, CapacityError
 from mtpcore.graph.buckets import distance_buckets
 from mtpcore.graph.program import Program, Weight
@@ -174,14 +175,12 @@ class Weights:
     def _convert_all(self, tasks: Sequence[Callable[[], object]], threads: int) -> None:
         """Convert matrices, several at a time: that waits for memory."""
         self._workers = max(1, min(threads, len(tasks)))
-        pool = concurrent.futures.ThreadPoolExecutor(self._workers)
-        try:
-            for done in [pool.submit(task) for task in tasks]:
-                done.result()
-        finally:  # where a signal or an error ends it early, no worker goes on
-            self._is_over = True
-            pool.shutdown(cancel_futures=True)
-        self._workers, self._is_over = 1, False
+        run_all(tasks, self._workers, self._end)
+        self._workers = 1
+
+    def _end(self) -> None:
+        """Let no thread convert any further."""
+        self._is_over = True
 
     def vector(self, weight: Weight | None) -> F32 | None:
         """Return float32 values, or None where there is no weight."""
@@ -296,7 +295,7 @@ class Weights:
 
         def fill(row: int, rows: NDArray[np.uint8]) -> None:
             if self._is_over:
-                raise concurrent.futures.CancelledError
+                raise CancelledError
             matrices[row // n_rows].fill(row % n_rows, rows)
 
         def start(kind: int) -> Callable[[int, NDArray[np.uint8]], None]:
@@ -308,7 +307,10 @@ class Weights:
 
 
 class _Room:
-    """How many values all threads together may have in their windows."""
+    """How many values all threads together may have in their windows.
+
+    Taken in threads of ``run_all`` alone, where no signal is handled: see there.
+    """
 
     def __init__(self, window: int) -> None:
         self._window, self._whole = window, window * _AT_ONCE

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import threading
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import CancelledError
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from mtpcore.backends.cuda.device import Device
 from mtpcore.backends.cuda.launch.products import DeviceMatrix
 from mtpcore.backends.cuda.layout import FLOATS, TILE, pack
 from mtpcore.backends.cuda.ring import Ring
+from mtpcore.backends.workers import run_all
 
 __all__ = ["MatrixRoom", "Upload", "convert", "send_all"]
 
@@ -163,19 +165,19 @@ def send_all(device: Device, uploads: Sequence[Upload], threads: int) -> None:
     BackendError
         The device does not answer; what has not arrived is left to be sent.
     """
-    ring, is_over = Ring(device), threading.Event()
+    ring, is_over = Ring(device), False
 
     def check() -> None:
-        if is_over.is_set():
-            raise concurrent.futures.CancelledError
+        if is_over:
+            raise CancelledError
 
-    pool = concurrent.futures.ThreadPoolExecutor(max(1, min(threads, len(uploads))))
+    def stop() -> None:
+        nonlocal is_over
+        is_over = True
+
     try:
-        for done in [pool.submit(upload.send, ring, check) for upload in uploads]:
-            done.result()
-    finally:  # where a signal or an error ends it early, no worker goes on
-        is_over.set()
-        pool.shutdown(cancel_futures=True)
+        run_all([partial(upload.send, ring, check) for upload in uploads], threads, stop)
+    finally:
         device.wait(ring.mark())  # its buffers are in use until then
     for upload in uploads:
         upload.wait()
