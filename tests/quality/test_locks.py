@@ -1,15 +1,15 @@
 """Locks are left by ``with`` alone, and are those that are written in C.
 
 An exception that a signal raises comes up at the entry of a Python function, at a jump back, and
-behind a call, never elsewhere (CPython 3.11 to 3.13, ``Python/ceval.c`` and ``bytecodes.c``; in
-3.14 ``with`` calls ``__enter__`` by the instruction of other calls, and looks at signals behind it).
-``with lock:`` looks up ``__enter__``, calls it and is within its block: one instruction, behind
-which no signal is looked at. While a C lock waits, a signal ends that without the lock; at the end
-of the block its ``__exit__`` is called without an instruction of Python in between. So such a lock
-is held within the block and nowhere else. A ``Condition``, which is Python, can be interrupted when
-it has the lock and has not entered the block; so can a generator with ``contextmanager``, whose lock
-is held as long as a traceback keeps the generator; so can ``acquire()`` before its ``try``. What
-uses these where no signal is handled, or where nothing can be lost, is named here.
+behind a call, never elsewhere (CPython 3.11 to 3.13, ``Python/ceval.c`` and ``bytecodes.c``; 3.14
+enters a ``with`` by the instruction of other calls, and looks at signals behind it). ``with lock:``
+looks up ``__enter__``, calls it and is within its block: one instruction, behind which no signal is
+looked at. While a C lock waits, a signal ends that without the lock; at the end of the block its
+``__exit__`` is called without an instruction of Python in between. So such a lock is held within
+the block and nowhere else. A ``Condition``, which is Python, can be interrupted when it has the
+lock and has not entered the block; so can a generator with ``contextmanager``, whose lock is held
+as long as a traceback keeps the generator; so can ``acquire()`` before its ``try``. What uses these
+where no signal is handled, or where nothing can be lost, is named here.
 """
 
 import ast

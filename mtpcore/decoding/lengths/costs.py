@@ -40,7 +40,7 @@ class Curve:
 
     def __init__(self, *, anchored: bool = False) -> None:
         self._anchored = anchored
-        self._seen: dict[int, deque[tuple[int, float]]] = {}
+        self._seen: dict[int, list[tuple[int, float]]] = {}
         self._newest: dict[int, int] = {}
         self._cold: set[int] = set()  # sizes of which there is nothing better
         self._sizes: list[float] = []
@@ -57,19 +57,16 @@ class Curve:
     def observe(self, size: int, seconds: float, now: int, *, is_warm: bool = True) -> None:
         """Take a measurement of round ``now``."""
         kept = _kept_as(size)
-        seen = self._seen.setdefault(kept, deque(maxlen=_KEPT))
-        if not is_warm:
-            if seen and (kept not in self._cold or seen[0][1] <= seconds):
-                return
-            self._cold.add(kept)
-            seen.clear()
-        elif kept in self._cold:
-            self._cold.remove(kept)
-            seen.clear()
-        if now - self._newest.get(kept, now) > _STALE:
-            while len(seen) > 1:
-                seen.popleft()
-        seen.append((size, max(seconds, _LEAST)))
+        seen, was_cold = self._seen.get(kept, []), kept in self._cold
+        if not is_warm and seen and (not was_cold or seen[0][1] <= seconds):
+            return
+        if was_cold or not is_warm:
+            seen = []
+        elif now - self._newest.get(kept, now) > _STALE:
+            seen = seen[-1:]
+        # A whole list takes the place of the other, wherever a signal cuts this off.
+        self._seen[kept] = [*seen, (size, max(seconds, _LEAST))][-_KEPT:]
+        (self._cold.discard if is_warm else self._cold.add)(kept)
         self._newest[kept] = now
         self._sizes = []
 
@@ -162,10 +159,10 @@ class DraftCurves:
         self, n_seqs: int, longest: int, seconds: float, now: int, *, is_warm: bool = True
     ) -> None:
         """Take a draft of ``n_seqs`` sequences together."""
-        if n_seqs not in self._curves:
-            self._curves[n_seqs] = Curve(anchored=True)
-            self._measured = sorted(self._curves)
-        self._curves[n_seqs].observe(longest, seconds, now, is_warm=is_warm)
+        curve = self._curves.get(n_seqs, Curve(anchored=True))
+        curve.observe(longest, seconds, now, is_warm=is_warm)
+        self._curves[n_seqs] = curve  # now that it has a measurement: a signal may come between
+        self._measured = sorted(self._curves)
 
     def at(self, n_seqs: int, longest: int) -> float:
         """Return the seconds; nothing where nobody drafts or nothing was measured."""

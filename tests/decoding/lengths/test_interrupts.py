@@ -3,71 +3,100 @@
 import math
 import random
 from contextlib import suppress
+from itertools import count
 
 import pytest
 from harness.interrupted import Raiser
-from harness.simulated_machine import LIMIT, SHAPES, Machine, falling
+from harness.simulated_machine import LIMIT
 
-from mtpcore.decoding import Controller, OrderController
-from mtpcore.decoding.lengths.costs import Passes
+from mtpcore.decoding import Controller, OrderController, Round
+from mtpcore.decoding.lengths.costs import Curve, DraftCurves, Passes
 
-CALLS = ("choose", "observe", "forget")
-
-
-class Cut:
-    """Calls a policy; one call, the ``number``-th, is cut off at a place, and not repeated."""
-
-    def __init__(self, policy, number, place):
-        self.policy, self.number, self.place = policy, number, place
-        self.raised, self.lengths = [], {}
-
-    def _call(self, function, *args, instead=None):
-        self.number -= 1
-        if self.number:
-            return function(*args)
-        with suppress(KeyboardInterrupt), Raiser(self.place, by_instruction=True) as raiser:
-            return function(*args)
-        self.raised = raiser.raised
-        return instead
-
-    def choose(self, limits, fixed):
-        return self._call(self.policy.choose, limits, fixed) or self.choose(limits, fixed)
-
-    def observe(self, done):
-        return self._call(self.policy.observe, done, instead=[])
-
-    def forget(self, seq):
-        self._call(self.policy.forget, seq)
+ROLES = ("a", "b")
 
 
-def controller():
+def one():
     return Controller(LIMIT, start=3)
 
 
-def run(policy, seed, n_rounds=60):
-    """Run rounds of three texts, which end now and then; return the lengths of the last ones."""
-    machine, chance = Machine(*SHAPES["dense"]), random.Random(seed)
-
-    def observe(done):
-        said = policy.observe(done)
-        if not chance.randrange(12):
-            policy.forget(chance.randrange(3))
-        return said
-
-    _, asked, _ = machine.run(
-        policy.choose, falling(0.9), n_rounds, n_seqs=3, observe=observe, seed=seed
-    )
-    return asked[-8:]
+def several():
+    passes = Passes()
+    made = {role: Controller(LIMIT, start=3, passes=passes) for role in ROLES}
+    return OrderController(made, passes, sparing=["b"])
 
 
-@pytest.mark.parametrize("seed", range(120))
-def test_a_call_that_is_cut_off_makes_no_other_one_fail(seed):
-    chance = random.Random(seed)
-    number = chance.choice([chance.randrange(1, 14), chance.randrange(1, 90)])
-    cut = Cut(controller(), number, int(chance.expovariate(1 / 150)))
-    asked = run(cut, seed)
-    learnt = cut.policy.describe()
+def run_round(policy, number, chance):
+    """Let a policy see a round of two texts, of drafts as long as it chose."""
+    chosen = policy.choose({0: 50, 1: 50}, {})
+    asked, makers = {}, {}
+    for seq, lengths in chosen.items():
+        plan = lengths if isinstance(lengths, dict) else {ROLES[0]: lengths}
+        first = next(iter(plan), None)
+        if first is not None and plan[first]:
+            makers[seq] = first
+        asked[seq] = plan[makers[seq]] if seq in makers else 0
+    assert all(0 <= k <= LIMIT for k in asked.values())
+    accepted = {seq: chance.randint(0, k) for seq, k in asked.items()}
+    rows, steps = 2 + sum(asked.values()), max(asked.values())
+    seconds_of = dict.fromkeys(makers.values(), 0.1 * steps)
+    policy.observe(
+        Round(
+            asked, asked, accepted, rows, 0, 0.1 * steps, 1 + 0.04 * rows, 1e-3,
+            makers, seconds_of, is_warm=number % 5 != 2,
+        )
+    )  # fmt: skip
+    if number % 7 == 6:
+        policy.forget(number % 2)
+
+
+def check(learnt):
     for prices in (learnt["pass_seconds"], learnt["draft_seconds"]):
         assert all(math.isfinite(price) and price > 0 for price in prices.values())
     assert all(0 <= rate <= 1 for rate in learnt["acceptance_rates"])
-    assert sum(k for lengths in asked for k in lengths.values()) > 8 * 3
+
+
+def run(make, number, n_rounds, place):
+    """Run rounds, of which one is cut off; return the policy and what was counted of that one."""
+    policy, chance = make(), random.Random(number)
+    for i in range(n_rounds):
+        if i != number:
+            run_round(policy, i, chance)
+            continue
+        with suppress(KeyboardInterrupt), Raiser(place, by_instruction=True) as raiser:
+            run_round(policy, i, chance)
+    return policy, raiser
+
+
+@pytest.mark.parametrize("make", [one, several])
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 6, 11])
+def test_a_round_that_is_cut_off_makes_no_later_one_fail(make, number):
+    n_places = len(run(make, number, number + 1, 10**9)[1].seen)
+    assert n_places > 250
+    for place in range(number, n_places, n_places // 50):
+        policy, raiser = run(make, number, number + 9, place)
+        assert raiser.raised
+        learnt = policy.describe()
+        for part in [learnt] if make is one else learnt.values():
+            check(part)
+
+
+@pytest.mark.parametrize("is_warm", [True, False])
+@pytest.mark.parametrize("before", [(), (4,), (4, 4, 4, 4)])
+@pytest.mark.parametrize(
+    "make", [Curve, Passes, lambda: Curve(anchored=True), DraftCurves], ids=range(4)
+)
+def test_a_measurement_that_is_cut_off_leaves_a_curve(make, before, is_warm):
+    """As it was, or with the measurement; and the next ones count."""
+    for place in count():
+        costs, sizes = make(), (lambda n: (2, n)) if make is DraftCurves else (lambda n: (n,))
+        for now, size in enumerate(before):
+            costs.observe(*sizes(size), 2.0, now, is_warm=is_warm)
+        with suppress(KeyboardInterrupt), Raiser(place, by_instruction=True) as raiser:
+            costs.observe(*sizes(4), 1.0, 5)
+        costs.observe(*sizes(7), 3.0, 6)
+        assert 1.0 <= costs.at(*sizes(4)) <= 3.0
+        assert costs.at(*sizes(7)) == 3.0
+        assert set(costs.points()) <= {4, 7}
+        if not raiser.raised:
+            break
+    assert place > 30
