@@ -1,18 +1,17 @@
 """What model files may spell in several ways, in every family: each way is the same model."""
 
-import contextlib
+from hashlib import sha256
 
 import numpy as np
 import pytest
 from harness.every_trunk import FAMILIES, write_trunk
 from harness.generated import write_generated
 from harness.generated_heads import DRAFTERS, write_drafter
+from harness.same_model import assert_same, outputs
 
-from mtpcore import Batch, Context, ModelFileError, Sampling, link, load_model
+from mtpcore import ModelFileError, load_model
 from mtpcore.gguf import open_model_file, write_model_file
 from mtpcore.gguf.spellings import BY_LAYER, ZERO_IS_NONE
-
-PROMPT = np.arange(1, 9)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,7 @@ def as_it_is(value, prefix=""):
     return value
 
 
-def rewrite(paths, folder, *, metadata=as_it_is, axes=as_it_is):
+def rewrite(paths, folder, *, metadata=as_it_is, axes=as_it_is, order=list):
     """Write files again, their metadata and the axes of their tensors in another spelling.
 
     ``metadata`` gets all values, and with what the architecture's keys begin; that of a companion
@@ -48,7 +47,8 @@ def rewrite(paths, folder, *, metadata=as_it_is, axes=as_it_is):
     for path in paths:
         with open_model_file(path) as file:
             tensors = {
-                name: t.raw().reshape(axes(t.raw().shape)) for name, t in file.tensors.items()
+                name: t.raw().reshape(axes(t.raw().shape))
+                for name, t in order(file.tensors.items())
             }
             types = {name: t.type for name, t in file.tensors.items()}
             values, architecture = file.metadata, file.architecture
@@ -56,24 +56,6 @@ def rewrite(paths, folder, *, metadata=as_it_is, axes=as_it_is):
                 values = metadata(values, f"{architecture}.")
             write_model_file(folder / path.name, architecture, values, tensors, types)
     return [folder / path.name for path in paths]
-
-
-def outputs(paths):
-    """Return logits of a prompt, and what is drafted behind it where something drafts."""
-    *beside, path = [path for path in reversed(paths) if not path.name.startswith("mmproj-")]
-    with contextlib.ExitStack() as stack:
-        model, *heads = [stack.enter_context(load_model(one)) for one in (path, *beside)]
-        cross = link(Context(model, 64, kv_dtype="f32", threads=1), draft_model=(*heads, None)[0])
-        if "encoder" in cross.contexts:
-            cross.encode({0: PROMPT})
-        logits = cross.llm.process(Batch.of(PROMPT, outputs="all")).logits.copy()
-        drafts = cross.draft(0, 3, Sampling.greedy()) if cross.drafters else []
-    return logits, np.array(drafts)
-
-
-def assert_same(found, wanted):
-    for one, other in zip(found, wanted, strict=True):
-        assert np.array_equal(one, other)
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *DRAFTERS])
@@ -154,3 +136,15 @@ def test_what_is_no_spelling_is_refused(family, name, value, said, original, tmp
     paths = rewrite(original(family), tmp_path, metadata=change)
     with pytest.raises(ModelFileError, match=f"{name}.*{said}"):
         load_model(paths[0])
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "qwen3-tts"])
+def test_blobs_of_ollama(family, original, tmp_path):
+    """Files are named by their digest; keys and tensors are sorted, head counts by layer."""
+
+    def change(values, prefix):
+        return dict(sorted(lists_of_blocks(values, prefix).items()))
+
+    (path,) = rewrite(original(family), tmp_path, metadata=change, order=sorted)
+    blob = path.rename(tmp_path / f"sha256-{sha256(path.read_bytes()).hexdigest()}")
+    assert_same(outputs([blob]), outputs(original(family)))

@@ -166,7 +166,7 @@ def rows_and_gate(g: GraphBuilder, a: Value, n: int, h: QwenHparams) -> tuple[Va
     They come from a matrix each, or from one (``ssm_in``, in early files) that has rows
     [q, k, v, gate] for each K head.
     """
-    if not g.has(f"blk.{n}.ssm_in.weight"):
+    if g.has(f"blk.{n}.attn_qkv.weight") or not g.has(f"blk.{n}.ssm_in.weight"):
         u = g.matmul(a, f"blk.{n}.attn_qkv.weight")
         return u, g.matmul(a, f"blk.{n}.attn_gate.weight")
     rows = g.split_heads(g.matmul(a, f"blk.{n}.ssm_in.weight"), h.n_linear_keys)
