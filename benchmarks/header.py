@@ -1,6 +1,7 @@
-"""Time reading the header of a file with a large vocabulary.
+"""Time until a first text is encoded: reading a header with a large vocabulary, and all behind it.
 
-Run ``python benchmarks/header.py [n_tokens]``; prints median and range of ten runs.
+Run ``python benchmarks/header.py [n_tokens | FILE.gguf]``; prints median and range of ten runs in
+seconds of CPU time: of a made vocabulary with merges and one with scores, or of the file's.
 """
 
 import statistics
@@ -11,37 +12,59 @@ from pathlib import Path
 
 import numpy as np
 
-from mtpcore.gguf import open_model_file, write_model_file
+from mtpcore.gguf import open_model_file, read_tokenizer, write_model_file
+from mtpcore.gguf.vocabulary import byte_alphabet
 
 
 def vocabulary(n_tokens: int) -> tuple[list[str], list[str]]:
-    """Make tokens of realistic lengths, and a merge for each."""
+    """Make tokens of realistic lengths, the letters of bytes first, and a merge for each other."""
     chance = np.random.default_rng(1)
-    lengths = chance.integers(2, 14, n_tokens)
+    alphabet = list(byte_alphabet())
+    lengths = chance.integers(2, 14, n_tokens - len(alphabet))
     letters = np.array(list("abcdefghijklmnopqrstuvwxyzĠéÐ"))
     tokens = ["".join(chance.choice(letters, n)) for n in lengths]
-    return tokens, [f"{token[:1]} {token[1:]}" for token in tokens]
+    return [*alphabet, "\u2581", *tokens[1:]], [f"{token[:1]} {token[1:]}" for token in tokens]
 
 
-def main(n_tokens: int = 152_000, n_runs: int = 10) -> None:
+def measure(path: Path, n_runs: int) -> None:
+    headers, wholes = [], []
+    for _ in range(n_runs):
+        begin = time.process_time()
+        with open_model_file(path) as file:
+            headers.append(time.process_time() - begin)
+            tokenizer = read_tokenizer(file.metadata)
+            if tokenizer is None:
+                sys.exit(f"{path}: no tokenizer")
+            tokenizer.encode("Why is the sky blue?")
+            wholes.append(time.process_time() - begin)
+    for what, times in (("header", headers), ("first text encoded after", wholes)):
+        low, middle, high = min(times), statistics.median(times), max(times)
+        print(f"  {what} {middle:.3f} s ({low:.3f} to {high:.3f})")
+
+
+def main(source: str = "262144", n_runs: int = 10) -> None:
+    if not source.isdecimal():
+        print(Path(source).name)
+        return measure(Path(source), n_runs)
+    n_tokens = int(source)
     tokens, merges = vocabulary(n_tokens)
-    metadata = {
+    common = {
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.merges": merges,
         "tokenizer.ggml.token_type": np.ones(n_tokens, np.int32),
+    }
+    kinds = {
+        "merges": {"model": "gpt2", "pre": "qwen2", "merges": merges},
+        "scores": {"model": "llama", "scores": -np.arange(n_tokens, dtype=np.float32)},
     }
     tensors = {f"blk.{i}.weight": np.zeros((1, 8), np.float32) for i in range(1000)}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "vocabulary.gguf"
-        write_model_file(path, "none", metadata, tensors)
-        times = []
-        for _ in range(n_runs):
-            begin = time.perf_counter()
-            open_model_file(path).close()
-            times.append(time.perf_counter() - begin)
-    low, middle, high = min(times), statistics.median(times), max(times)
-    print(f"{n_tokens} tokens and merges: {middle:.3f} s ({low:.3f} to {high:.3f})")
+        for kind, more in kinds.items():
+            own = {f"tokenizer.ggml.{key}": value for key, value in more.items()}
+            write_model_file(path, "none", common | own, tensors)
+            print(f"{n_tokens} tokens with {kind}")
+            measure(path, n_runs)
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(*sys.argv[1:2])

@@ -1,15 +1,19 @@
-"""Building an encoder of the ``tokenizers`` library from a vocabulary."""
+"""Building an encoder from a vocabulary.
+
+The ``tokenizers`` library finds added tokens, normalises a text, and cuts it into words and
+letters, which are joined here (``Joiner``): to join them itself it would have to be told what every
+two tokens make, half a million pairs, which takes seconds. Unigram models are all its own.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers
 
-from mtpcore.gguf.joining import join_pieces
+from mtpcore._ext._joining import Joiner
 from mtpcore.gguf.vocabulary import (
     ADDED,
     BYTE,
@@ -24,80 +28,108 @@ __all__ = ["Encoder", "build_encoder"]
 
 log = logging.getLogger("mtpcore")
 
-_IN_UTF_8 = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}
 _NO_PIECE = "\U0010ffff"  # a character that no text has: what is unknown stands for itself
-_LONGEST_PIECE = 256  # characters; finding how a piece is merged takes the square of its length
+_BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 class Encoder:
-    """A tokenizer of the library, with the vocabulary's ids.
+    """A tokenizer of the library, and what makes the vocabulary's tokens of its own.
 
     Parameters
     ----------
     tokenizer : tokenizers.Tokenizer
+    n_tokens : int
+        Of the vocabulary; those from there on stand for what it does not know.
+    unknown : int or None
+        The token for all of that; None: it is left out.
+    joiner : Joiner, optional
+        How the library's tokens are joined.
     ids : sequence of int, optional
         The vocabulary's token of each of the library's, where they differ.
-    joints : mapping, optional
-        How its tokens are joined after it, as ``join_pieces`` reads it.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
+        n_tokens: int,
+        unknown: int | None,
+        joiner: Joiner | None = None,
         ids: Sequence[int] | None = None,
-        joints: Mapping[tuple[int, int], tuple[float, int]] | None = None,
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._joiner = tokenizer, joiner
+        self._n_tokens, self._unknown = n_tokens, unknown
         self._ids = None if ids is None else np.array(ids, np.int64)
-        self._joints = joints
+        self._said: set[str] = set()
 
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         """Return the tokens of a text; special ones in it only where they are to be parsed."""
         self._tokenizer.encode_special_tokens = not parse_special
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        if self._joints is not None:
-            return join_pieces(ids, self._joints)
-        return ids if self._ids is None else self._ids[ids].tolist()
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        letters: list[int] = encoding.ids
+        if self._ids is not None:
+            letters = self._ids[letters].tolist()
+        tokens = letters
+        if self._joiner is not None:
+            tokens = self._joiner.join(letters, encoding.word_ids)
+            if self._joiner.missed is not None:
+                self._say("the tokenizer's merge of %r makes no token", self._joiner.missed)
+        if max(tokens, default=0) < self._n_tokens:
+            return tokens
+        places = zip(letters, encoding.offsets, strict=True)
+        lost = "".join(text[slice(*at)] for token, at in places if token >= self._n_tokens)
+        self._say(
+            "the tokenizer has no token for %r, which texts lose", "".join(dict.fromkeys(lost))
+        )
+        known = (token if token < self._n_tokens else self._unknown for token in tokens)
+        return [token for token in known if token is not None]
+
+    def _say(self, what: str, text: str) -> None:
+        """Warn of what a text met in the vocabulary; of each kind once."""
+        if what not in self._said:
+            self._said.add(what)
+            log.warning(f"{what} (said once)", text[:40])
 
 
 def build_encoder(vocabulary: Vocabulary) -> Encoder:
     """Build the encoder; special tokens are known to it, BOS and EOS are not added by it."""
-    tokens = vocabulary.tokens
-    ids = dict(zip(reversed(tokens), reversed(range(len(tokens))), strict=True))  # first wins
-    if not _is_text("".join(tokens)):
+    ids, n_tokens = vocabulary.ids, len(vocabulary.tokens)
+    if not _is_text("".join(vocabulary.tokens)):
         # The library holds text only; other tokens can be decoded all the same.
         ids = {text: token for text, token in ids.items() if _is_text(text)}
-    added = {
-        text: token for text, token in ids.items() if vocabulary.types[token] in ADDED and text
-    }
-    own_ids = joints = None
+    found = np.flatnonzero(np.isin(vocabulary.types, ADDED)).tolist()
+    added = {text: i for i in found if ids.get(text := vocabulary.tokens[i]) == i and text}
     if vocabulary.kind == "unigram":
         plain = {
             text: token
             for text, token in ids.items()
             if vocabulary.types[token] in (NORMAL, BYTE) and text
         }
-        encoder = _unigram(vocabulary, plain)
-        unknown = 0 if vocabulary.unknown is None else vocabulary.unknown
-        own_ids = [unknown, *plain.values(), *added.values()]
+        tokenizer, own_ids = (
+            _unigram(vocabulary, plain),
+            [n_tokens, *plain.values(), *added.values()],
+        )
+        encoder = Encoder(tokenizer, n_tokens, vocabulary.unknown, ids=own_ids)
     elif vocabulary.kind == "bytes":
-        encoder = _byte_level(vocabulary, ids)
-    elif not vocabulary.scores:
-        encoder = _pieces(vocabulary, ids, _ranked_merges(vocabulary, ids))
+        letters = {
+            letter: ids.get(letter, n_tokens + byte) for letter, byte in byte_alphabet().items()
+        }
+        tokenizer = Tokenizer(models.BPE(vocab=added | letters, merges=[]))
+        tokenizer.pre_tokenizer = vocabulary.pretokenizer.build()
+        spelt = sorted(letters, key=byte_alphabet().__getitem__)
+        encoder = Encoder(tokenizer, n_tokens, None, _joiner(vocabulary, ids, spelt))
     else:
-        found = _joints(vocabulary, ids)
-        if len({joint.rank for joint in found}) < len({joint.token for joint in found}):
-            # The library gives each merge a rank of its own; of equal ones the leftmost is first.
-            joints = {(ids[joint.left], ids[joint.right]): joint[:2] for joint in found}
-            found = []
-        encoder = _pieces(vocabulary, ids, [(joint.left, joint.right) for joint in found])
-    encoder.add_tokens(
+        letters = {text: token for text, token in ids.items() if len(text) == 1}
+        letters |= {text: ids[text] for text in _BYTE_PIECES if text in ids}
+        tokenizer = _pieces(vocabulary, added | letters | {_NO_PIECE: n_tokens})
+        joiner = _joiner(vocabulary, ids, [_NO_PIECE])
+        encoder = Encoder(tokenizer, n_tokens, vocabulary.unknown, joiner)
+    tokenizer.add_tokens(
         [
             AddedToken(text, special=vocabulary.types[token] in SPECIAL, normalized=False)
             for text, token in added.items()
         ]
     )
-    return Encoder(encoder, own_ids, joints)
+    return encoder
 
 
 def _is_text(text: str) -> bool:
@@ -108,51 +140,28 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def _byte_level(vocabulary: Vocabulary, ids: dict[str, int]) -> Tokenizer:
-    merges = _ranked_merges(vocabulary, ids)
-    missing = [
-        byte for char, byte in byte_alphabet().items() if char not in ids and byte in _IN_UTF_8
-    ]
-    if missing:
-        log.warning("the tokenizer has no token for %d bytes: they are lost", len(missing))
-    encoder = Tokenizer(
-        models.BPE(vocab=ids, merges=merges, ignore_merges=vocabulary.pretokenizer.whole_words)
+def _joiner(vocabulary: Vocabulary, ids: dict[str, int], unknown: list[str]) -> Joiner:
+    """Make what joins letters; those that no token is for are numbered behind the tokens."""
+    texts, scores = [*vocabulary.tokens, *unknown], vocabulary.scores
+    excluded = (*ADDED, BYTE) if scores else SPECIAL
+    joinable = np.zeros(len(texts), np.uint8)
+    joinable[: len(vocabulary.tokens)] = ~np.isin(vocabulary.types, excluded)
+    if scores:
+        return Joiner(texts, ids, joinable, np.array([*scores, *[0.0] * len(unknown)]))
+    ranks = dict(zip(vocabulary.merges, range(len(vocabulary.merges)), strict=True))
+    return Joiner(
+        texts, ids, joinable, ranks=ranks, whole_words=vocabulary.pretokenizer.whole_words
     )
-    encoder.pre_tokenizer = vocabulary.pretokenizer.build()
-    return encoder
 
 
-def _ranked_merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, str]]:
-    """Return the merges that the file has, as far as they name tokens."""
-    pairs = [pair.partition(" ") for pair in vocabulary.merges]
-    merges = [
-        (left, right)
-        for left, _, right in pairs
-        if left and right and left + right in ids and left in ids and right in ids
-    ]
-    if len(merges) < len(pairs):
-        n_bad = len(pairs) - len(merges)
-        log.warning("%d merges of the tokenizer name no tokens: they are left out", n_bad)
-    return merges
-
-
-def _pieces(
-    vocabulary: Vocabulary, ids: dict[str, int], merges: list[tuple[str, str]]
-) -> Tokenizer:
-    unknown = vocabulary.tokens[vocabulary.unknown] if vocabulary.unknown is not None else None
-    encoder = Tokenizer(
-        models.BPE(
-            vocab=ids,
-            merges=merges,
-            unk_token=unknown if unknown in ids else None,
-            fuse_unk=True,
-            byte_fallback=True,
-        )
+def _pieces(vocabulary: Vocabulary, letters: dict[str, int]) -> Tokenizer:
+    tokenizer = Tokenizer(
+        models.BPE(vocab=letters, merges=[], unk_token=_NO_PIECE, fuse_unk=True, byte_fallback=True)
     )
     spaces = normalizers.Replace(" ", SPACE)
     prefix = [normalizers.Prepend(SPACE)] if vocabulary.add_space_prefix else []
-    encoder.normalizer = normalizers.Sequence([*prefix, spaces])
-    return encoder
+    tokenizer.normalizer = normalizers.Sequence([*prefix, spaces])
+    return tokenizer
 
 
 def _unigram(vocabulary: Vocabulary, plain: dict[str, int]) -> Tokenizer:
@@ -177,30 +186,3 @@ def _unigram(vocabulary: Vocabulary, plain: dict[str, int]) -> Tokenizer:
         steps.append(normalizers.Prepend(SPACE))
     encoder.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
     return encoder
-
-
-class _Joint(NamedTuple):
-    """A piece that two others make; the best ``rank`` is the lowest."""
-
-    rank: float
-    token: int
-    left: str
-    right: str
-
-
-def _joints(vocabulary: Vocabulary, ids: dict[str, int]) -> list[_Joint]:
-    """Return every way to make a piece of two others, the piece with the best score first.
-
-    SentencePiece's BPE joins the neighbours whose joint piece scores best, the leftmost of those
-    that score alike; ranked merges do the same with the score as rank, where no two are equal.
-    """
-    plain = {
-        text: token for text, token in ids.items() if vocabulary.types[token] not in (*ADDED, BYTE)
-    }
-    return sorted(
-        _Joint(-vocabulary.scores[token], token, text[:cut], text[cut:])
-        for text, token in plain.items()
-        if len(text) <= _LONGEST_PIECE
-        for cut in range(1, len(text))
-        if text[:cut] in plain and text[cut:] in plain
-    )

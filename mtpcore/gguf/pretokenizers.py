@@ -72,6 +72,8 @@ _GPT_2 = Pretokenizer(
     (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",)
 )
 _SMOLLM = Pretokenizer((r"\p{N}", *_GPT_2.patterns))
+_FALCON = Pretokenizer((r"[\p{P}$+<=>^~|`]+", *_GPT_2.patterns, "[0-9]{3}"))
+_UNNAMED = Pretokenizer((r"[\p{P}$+<=>^~|]+", *_GPT_2.patterns, r"\p{N}+", "[0-9]{3}"))
 _THREE_DIGITS = _words(r"\p{N}{1,3}")
 _LLAMA_BPE = Pretokenizer((_THREE_DIGITS,), whole_words=True, add_bos=True)
 _GLM_4 = Pretokenizer((_THREE_DIGITS,), whole_words=True)
@@ -144,9 +146,13 @@ _YOUTU = Pretokenizer(
     whole_words=True,
 )
 _NAMES = (
-    (_GPT_2, ("gpt-2", "a.x-4.0", "gigachat", "mellum", "trillion")),
-    (_SMOLLM, ("smollm", "minerva-7b")),
-    (_LLAMA_BPE, ("llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "pixtral")),
+    (
+        _GPT_2,
+        ("gpt-2", "a.x-4.0", "gigachat", "mellum", "trillion", "phi-2", "mpt", "olmo", "jais"),
+    ),
+    (_SMOLLM, ("smollm", "minerva-7b", "command-r", "starcoder", "refact", "codeshell", "exaone")),
+    (_FALCON, ("falcon",)),
+    (_LLAMA_BPE, ("llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "pixtral", "lfm2")),
     (_GLM_4, ("glm4", "glm5")),
     (_CHATGLM, ("chatglm-bpe", "dbrx", "smaug-bpe")),
     (_QWEN_2, ("qwen2", "deepseek-r1-qwen", "f2llmv2", "kormo", "megrez", "solar-open")),
@@ -162,8 +168,8 @@ _NAMES = (
 )
 """Pre-tokenizers with their names in model files, that of the first model before others'.
 
-They are spelt as in ``tokenizer.json``, Kimi's as in its source. DeepSeek's and Seed-Coder's have
-the characters that end lines themselves.
+They are spelt as in ``tokenizer.json``, Kimi's as in its source, Falcon's as in llama.cpp.
+DeepSeek's and Seed-Coder's have the characters that end lines themselves.
 """
 
 _BY_NAME = {name: known for known, names in _NAMES for name in names}
@@ -173,7 +179,16 @@ _BY_CLASS = {"GPT2Tokenizer": (_GPT_2, None), "Qwen2Tokenizer": (_QWEN_2, "NFC")
 
 
 def find_pretokenizer(name: str) -> Pretokenizer:
-    """Return the pre-tokenizer of that name; for an unknown one warn and return ``gpt-2``'s."""
+    """Return the pre-tokenizer of that name; for an unknown one warn and return ``gpt-2``'s.
+
+    "default" is how old files say that they do not know: these are cut as llama.cpp cuts them, with
+    a warning, too.
+    """
+    if name == "default":
+        log.warning(
+            "the file does not name its pre-tokenizer: texts may not be cut as it was trained"
+        )
+        return _UNNAMED
     if name not in _BY_NAME:
         known = ", ".join(_BY_NAME)
         log.warning(

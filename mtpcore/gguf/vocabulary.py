@@ -38,55 +38,66 @@ SPACE = "\u2581"  # spells a space in vocabularies of the SentencePiece kind
 
 
 class _Model(NamedTuple):
-    """What ``tokenizer.ggml.model`` says of a vocabulary.
+    """What ``tokenizer.ggml.model`` says of a vocabulary, and what holds where a file is silent.
 
-    One ``of_sentencepiece`` has scores in place of merges, and a space before a text. One that is
-    ``named_by_pre`` is known by its pre-tokenizer, whatever else a file calls it.
+    The defaults are llama.cpp's (``llama_vocab::impl::load``), and none where a vocabulary is too
+    small for one. But in byte-level vocabularies llama.cpp takes token 11 for BOS and EOS, which is
+    Falcon's; in others it is a comma, and ends nothing here.
+
+    One that is ``named_by_pre`` is known by its pre-tokenizer, whatever else a file calls it.
     """
 
     kind: Literal["bytes", "pieces", "unigram"]
-    of_sentencepiece: bool = False
+    has_scores: bool = False  # in place of merges
+    bos: int | None = None
+    eos: int | None = None
+    unknown: int | None = None
+    adds_bos: bool = False  # or where the pre-tokenizer says so
+    adds_eos: bool = False
+    adds_space: bool = False  # before a text
     named_by_pre: bool = False
     needs_bos: bool = False
 
 
 _MODELS = {
     "gpt2": _Model("bytes"),
-    "llama": _Model("pieces", of_sentencepiece=True),
+    "llama": _Model("pieces", True, bos=1, eos=2, unknown=0, adds_bos=True, adds_space=True),
     # Ollama's files call it llama, others gpt2. The first ones deny BOS, and the models write
     # nonsense without (llama.cpp's pull request 21500).
     "gemma4": _Model("pieces", named_by_pre=True, needs_bos=True),
-    "t5": _Model("unigram", of_sentencepiece=True),
+    "t5": _Model("unigram", True, eos=1, unknown=2, adds_eos=True),
 }
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _END_KEYS = ("eos", "eot", "eom")
-# Converters often record only one of several ends of generation; these names are ends wherever
-# they are control tokens.
-_END_NAMES = frozenset(
-    (
-        "<|eot_id|>",
-        "<|eom_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<|return|>",
-        "<|call|>",
-        "<|endoftext|>",
-        "<|end_of_text|>",
-        "<|end_of_turn|>",
-        "<end_of_turn>",
-        "<turn|>",
-        "<|tool_response>",
-        "<end_of_utterance>",
-        "<\uff5cend\u2581of\u2581sentence\uff5c>",
-        "<EOT>",
-        "_<EOT>",
-        "[EOT]",
-        "[EOS]",
-        "<eos>",
-        "</s>",
-    )
+# Names of control tokens, whatever type a file gives them: converters often record only one of
+# several ends, and some type these as ordinary text. The lists are llama.cpp's.
+_END_NAMES = (
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>"),
+    *("<|flush|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<turn|>"),
+    *("<|tool_response>", "<end_of_utterance>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<EOT>"),
+    *("_<EOT>", "[EOT]", "[EOS]", "<eos>", "[e~["),
 )
+_STRIKE_END = "</s>"  # an end where a file says so; else the end of what is struck through in HTML
+# Of models that fill in the middle: the key of each, an older one, and names.
+_FIM_NAMES = {
+    ("fim_pre", "prefix"): (
+        *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<\uff5cfim\u2581begin\uff5c>"),
+        *("<PRE>", "\u2581<PRE>", "<|code_prefix|>", "<|prefix|>"),
+    ),
+    ("fim_suf", "suffix"): (
+        *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<\uff5cfim\u2581hole\uff5c>"),
+        *("<SUF>", "\u2581<SUF>", "<|code_suffix|>", "<|suffix|>"),
+    ),
+    ("fim_mid", "middle"): (
+        *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<\uff5cfim\u2581end\uff5c>"),
+        *("<MID>", "\u2581<MID>", "<|code_middle|>", "<|middle|>"),
+    ),
+    ("fim_pad",): ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    ("fim_rep",): ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    ("fim_sep",): ("<|file_sep|>",),
+}
+_FIM_ENDS = ("fim_pad", "fim_rep", "fim_sep")
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -113,8 +124,10 @@ class Vocabulary:
         unigram model.
     tokens : list of str
         As stored; bytes that are not UTF-8 as surrogate escapes.
+    ids : dict
+        The token of each text, the first where several have it.
     types : list of int
-        One of NORMAL .. BYTE for each token.
+        One of NORMAL .. BYTE for each token; names of control tokens are CONTROL.
     scores : list of float
         Empty where there are merges.
     merges : list of str
@@ -134,6 +147,7 @@ class Vocabulary:
 
     kind: Literal["bytes", "pieces", "unigram"]
     tokens: list[str]
+    ids: dict[str, int]
     types: list[int]
     scores: list[float]
     merges: list[str]
@@ -182,33 +196,36 @@ def read_vocabulary(metadata: Metadata, file: str = "metadata") -> Vocabulary | 
             log.warning("%s: tokenizer %r is not supported: give token ids", file, name[:80])
         return None
     is_bytes, is_unigram = model.kind == "bytes", model.kind == "unigram"
-    has_scores = model.of_sentencepiece
     tokens = fields.require(_key("tokens"), list[str])
     if not tokens:
         raise fields.error(_key("tokens"), "an empty vocabulary")
-    types = _one_a_token(fields, "token_type", len(tokens), int, NORMAL)
+    n = len(tokens)
+    ids = dict(zip(reversed(tokens), reversed(range(n)), strict=True))  # first wins
+    types = _types(fields, tokens, is_bytes)
+    eos = _token_id(fields, "eos", n, model.eos)
+    ends, control = _find_ends(fields, ids, types, eos)
+    _retype(fields.file, tokens, types, control)
     pretokenizer = find_pretokenizer(pre if is_bytes else "gpt-2")
-    adds_bos = fields.get(
-        _key("add_bos_token"), bool, pretokenizer.add_bos if is_bytes else not is_unigram
-    )
+    adds_bos = model.adds_bos or (is_bytes and pretokenizer.add_bos)
     return Vocabulary(
         kind=model.kind,
         tokens=tokens,
+        ids=ids,
         types=types,
-        scores=_one_a_token(fields, "scores", len(tokens), float, None) if has_scores else [],
-        merges=[] if has_scores else fields.require(_key("merges"), list[str]),
+        scores=_one_a_token(fields, "scores", n, float) if model.has_scores else [],
+        merges=[] if model.has_scores else fields.require(_key("merges"), list[str]),
         pretokenizer=pretokenizer,
-        bos=_token_id(fields, "bos", len(tokens)),
-        eos=_token_id(fields, "eos", len(tokens)),
-        unknown=_token_id(fields, "unknown", len(tokens)),
-        ends=_ends(fields, tokens, types),
-        add_bos=adds_bos or model.needs_bos,
-        add_eos=fields.get(_key("add_eos_token"), bool, is_unigram),
+        bos=_token_id(fields, "bos", n, model.bos),
+        eos=eos,
+        unknown=_token_id(fields, "unknown", n, model.unknown),
+        ends=ends,
+        add_bos=fields.get(_key("add_bos_token"), bool, adds_bos) or model.needs_bos,
+        add_eos=fields.get(_key("add_eos_token"), bool, model.adds_eos),
         add_space_prefix=not is_bytes
-        and fields.get(_key("add_space_prefix"), bool, model.of_sentencepiece),
+        and fields.get(_key("add_space_prefix"), bool, model.adds_space),
         charsmap=_charsmap(fields) if is_unigram else b"",
         joins_spaces=is_unigram and fields.get(_key("remove_extra_whitespaces"), bool, False),
-        suppressed=tuple(sorted(_token_ids(fields, "suppress_tokens", len(tokens)))),
+        suppressed=tuple(sorted(_token_ids(fields, "suppress_tokens", n))),
     )
 
 
@@ -227,11 +244,9 @@ def _key(name: str) -> str:
     return f"tokenizer.ggml.{name}"
 
 
-def _one_a_token(fields: Fields, name: str, n: int, kind: Any, default: Any) -> list[Any]:
+def _one_a_token(fields: Fields, name: str, n: int, kind: Any) -> list[Any]:
     """Read a list with one entry for each token."""
     key = _key(name)
-    if default is not None and key not in fields:
-        return [default] * n
     values: list[Any] = fields.require(key, list[kind])
     if len(values) != n:
         raise fields.error(key, "not one entry a token", wanted=n, got=len(values))
@@ -240,9 +255,19 @@ def _one_a_token(fields: Fields, name: str, n: int, kind: Any, default: Any) -> 
     return values
 
 
-def _token_id(fields: Fields, name: str, n: int) -> int | None:
+def _types(fields: Fields, tokens: list[str], is_bytes: bool) -> list[int]:
+    """Read the tokens' types; where a file has none, only spellings of bytes are not NORMAL."""
+    if _key("token_type") in fields:
+        return _one_a_token(fields, "token_type", len(tokens), int)
+    is_byte = (lambda text: None) if is_bytes else _BYTE_TOKEN.fullmatch
+    return [BYTE if is_byte(text) else NORMAL for text in tokens]
+
+
+def _token_id(fields: Fields, name: str, n: int, default: int | None = None) -> int | None:
     key = _key(f"{name}_token_id")
-    return _checked(fields, key, fields.require(key, int), n) if key in fields else None
+    if key in fields:
+        return _checked(fields, key, fields.require(key, int), n)
+    return default if default is not None and default < n else None
 
 
 def _token_ids(fields: Fields, name: str, n: int) -> set[int]:
@@ -257,16 +282,40 @@ def _checked(fields: Fields, key: str, token: int, n: int) -> int:
     return token
 
 
-def _ends(fields: Fields, tokens: list[str], types: list[int]) -> frozenset[int]:
-    given = (_token_id(fields, name, len(tokens)) for name in _END_KEYS)
-    listed = _token_ids(fields, "eos_token_ids", len(tokens))
-    named = {
-        text: token
-        for token, (text, kind) in enumerate(zip(tokens, types, strict=True))
-        if text in _END_NAMES and kind in ADDED
-    }
-    if "<|return|>" in named and "<|call|>" in named:
-        named.pop("<|end|>", None)  # there it ends a message, and another follows
-    if "<|tool_response>" in named:
-        named.pop("</s>", None)  # there it ends what is struck through
-    return frozenset(token for token in (*given, *listed, *named.values()) if token is not None)
+def _find_ends(
+    fields: Fields, ids: dict[str, int], types: list[int], eos: int | None
+) -> tuple[frozenset[int], set[int]]:
+    """Find every token that ends a generation, and all that are control tokens by their names."""
+    n = len(types)
+    ends = {eos, *(_token_id(fields, name, n) for name in _END_KEYS)}
+    ends |= _token_ids(fields, "eos_token_ids", n)
+    control = {ids[name] for name in _END_NAMES if name in ids}
+    strike = ids.get(_STRIKE_END)
+    if "<|tool_response>" in ids:
+        ends.discard(strike)
+    elif strike is not None and (strike in ends or types[strike] in ADDED):
+        control.add(strike)
+    ends |= control
+    if ids.keys() & {"<|call|>", "<|calls|>"} and ids.keys() & {"<|return|>", "<|flush|>"}:
+        ends.discard(ids.get("<|end|>"))  # there it ends a message, and another follows
+    for keys, names in _FIM_NAMES.items():
+        given = [token for key in keys if (token := _token_id(fields, key, n)) is not None]
+        named = [] if given else [ids[name] for name in names if name in ids][:1]
+        control.update(named)
+        if keys[0] in _FIM_ENDS:
+            ends.update(given or named)
+    return frozenset(token for token in ends if token is not None), control
+
+
+def _retype(file: str, tokens: list[str], types: list[int], control: set[int]) -> None:
+    """Make tokens CONTROL; say so of those that the file takes for ordinary text."""
+    ordinary = [token for token in sorted(control) if types[token] not in ADDED]
+    for token in control:
+        types[token] = CONTROL
+    if ordinary:
+        log.warning(
+            "%s: control tokens by their names, which the file has as ordinary text, are read as "
+            "control tokens: %s",
+            file,
+            ", ".join(f"{tokens[token]!r} ({token})" for token in ordinary),
+        )

@@ -134,6 +134,8 @@ def test_numpy_ids_are_ids():
 
 REST = [" x", "\n\n", " y", " ", " ++=", "é"]
 SPLITS = {
+    "falcon": ["I", "'", "ll", " don", "'", "T", " ", "123", "45", *REST[:3], "  ", "++=", "é"],
+    "command-r": ["I", "'ll", " don", "'", "T", " ", *"12345", *REST],
     "gpt-2": ["I", "'ll", " don", "'", "T", " 12345", *REST],
     "llama-bpe": ["I", "'ll", " don", "'T", " ", "123", "45", *REST],
     "glm4": ["I", "'ll", " don", "'T", " ", "123", "45", *REST],
@@ -183,7 +185,7 @@ def test_an_unknown_pretokenizer_is_warned_of(caplog, name):
     """And one that a file does not name: such files cut texts wrongly in llama.cpp as well."""
     with caplog.at_level(logging.WARNING, "mtpcore"):
         read_tokenizer(metadata(ALPHABET, pre=name)).encode("a b")
-    assert repr(name or "default") in caplog.text
+    assert repr(name) in caplog.text if name == "martian" else "not name its" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["llama-bpe", "glm4", "tekken", "chatglm-bpe", "qwen2"])
@@ -211,18 +213,11 @@ def test_bos_and_eos_are_added_where_the_file_asks():
         assert tokenizer.decode(expected) == "a"
 
 
-def test_every_end_of_generation_is_known():
-    names = ["<|im_end|>", "<|end|>", "</s>", "<|endoftext|>", "<tool>"]
-    tokens = [*ALPHABET, *names]
-    types = [NORMAL] * 256 + [CONTROL, CONTROL, NORMAL, USER, CONTROL]
-    found = read_tokenizer(metadata(tokens, types, eot_token_id=260))
-    assert found.end_tokens == {256, 257, 259, 260}  # "</s>" is ordinary text here
-    harmony = [*tokens, "<|return|>", "<|call|>"]
-    found = read_tokenizer(metadata(harmony, [*types, CONTROL, CONTROL]))
-    assert found.end_tokens == {256, 259, 261, 262}
-    gemma = [*ALPHABET, "<eos>", "<turn|>", "<|tool_response>", "</s>", "<|turn>"]
-    kinds = [NORMAL] * 256 + [CONTROL, CONTROL, USER, USER, CONTROL]
-    assert read_tokenizer(metadata(gemma, kinds)).end_tokens == {256, 257, 258}
+def test_an_end_of_generation_may_have_a_key_of_its_own():
+    given = metadata([*ALPHABET, "<|im_end|>", "<tool>"], [NORMAL] * 256 + [CONTROL] * 2)
+    assert read_tokenizer(given).end_tokens == {256}
+    for key in ("eot_token_id", "eom_token_id"):
+        assert read_tokenizer(given | {f"tokenizer.ggml.{key}": 257}).end_tokens == {256, 257}
 
 
 def test_a_file_may_list_the_ends_of_generation():
@@ -235,19 +230,20 @@ def test_a_file_may_list_the_ends_of_generation():
 
 def test_tokens_that_are_not_utf8_decode_to_their_bytes(caplog):
     odd = b"\xff\xc3".decode("utf-8", "surrogateescape")
-    tokenizer = read_tokenizer(metadata([*ALPHABET, odd, "", "a"], merges=["a b", "x", ""]))
+    tokenizer = read_tokenizer(metadata([*ALPHABET, odd, "", "a"]))
     assert tokenizer.token_bytes(256) == b"\xff\xc3"
     assert tokenizer.token_bytes(257) == b""
-    with caplog.at_level(logging.WARNING, "mtpcore"):
-        assert tokenizer.encode("a") == [ALPHABET.index("a")]
-    assert "3 merges" in caplog.text
 
 
-def test_bytes_without_a_token_are_warned_of(caplog):
-    tokenizer = read_tokenizer(metadata(["a", "b"]))
-    with caplog.at_level(logging.WARNING, "mtpcore"):
-        assert tokenizer.encode("ab") == [0, 1]
-    assert "no token for 241 bytes" in caplog.text
+def test_merges_that_make_no_token_are_said_when_a_text_meets_one(caplog):
+    tokenizer = read_tokenizer(metadata([*ALPHABET, "bc"], merges=["a b", "x", "", "b c"]))
+    a, b = ALPHABET.index("a"), ALPHABET.index("b")
+    assert tokenizer.encode("bc") == [256]
+    assert not caplog.records
+    for _ in range(2):
+        assert tokenizer.encode("ab") == [a, b]
+    (said,) = caplog.records
+    assert "merge of 'a b' makes no token" in said.getMessage()
 
 
 # --- vocabularies of pieces with scores ---
@@ -358,6 +354,34 @@ def test_a_stream_continues_a_prompt():
     first = tokenizer.encode("ab", add_special=False)
     assert tokenizer.stream().push(first[0]) == " ab"
     assert tokenizer.stream(start=True).push(first[0]) == "ab"
+
+
+def unknowing(model, **more):
+    """A vocabulary of pieces that knows two letters."""
+    scores = np.arange(3, dtype=np.float32)
+    found = metadata(["<unk>", "a", "b"], [UNKNOWN, NORMAL, NORMAL], model=model, scores=scores)
+    return found | {"tokenizer.ggml.add_space_prefix": False} | more
+
+
+@pytest.mark.parametrize(
+    ("given", "instead"),
+    [
+        (metadata(["Ã", "a", "b"]), [0]),  # © is lost
+        (unknowing("llama"), [0]),
+        (unknowing("t5", **{"tokenizer.ggml.unknown_token_id": 0}), [0]),
+        (unknowing("gemma4"), []),
+    ],
+    ids=["bytes", "pieces", "unigram", "no unknown token"],
+)
+def test_what_a_vocabulary_does_not_know_is_said_when_a_text_loses_it(caplog, given, instead):
+    """Once, and not before: many vocabularies lack bytes that no text has."""
+    tokenizer = read_tokenizer(given)
+    assert tokenizer.encode("ab", add_special=False) == [1, 2]
+    assert not caplog.records
+    for _ in range(2):
+        assert tokenizer.encode("aébb", add_special=False) == [1, *instead, 2, 2]
+    (said,) = caplog.records
+    assert "no token for 'é'" in said.getMessage()
 
 
 # --- bad metadata ---

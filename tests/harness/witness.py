@@ -10,12 +10,12 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-__all__ = ["Testimony", "hear", "load", "needs_llama_cpp"]
+__all__ = ["Testimony", "hear", "hear_vocabulary", "load", "needs_llama_cpp"]
 
 needs_llama_cpp = pytest.mark.skipif(
     find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed"
@@ -50,6 +50,42 @@ def hear(
         raise AssertionError(f"llama.cpp ended with {done.returncode}:\n{done.stderr}")
     with np.load(out) as file:
         return Testimony(file["text"], file["logits"])
+
+
+TOKENS = """
+import ctypes, json, sys
+import llama_cpp as peer
+asked = peer.llama_model_default_params()
+asked.vocab_only = True
+model = peer.llama_model_load_from_file(sys.argv[1].encode(), asked)
+vocabulary = peer.llama_model_get_vocab(model)
+n, room = peer.llama_vocab_n_tokens(vocabulary), (ctypes.c_int * 4096)()
+def tokenize(text):
+    data = text.encode()
+    found = peer.llama_tokenize(vocabulary, data, len(data), room, 4096, True, True)
+    return list(room[:found])
+print(json.dumps({
+    "attributes": [peer.llama_vocab_get_attr(vocabulary, token) for token in range(n)],
+    "ends": [token for token in range(n) if peer.llama_vocab_is_eog(vocabulary, token)],
+    "ids": [tokenize(text) for text in json.loads(sys.argv[2])],
+}))
+"""
+
+
+def hear_vocabulary(path: Path, texts: list[str]) -> dict[str, list[Any]]:
+    """Return what llama.cpp makes of a vocabulary: tokens' attributes, ends, and ids of texts.
+
+    Control tokens are parsed in texts, and put around them.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", TOKENS, str(path), json.dumps(texts)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise AssertionError(f"llama.cpp ended with {done.returncode}:\n{done.stderr}")
+    return dict(json.loads(done.stdout))
 
 
 LOAD = """
