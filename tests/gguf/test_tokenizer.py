@@ -413,7 +413,7 @@ def test_no_tokenizer_is_none(caplog):
         ({"suppress_tokens": np.array([3, 256], np.int32)}, "suppress_tokens"),
         ({"suppress_tokens": [-1]}, "suppress_tokens"),
         ({"suppress_tokens": "a"}, "suppress_tokens"),
-        ({"add_bos_token": 1}, "add_bos_token"),
+        ({"add_bos_token": 2}, "add_bos_token"),
         ({"model": "llama"}, "scores"),
         ({"model": "llama", "scores": np.full(256, np.nan)}, "scores"),
         ({"model": "llama", "scores": np.zeros(255)}, "scores"),
