@@ -296,7 +296,7 @@ class Speculation:
         if state.n_known == state.n or not drafter.reads_text:
             return True
         lengths = [runner.lengths[seq] for runner in drafter.runners.values()]
-        places = range(min(lengths, default=0), state.n)
+        places = range(max(min(lengths, default=0), drafter.first), state.n)
         return drafter.reads_rows and state.rows.reach(state.history, places) == state.n
 
     def _release(self, seq: int) -> None:

@@ -204,6 +204,11 @@ class _SimulatedDrafter:
         return self._drafter.reads_text
 
     @property
+    def first(self) -> int:
+        """As of the drafter."""
+        return self._drafter.first
+
+    @property
     def paused(self) -> int:
         """The drafter's."""
         return self._drafter.paused

@@ -34,6 +34,7 @@ class BaseDrafter:
 
     reads_rows = False
     reads_text = True
+    first = 0
 
     def __init__(self, name: str, runners: Mapping[str, GraphRunner]) -> None:
         self.name, self.runners = name, runners

@@ -89,6 +89,10 @@ class Drafter(Protocol):
     def reads_text(self) -> bool:
         """Whether its graphs must have read all that the target read, to draft behind it."""
 
+    @property
+    def first(self) -> int:
+        """The first place that it makes an entry of: what the target read before it is not read."""
+
     paused: int
     """How often a sequence got no further draft because a hidden row was not finite."""
 

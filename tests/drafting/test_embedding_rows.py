@@ -1,9 +1,11 @@
 """Rows that wait for a drafter, against a list of what each place holds."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mtpcore import Batch, Context, Sampling, link, load_model
 from mtpcore.drafting.embedding_rows import NO_ROWS, Piece
 
 N = 24
@@ -50,3 +52,24 @@ def test_what_each_place_holds(steps, a, b, seed):
         assert all(np.array_equal(one, other) for one, other in zip(row, wanted, strict=True))
     unknown = [p for p in places if p not in held and history[p] < 0]
     assert rows.reach(history, places) == min(unknown, default=places.stop)
+
+
+@pytest.mark.parametrize("name", ["demo", "demo:deepseek", "demo:mimo"])
+def test_a_head_drafts_again_behind_a_first_row_that_it_does_not_read(name):
+    """A NextN head has no entry of place 0, so it does not need the row that is gone."""
+    tokens, rng = [5, 6, 7], np.random.default_rng(0)
+    with load_model(name) as model:
+        cross = link(Context(model, 64, threads=1))
+        rows = np.zeros((4, model.hparams.width), np.float32)
+        rows[0] = rng.normal(size=model.hparams.width)
+        cross.llm.process(Batch([-1, *tokens], embeddings=rows))
+        cross.pending(0, Sampling.greedy())
+        drafts, digest = cross.draft(0, 3), cross.digest(0)
+        assert len(drafts) == 3
+        for n in (1, 2):
+            cross.rollback(0, n)
+            cross.llm.process(Batch.of(tokens[n - 1 :], pos=n))
+            cross.pending(0, Sampling.greedy())
+            assert cross.draft(0, 3) == drafts
+            assert cross.digest(0) == digest
+        assert cross.paused == 0
