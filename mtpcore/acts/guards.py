@@ -58,6 +58,8 @@ def _guard_of(value: object) -> Guard | None:
     """Return the guard of what has one."""
     try:
         guard = getattr(value, "guard", None)
+    except MemoryError:
+        raise
     except Exception:  # whatever a caller's object raises
         return None
     return guard if isinstance(guard, Guard) else None

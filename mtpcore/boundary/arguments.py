@@ -2,7 +2,8 @@
 
 A kind of argument is a type with its bounds, declared once; its description is what errors say was
 wanted. Numbers of NumPy and of other libraries become plain ones; booleans are no numbers. Whatever
-a caller's object raises while it is looked at becomes the same error.
+a caller's object raises while it is looked at becomes the same error. What is nobody's fault does
+not: a ``MemoryError``, and a ``RecursionError`` about a value that has no depth.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 import numbers
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -92,17 +94,21 @@ class _Kind(NamedTuple):
     wanted: object
 
 
+_FLAT = (str, bytes, int, float, type(None))
+_MOST_KINDS = 256
+
 _prepared: dict[int, _Kind] = {}
-"""By ``id``, of kinds that are kept alive here."""
+"""By ``id``, which costs least, of kinds that are kept alive here."""
 
 
+@lru_cache(_MOST_KINDS)  # some kinds are made for one call, equal ones each time
 def _prepare(kind: Any) -> _Kind:
     metadata = getattr(kind, "__metadata__", ())
     rules = tuple(rule.holds for rule in metadata if isinstance(rule, Also))
     wanted = next((rule.description for rule in metadata if isinstance(rule, Meta)), kind)
     holder = msgspec.defstruct("Argument", [("value", kind)])
     prepared = _Kind(kind, holder, rules, wanted)
-    if metadata and len(_prepared) < 256:  # those that are declared, not made for one call
+    if len(_prepared) < _MOST_KINDS:
         _prepared[id(kind)] = prepared
     return prepared
 
@@ -138,6 +144,11 @@ def read(
             converted = msgspec.convert({"value": _plain(value)}, known.holder).value
         if all([holds(converted) for holds in known.rules]):
             return converted
+    except MemoryError:
+        raise
+    except RecursionError:
+        if isinstance(value, _FLAT):  # the caller's stack is full
+            raise
     except Exception:  # a wrong value, and whatever a caller's object raises
         pass
     if wanted is None:
@@ -188,6 +199,8 @@ def offers(value: object, *methods: str) -> bool:
     """Say whether an object has these methods; one that raises when it is asked has none."""
     try:
         return all(callable(getattr(value, name, None)) for name in methods)
+    except MemoryError:
+        raise
     except Exception:  # whatever a caller's object raises
         return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ def is_integer(value: object) -> bool:
 
 
 def integers(values: RowsLike, what: str) -> NDArray[np.int32]:
-    """Return ``values`` as C-contiguous int32; raise BatchError where they are no such numbers."""
+    """Return a copy of ``values``, C-contiguous int32; raise BatchError where they are others."""
     given: Any = values
     if type(given) is list and (plain := list_as_int32(given)) is not None:
         return plain
@@ -46,18 +47,20 @@ def integers(values: RowsLike, what: str) -> NDArray[np.int32]:
 
 
 def numbers(values: RowsLike, what: str) -> F32:
-    """Return ``values`` (NumPy, or anything with DLPack) as C-contiguous float32 on the host."""
+    """Return a copy of ``values`` (NumPy, or with DLPack) as C-contiguous float32 on the host."""
     array = _array(values, f"{what} are no array of numbers", fix=AS_FLOAT32)
     if array.dtype.kind not in "fiu":
         raise BatchError(f"{what} are numbers", got=array.dtype, fix=AS_FLOAT32)
     with np.errstate(over="ignore"):
-        return np.ascontiguousarray(array, dtype=np.float32)
+        return np.array(array, dtype=np.float32, order="C")  # a copy: its owner may write to it
 
 
 def rows_of(values: RowsLike, what: str) -> Any:
     """Return ``values`` as ``numbers`` does, or where they are on a device as ``ForeignRows``."""
     try:
         is_foreign = is_elsewhere(values)
+    except MemoryError:
+        raise
     except Exception as error:  # whatever a caller's object raises
         raise BatchError(f"{what} are no array of numbers", got=spell(error, str)) from None
     if not is_foreign:
@@ -73,14 +76,14 @@ def rows_of(values: RowsLike, what: str) -> Any:
 
 
 def flags(values: ArrayLike, n: int, what: str) -> NDArray[np.bool_]:
-    """Return ``values`` as bool[n]; raise BatchError where they are no such array."""
+    """Return a copy of ``values``, bool[n]; raise BatchError where they are no such array."""
     array = _array(values, f"{what} are one bool a row")
     if array.shape == (n,) == (0,):
         return np.zeros(0, np.bool_)
     if array.dtype != np.bool_ or array.shape != (n,):
         got = f"{array.dtype} of shape {array.shape}"
         raise BatchError(f"{what} are one bool a row", wanted=(n,), got=got)
-    return array
+    return array.copy()
 
 
 def _array(values: Any, refusal: str, fix: str = "") -> NDArray[Any]:
@@ -88,7 +91,13 @@ def _array(values: Any, refusal: str, fix: str = "") -> NDArray[Any]:
     try:
         if not isinstance(values, np.ndarray) and hasattr(values, "__dlpack__"):
             values = to_host(values)
+        if isinstance(values, Sequence) and len(values) > _MOST:  # NumPy would take all memory
+            raise BatchError(refusal, wanted=f"at most {_MOST} numbers", got=len(values))
         array = np.asarray(values)
+    except BatchError:
+        raise
+    except MemoryError:
+        raise
     except Exception as error:  # whatever a caller's object raises
         raise BatchError(refusal, got=spell(error, str), fix=fix) from None
     if array.size > _MOST:  # with strides of 0 it may be larger than memory

@@ -101,6 +101,8 @@ class ForeignRows:
         """
         try:
             taken = Taken(_capsule(self._source, stream))
+        except MemoryError:
+            raise
         except Exception as error:  # whatever a caller's object raises
             raise BatchError(
                 f"{self._what} are no array of numbers", got=spell(error, str), fix=AS_FLOAT32
@@ -132,6 +134,8 @@ class ForeignRows:
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         try:
             values = to_host(self._source)
+        except MemoryError:
+            raise
         except Exception as error:  # whatever a caller's object raises
             raise BatchError(
                 f"{self._what} are on another device, and their library does not bring them",

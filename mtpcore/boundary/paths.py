@@ -53,6 +53,8 @@ def take_path(path: str | PathLike[str]) -> Path:
         taken = Path(path)
         if b"\0" in os.fsencode(taken):
             raise ValueError("a zero byte")
+    except MemoryError:
+        raise
     except Exception as error:  # not a path, and whatever a caller's object raises
         raise ModelFileError(
             "not a path", wanted="a text without zero bytes, or a path", got=spell(path)

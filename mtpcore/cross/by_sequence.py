@@ -29,6 +29,8 @@ def setting_of(value: Any, seq: int) -> Any:
         return value
     try:
         return value[seq]
+    except MemoryError:
+        raise
     except Exception as error:  # not there, or whatever a caller's mapping raises
         where = f"sequence {seq}"
         raise BatchError("settings of a sequence are missing", where=where) from error
@@ -41,6 +43,8 @@ def pairs_of(given: Any, where: str) -> Iterable[tuple[Any, Any]]:
     try:
         if isinstance(given, Mapping):
             return list(given.items())
+    except MemoryError:
+        raise
     except Exception:  # whatever a caller's mapping raises
         pass
     raise BatchError("not given by sequence", where=where, wanted="a mapping", got=spell(given))
@@ -77,6 +81,8 @@ def read_unfinished(unfinished: Collection[int], prefill: Mapping[int, Any]) -> 
         return frozenset()
     try:
         seqs = frozenset(islice(unfinished, len(prefill) + 1))
+    except MemoryError:
+        raise
     except Exception as error:  # whatever a caller's object raises
         raise BatchError(
             "not sequences whose prompts go on", where="unfinished", got=spell(unfinished)

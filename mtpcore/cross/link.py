@@ -128,6 +128,8 @@ def _read_drafters(drafter: object) -> list[DrafterLike]:
     """Return one drafter or several as a list; refuse anything else."""
     try:
         given: list[Any] = list(drafter) if isinstance(drafter, (list, tuple)) else [drafter]
+    except MemoryError:
+        raise
     except Exception:  # whatever a caller's list raises
         given = [None]
     for item in given:

@@ -330,6 +330,8 @@ def _is_list(value: object) -> bool:
 def _name(module: Any) -> str:
     try:
         return str(getattr(module, "__name__", type(module).__name__))
+    except MemoryError:
+        raise
     except Exception:  # whatever a caller's object raises
         return type(module).__name__
 

@@ -236,6 +236,8 @@ def _model(model: Model) -> Model:
     try:
         if model.hparams.n_vocab:
             return model
+    except MemoryError:
+        raise
     except Exception:  # none, and whatever a caller's object raises
         pass
     raise BatchError(
@@ -247,6 +249,8 @@ def _each(texts: Iterable[str]) -> Iterator[str]:
     """Go through texts; whatever a caller's object raises becomes an error of ours."""
     try:
         yield from texts
+    except MemoryError:
+        raise
     except Exception as error:
         raise BatchError("no pieces of a text", got=spell(error, str)) from error
 
@@ -255,6 +259,8 @@ def _listed(tokens: Iterable[int]) -> list[int]:
     """Return the ids of any iterable; one that never ends is refused as one that is too long."""
     try:
         listed = list(islice(tokens, _MOST + 1))
+    except MemoryError:
+        raise
     except Exception as error:  # whatever a caller's object raises
         raise BatchError(
             "a draft vocabulary is a list of token ids", got=spell(error, str)

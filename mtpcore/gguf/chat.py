@@ -189,6 +189,8 @@ class ChatTemplate:
             if isinstance(given, (str, bytes, Mapping)):
                 raise TypeError("one, and no list")
             return [dict(one) if isinstance(one, Mapping) else one for one in given]
+        except MemoryError:
+            raise
         except Exception as error:  # no sequence, and whatever a caller's own raises
             raise MtpcoreError(
                 f"{name} are a list of mappings", where=self._where, got=spell(given)

@@ -182,6 +182,8 @@ def _each(tokens: Iterable[int]) -> Iterator[int]:
         if isinstance(tokens, Sized) and len(tokens) > _MOST:
             raise ValueError(f"more than {_MOST} tokens")
         yield from tokens
+    except MemoryError:
+        raise
     except Exception as error:
         raise MtpcoreError(
             "no sequence of tokens", where="tokenizer", got=spell(error, str)

@@ -548,6 +548,8 @@ def _read_prompts(prompt: object) -> list[Any] | None:
     """Return a list of prompts; None where there is a single one."""
     try:
         prompts = list(prompt) if isinstance(prompt, (list, tuple)) else None
+    except MemoryError:
+        raise
     except Exception as error:  # whatever a caller's list raises
         raise BatchError(
             "a prompt is a text, token ids, or a list of prompts", got=type(prompt).__name__
@@ -559,6 +561,8 @@ def _read_template_options(given: Any) -> dict[str, Any]:
     """Return variables for a template by name."""
     try:
         options = {} if given is None else dict(given)
+    except MemoryError:
+        raise
     except Exception as error:  # no mapping, and whatever a caller's mapping raises
         raise MtpcoreError("template options have names", where="chat", got=spell(given)) from error
     if not all(isinstance(name, str) for name in options):

@@ -46,6 +46,8 @@ def _filled(n: int, value: int) -> I32:
 class Batch:
     """Rows for ``Context.process``; ``Batch.of`` makes one from tokens.
 
+    It has copies of what it was given, but for rows on a device, which stay there.
+
     Parameters
     ----------
     tokens : array_like of int, shape (n,), optional

@@ -35,6 +35,8 @@ def read_fused_sampling(fused_sampling: FusedSampling, n_outputs: int) -> FusedS
         )
     try:
         samplers, indices = tuple(fused_sampling.samplers), list(fused_sampling.indices)
+    except MemoryError:
+        raise
     except Exception as error:  # whatever a caller's object raises
         got = spell(error, str)
         raise BatchError("no sequences of entries", where="fused_sampling", got=got) from error
@@ -70,6 +72,8 @@ def _read_texts(
     where = "fused_sampling"
     try:
         texts, n_prompt = tuple(fused_sampling.texts), tuple(fused_sampling.n_prompt)
+    except MemoryError:
+        raise
     except Exception as error:  # whatever a caller's object raises
         raise BatchError("no sequences of texts", where=where, got=spell(error, str)) from error
     if not texts and not n_prompt:

@@ -137,6 +137,8 @@ def _read_biases(given: object) -> dict[int, float] | None:
         raise SamplingError("bad logit_bias", where="Sampling", wanted=wanted, got=spell(given))
     try:
         pairs = list(given.items())
+    except MemoryError:
+        raise
     except Exception as error:  # whatever a caller's mapping raises
         raise SamplingError(
             "bad logit_bias", where="Sampling", wanted=wanted, got=spell(error)

@@ -69,6 +69,8 @@ def _read_factors(given: Any) -> dict[str, tuple[Any, ...]]:
     factors: dict[str, Any] = read(given, dict[str, Any], "no factors", wanted=wanted)
     try:
         grid = {name: tuple(dict.fromkeys(values)) for name, values in factors.items()}
+    except MemoryError:
+        raise
     except Exception as error:  # whatever a caller's object raises
         raise BatchError("no factors", wanted=wanted, got=spell(error, str)) from error
     if not all(grid.values()):

@@ -4,6 +4,7 @@ import decimal
 import enum
 import fractions
 import math
+from pathlib import Path
 
 import msgspec
 import mtpcore_glm_nextn
@@ -66,6 +67,60 @@ def test_a_value_that_cannot_be_shown_does_not_hide_the_error():
         read(value, Length, "no number")
     with pytest.raises(mtpcore.BatchError, match="that cannot be shown"):
         raise mtpcore.BatchError("x", got=HUGE)
+
+
+@pytest.mark.parametrize("value", [1.0, 3, "x", None])
+@pytest.mark.parametrize("error", [MemoryError, RecursionError])
+def test_what_no_value_is_to_blame_for_stays_what_it_is(monkeypatch, value, error):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(msgspec, "convert", fail)
+    with pytest.raises(error):
+        read(value, Probability, "bad top_p")
+    if error is RecursionError:
+        with pytest.raises(mtpcore.BatchError, match="bad top_p"):
+            read([], Probability, "bad top_p")
+
+
+@pytest.mark.parametrize("name", ["__array__", "__dlpack_device__"])
+def test_memory_that_an_array_lacks_is_not_called_a_wrong_array(name):
+    def fail(*_, **options):
+        raise MemoryError
+
+    given = type("Given", (), {"__dlpack__": fail, name: fail})()
+    with pytest.raises(MemoryError):
+        mtpcore.Batch([-1], embeddings=given)
+
+
+def test_memory_that_lacks_is_nobodys_wrong_argument():
+    """Wherever whatever a caller's object raises becomes an error of ours."""
+    found, wrong = 0, []
+    for path in Path(mtpcore.__file__).parent.rglob("*.py"):
+        lines = path.read_text().splitlines()
+        for i, line in enumerate(lines):
+            if "except Exception" in line and "caller's" in line and path.name != "errors.py":
+                before = [one.strip() for one in lines[max(i - 5, 0) : i]]
+                found += 1
+                if "except MemoryError:" not in before:
+                    wrong.append(f"{path.name}:{i + 1}")
+    assert found > 15
+    assert wrong == []
+
+
+def test_a_sequence_that_is_too_long_is_not_read():
+    with pytest.raises(mtpcore.BatchError, match="at most"):
+        mtpcore.Batch.of(range(10**15))
+
+
+def test_kinds_without_bounds_are_made_once(monkeypatch):
+    for kind in (str, list[int]):
+        read(kind(), kind, "no value")
+    monkeypatch.setattr(msgspec, "defstruct", lambda *fields: pytest.fail("made once more"))
+    assert read("x", str, "no text") == "x"
+    assert read([3], list[int], "no numbers") == [3]
+    with pytest.raises(mtpcore.BatchError, match="no text"):
+        read(3, str, "no text")
 
 
 def test_slots_of_a_batch_are_read_by_a_kind_made_once(monkeypatch):

@@ -20,6 +20,7 @@ from mtpcore.memory import PAGE
 from mtpcore.plugin import Outputs
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.context import Context
+from mtpcore.runtime.prompt import Image, Prompt
 from mtpcore.sampling import Sampling
 
 BACKENDS = ["reference", "cpu"]
@@ -290,3 +291,26 @@ def test_contexts_of_a_file_leave_nothing(models, backend):
         context(models["line"], backend).process(Batch.of([1, 2]))
 
     assert grown(make, 200) < 64_000
+
+
+def test_what_a_batch_was_given_may_change_afterwards():
+    """A batch and a prompt have copies: whoever made them may fill the same arrays again."""
+    arrays = {
+        "tokens": np.array([-1, 4], np.int32),
+        "embeddings": np.ones((2, 3), np.float32),
+        "seq": np.array([0, 1], np.int32),
+        "pos": np.array([5, 6], np.int32),
+        "outputs": np.array([True, False]),
+        "parent": np.array([-1, -1], np.int32),
+        "until": np.array([7, 8], np.int32),
+    }
+    hidden, codes = np.ones((2, 3), np.float32), np.ones((2, 4), np.int32)
+    batch = Batch(**arrays, codes=codes, slots={"hidden": hidden})
+    for array in (*arrays.values(), hidden, codes):
+        held = [*vars(batch).values(), *batch.slots.values()]
+        assert not any(np.shares_memory(array, one) for one in held if isinstance(one, np.ndarray))
+    rows = np.ones((6, 3), np.float32)
+    prompt = Prompt([1], Image(rows, nx=3, ny=2))
+    rows[:] = 0
+    assert prompt.embeddings is not None
+    assert (prompt.embeddings[1:] == 1).all()
