@@ -70,9 +70,10 @@ def collect(
         result |= _acceptance(drafted, draft)
         rates = result["acceptance_per_position"]
         time = {arm: sum(1 / text.speeds[arm].median for text in texts) for arm in texts[0].speeds}
-        predicted = [costs.predict(rates, k) for k in range(1, draft + 1)]
+        proposed = result["proposed"]
+        predicted = [costs.predict(rates, k, proposed) for k in range(1, draft + 1)]
         result |= {
-            "tokens_per_pass": 1 + sum(rates),
+            "tokens_per_pass": 1 + proposed * sum(rates),
             "speedup": time["plain"] / time["drafted"],
             "predicted": [{"draft": k, "speedup": x} for k, x in enumerate(predicted, 1)],
         }
@@ -103,10 +104,16 @@ def collect_fetches() -> dict[str, Any]:
 
 
 def _acceptance(stats: Stats, draft: int) -> dict[str, Any]:
-    """Return the acceptance rate, and by position for each of ``draft`` drafts."""
+    """Return the acceptance rate, and by position for each of ``draft`` drafts.
+
+    ``proposed`` is how many of the drafts that were asked for there were: n-gram lookup often finds
+    nothing.
+    """
     rates = stats.acceptance_per_position
     missing = draft - len(rates) if stats.verify_steps else 0
+    asked = sum(n for k, n in stats.lengths.items() if k)
     return {
+        "proposed": stats.verify_steps / asked if asked else 1.0,
         "acceptance": stats.acceptance,
         "acceptance_per_position": rates + [0.0] * missing,
     }
@@ -188,6 +195,8 @@ def _texts(result: dict[str, Any]) -> list[str]:
                 rates = " ".join(f"{rate:.2f}" for rate in text["acceptance_per_position"])
                 line += f"  {text['speedup']:.2f} x, acceptance rate {text['acceptance']:.2f}"
                 line += f", by position {rates}"
+                if text["proposed"] < 1:
+                    line += f", drafts in {text['proposed']:.2f} of passes"
                 line += ", texts equal" if text["equal"] else ", TEXTS DIFFER"
             lines.append(line)
     return lines

@@ -65,14 +65,19 @@ class Costs(msgspec.Struct, frozen=True):
     drafts: dict[int, Sample]
     trees: dict[int, Sample] = {}
 
-    def predict(self, rates: Sequence[float], draft: int) -> float:
-        """Return how many times as fast drafting is, for rates by position of the draft."""
-        tokens = 1 + sum(rates[:draft])
-        rows = [self.rows[n].median for n in self.rows]
+    def predict(self, rates: Sequence[float], draft: int, proposed: float = 1.0) -> float:
+        """Return how many times as fast drafting is, for rates by position of the draft.
+
+        ``proposed`` is in which share of the passes that a draft was asked for there is one: the
+        others have one row.
+        """
+        tokens = 1 + proposed * sum(rates[:draft])
+        rows, plain = [self.rows[n].median for n in self.rows], self.rows[1].median
         verify = float(np.interp(draft + 1, list(self.rows), rows))
         if draft in self.trees:
             verify = self.trees[draft].median
-        return tokens * self.rows[1].median / (verify + self.drafts[draft].median)
+        seconds = proposed * verify + (1 - proposed) * plain + self.drafts[draft].median
+        return tokens * plain / seconds
 
 
 def measure_costs(

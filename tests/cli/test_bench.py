@@ -70,6 +70,26 @@ def test_the_verdict_names_a_better_length():
     assert "--draft 2 should be best, at 1.35" in found["verdict"]
 
 
+@pytest.mark.parametrize("every", [1, 3, 10])
+def test_a_drafter_that_often_proposes_nothing_is_priced_as_it_ran(every):
+    """On a machine of these prices the prediction is what was measured, of this length too."""
+    prices, stats, seconds = costs(row=0.1, draft=0.01), Stats(), 0.0
+    for i in range(120):
+        n = 0 if i % every else 3
+        accepted = min(n, i // every % 4)
+        if n:
+            stats.count(n, n, accepted)
+        stats.tokens += accepted + 1
+        seconds += prices.rows[n + 1].median + prices.drafts[3].median
+    stats.passes, stats.lengths = 120, {0: 2, 3: 120}
+    plain, drafted = 1 / prices.rows[1].median, stats.tokens / seconds
+    arms = {"plain": same(plain), "drafted": same(drafted)}
+    found = collect({}, [Text("code", 3, arms, True, {"drafted": [stats]})], prices, 3)
+    assert found["predicted"][-1]["speedup"] == pytest.approx(found["speedup"])
+    assert found["tokens_per_pass"] == pytest.approx(stats.tokens / 120)
+    assert found["proposed"] == pytest.approx(1 / every)
+
+
 def test_the_verdict_says_why_nothing_pays():
     found = collect({}, [text(10.0, 5.0)], costs(row=1.0), 3)
     assert "0.50 times as fast" in found["verdict"]
