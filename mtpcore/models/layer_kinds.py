@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -16,7 +16,7 @@ __all__ = ["LayerKind", "MixedHparams", "windowed_blocks"]
 _PATTERN = "{arch}.attention.sliding_window_pattern"
 
 
-def windowed_blocks(fields: Fields, n_blocks: int, period: int) -> list[bool]:
+def windowed_blocks(fields: Fields, n_blocks: int, period: int | None = None) -> list[bool]:
     """Return which blocks have a sliding window: a list says so, or of how many one sees all.
 
     Parameters
@@ -24,8 +24,9 @@ def windowed_blocks(fields: Fields, n_blocks: int, period: int) -> list[bool]:
     fields : Fields
     n_blocks : int
         Those of a head included.
-    period : int
-        The last of so many blocks sees all, where the file does not say; 0: none does.
+    period : int, optional
+        The last of so many blocks sees all, where the file does not say, as in Gemma 3 every sixth;
+        0: none does. Default: the file must say.
 
     Returns
     -------
@@ -34,11 +35,11 @@ def windowed_blocks(fields: Fields, n_blocks: int, period: int) -> list[bool]:
     Raises
     ------
     ModelFileError
-        The list has another number of entries, or the period is out of range.
+        The key is missing, the list has another number of entries, or the period is out of range.
     """
     if isinstance(fields.metadata.get(fields.key(_PATTERN)), int):
         period = fields.require(_PATTERN, Annotated[int, msgspec.Meta(ge=0, le=1 << 10)])
-    elif _PATTERN in fields:
+    elif _PATTERN in fields or period is None:
         return fields.per_layer(_PATTERN, n_blocks, bool)
     return [period == 0 or n % period < period - 1 for n in range(n_blocks)]
 
@@ -56,19 +57,23 @@ class LayerKind(msgspec.Struct, frozen=True):
     head_width: int = 0
 
     @classmethod
-    def read(cls, fields: Fields, style: Style) -> tuple[LayerKind, ...]:
+    def read(
+        cls, fields: Fields, style: Style, period: int | None = None
+    ) -> tuple[LayerKind, ...]:
         """Read every block's kind, those of heads included.
 
         Blocks of ``{arch}.attention.sliding_window_pattern`` have a window, heads of the width
-        ``{arch}.attention.key_length_swa``, and RoPE with the base ``{arch}.rope.freq_base_swa``,
-        of so many dimensions as ``{arch}.rope.dimension_count_swa`` says. Where it does not, they
-        are as many as in the others; of heads of a width of their own, all.
+        ``{arch}.attention.key_length_swa``, and RoPE with the base ``{arch}.rope.freq_base_swa``
+        (10,000), of so many dimensions as ``{arch}.rope.dimension_count_swa`` says. Where it does
+        not, they are as many as in the others; of heads of a width of their own, all.
 
         Parameters
         ----------
         fields : Fields
         style : str
             As in ``Rope.read``.
+        period : int, optional
+            As in ``windowed_blocks``.
 
         Raises
         ------
@@ -77,7 +82,7 @@ class LayerKind(msgspec.Struct, frozen=True):
         """
         n_blocks = fields.require("{arch}.block_count", Depth)
         n_heads = fields.require("{arch}.attention.head_count", Count)
-        pattern = fields.per_layer(_PATTERN, n_blocks, bool)
+        pattern = windowed_blocks(fields, n_blocks, period)
         n_kv = fields.per_layer("{arch}.attention.head_count_kv", n_blocks, Count)
         window = fields.require("{arch}.attention.sliding_window", Count) if any(pattern) else 0
         width = fields.require("{arch}.attention.key_length", Count)
@@ -107,7 +112,12 @@ class LayerKind(msgspec.Struct, frozen=True):
 
 
 class MixedHparams(Hparams, frozen=True, kw_only=True):
-    """Hyper-parameters of such families: ``kinds`` says how each block attends."""
+    """Hyper-parameters of such families: ``kinds`` says how each block attends.
+
+    ``period`` is the family's pattern, where its files have none; see ``windowed_blocks``.
+    """
+
+    period: ClassVar[int | None] = None
 
     # The key holds one number for each block; see ``kinds``.
     n_kv_heads: int = msgspec.field(name="n_kv_heads", default=0)
@@ -116,4 +126,4 @@ class MixedHparams(Hparams, frozen=True, kw_only=True):
     @classmethod
     def read_more(cls, fields: Fields) -> dict[str, object]:
         """Read each block's kind."""
-        return {"kinds": LayerKind.read(fields, cls.rope_style)}
+        return {"kinds": LayerKind.read(fields, cls.rope_style, cls.period)}

@@ -242,6 +242,33 @@ def test_layers_with_a_window_rotate_as_much_unless_they_have_a_width_of_their_o
     assert (*found[0], *found[1]) == widths
 
 
+@pytest.mark.parametrize(
+    ("said", "period", "windows"),
+    [
+        (None, 3, [True, True, False]),  # as in llama.cpp: the last of so many sees all
+        (None, 2, [True, False, True]),
+        (2, 3, [True, False, True]),
+        (0, 3, [True, True, True]),
+        (1, 3, [False, False, False]),
+        ([0, 1, 0], 3, [False, True, False]),
+    ],
+)
+def test_a_pattern_of_windows_is_a_number_or_a_list_or_the_family_s(said, period, windows):
+    metadata = {"attention.key_length": 8, "attention.sliding_window": 5}
+    if said is not None:
+        metadata["attention.sliding_window_pattern"] = said
+    kinds = LayerKind.read(fields(**metadata), "halves", period=period)
+    assert [kind.window == 5 for kind in kinds] == windows
+    assert {kind.rope.frequencies for kind in kinds if kind.window} <= {
+        plain_frequencies(10000.0, 8)
+    }
+
+
+def test_a_pattern_that_neither_file_nor_family_has_is_missed():
+    with pytest.raises(ModelFileError, match="the key is missing"):
+        LayerKind.read(fields(**{"attention.key_length": 8}), "halves")
+
+
 def test_yarn_keeps_fast_pairs_and_slows_slow_ones():
     plain = plain_frequencies(10000.0, 64)
     made, magnitude = yarn(plain, 10000.0, 16.0, 4096)
