@@ -57,9 +57,7 @@ class LayerKind(msgspec.Struct, frozen=True):
     head_width: int = 0
 
     @classmethod
-    def read(
-        cls, fields: Fields, style: Style, period: int | None = None
-    ) -> tuple[LayerKind, ...]:
+    def read(cls, fields: Fields, style: Style, period: int | None = None) -> tuple[LayerKind, ...]:
         """Read every block's kind, those of heads included.
 
         Blocks of ``{arch}.attention.sliding_window_pattern`` have a window, heads of the width
