@@ -10,8 +10,10 @@ from harness.generated_heads import DRAFTERS, write_drafter
 from harness.same_model import assert_same, outputs
 
 from mtpcore import ModelFileError, load_model
+from mtpcore.errors import MtpcoreError
 from mtpcore.gguf import open_model_file, write_model_file
 from mtpcore.gguf.spellings import BY_LAYER, ZERO_IS_NONE
+from mtpcore.gguf.types import F32
 
 
 @pytest.fixture(scope="module")
@@ -38,23 +40,22 @@ def as_it_is(value, prefix=""):
     return value
 
 
-def rewrite(paths, folder, *, metadata=as_it_is, axes=as_it_is, order=list):
-    """Write files again, their metadata and the axes of their tensors in another spelling.
+def rewrite(paths, folder, *, metadata=as_it_is, tensors=as_it_is):
+    """Write files again, their metadata and tensors in another spelling.
 
     ``metadata`` gets all values, and with what the architecture's keys begin; that of a companion
-    is left as it is.
+    is left as it is. ``tensors`` gets arrays by name.
     """
     for path in paths:
         with open_model_file(path) as file:
-            tensors = {
-                name: t.raw().reshape(axes(t.raw().shape))
-                for name, t in order(file.tensors.items())
+            arrays = {
+                name: t.array() if t.type == F32 else t.raw() for name, t in file.tensors.items()
             }
             types = {name: t.type for name, t in file.tensors.items()}
             values, architecture = file.metadata, file.architecture
             if architecture != "clip":
                 values = metadata(values, f"{architecture}.")
-            write_model_file(folder / path.name, architecture, values, tensors, types)
+            write_model_file(folder / path.name, architecture, values, tensors(arrays), types)
     return [folder / path.name for path in paths]
 
 
@@ -65,7 +66,11 @@ def test_axes_of_1(name, original, tmp_path):
     for n in (0, 4):
         folder = tmp_path / str(n)
         folder.mkdir()
-        spelled = rewrite(paths, folder, axes=lambda shape, n=n: (*(1,) * (n - len(shape)), *shape))
+
+        def pad(arrays, n=n):
+            return {k: v.reshape(*(1,) * (n - v.ndim), *v.shape) for k, v in arrays.items()}
+
+        spelled = rewrite(paths, folder, tensors=pad)
         assert_same(outputs(spelled), outputs(paths))
 
 
@@ -145,6 +150,51 @@ def test_blobs_of_ollama(family, original, tmp_path):
     def change(values, prefix):
         return dict(sorted(lists_of_blocks(values, prefix).items()))
 
-    (path,) = rewrite(original(family), tmp_path, metadata=change, order=sorted)
+    (path,) = rewrite(
+        original(family),
+        tmp_path,
+        metadata=change,
+        tensors=lambda arrays: dict(sorted(arrays.items())),
+    )
     blob = path.rename(tmp_path / f"sha256-{sha256(path.read_bytes()).hexdigest()}")
     assert_same(outputs([blob]), outputs(original(family)))
+
+
+def test_latent_attention_as_ik_llama_cpp_writes_it(original, tmp_path):
+    """Matrices of heads lie in one, beside the one that both come from; no head is shared."""
+
+    def undo_absorption(values, prefix):
+        said = {
+            f"{prefix}attention.{name}_length": values.pop(f"{prefix}attention.{name}_length_mla")
+            for name in ("key", "value")
+        }
+        n_heads = values[f"{prefix}attention.head_count"]
+        return values | said | {f"{prefix}attention.head_count_kv": n_heads}
+
+    def join(arrays):
+        for key in [key for key in arrays if key.endswith("attn_k_b.weight")]:
+            keys, values = arrays[key], arrays[key.replace("k_b", "v_b")]
+            both = np.concatenate([keys.swapaxes(1, 2), values], axis=1)
+            arrays[key.replace("k_b", "kv_b")] = both.reshape(-1, both.shape[2])
+            for name, stack in ((key, keys), (key.replace("k_b", "v_b"), values)):
+                arrays[name] = stack.reshape(-1, stack.shape[2])
+        return arrays
+
+    paths = original("deepseek2")
+    spelled = rewrite(paths, tmp_path, metadata=undo_absorption, tensors=join)
+    assert_same(outputs(spelled), outputs(paths))
+
+
+SCALED = (".attn_output.weight", ".attn_o.weight")
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *DRAFTERS])
+def test_a_factor_beside_a_matrix_is_refused(name, original, tmp_path):
+    """Families of llama.cpp multiply by it before or behind a bias, or not at all."""
+
+    def add(arrays):
+        stems = [key.removesuffix(".weight") for key in arrays if key.endswith(SCALED)]
+        return arrays | {f"{stem}.scale": np.full(1, 2, np.float32) for stem in stems[:1]}
+
+    with pytest.raises(MtpcoreError, match=r"\.scale: a weight with a scale of its own"):
+        outputs(rewrite(original(name), tmp_path, tensors=add))
