@@ -43,7 +43,6 @@ def main() -> None:
 
 def of_sampled_text(model: mtpcore.Model, n_seeds: int, n_tokens: int) -> None:
     """Let the model write, drafting one token at a time."""
-    assert model.tokenizer is not None
     prompt = model.tokenizer.encode(PROMPT)
     print(f"{model.path.name}: first drafts accepted, {n_seeds} texts of {n_tokens} tokens")
     for temperature in TEMPERATURES:

@@ -33,7 +33,6 @@ def main() -> None:
         held = json.loads(given.text.read_text("utf-8"))["held_ids"]
         prompts = [held[STRIDE * i : STRIDE * i + WIDTH] for i in range(given.prompts)]
     else:
-        assert model.tokenizer is not None
         prompts = [model.tokenizer.encode(PROMPT)]
     texts = [write(model, prompt, given.tokens) for prompt in prompts]
     print(f"{model.path.name}: {len(prompts)} greedy texts of {given.tokens} tokens")

@@ -14,6 +14,7 @@ __all__ = [
     "BatchError",
     "BusyError",
     "CapacityError",
+    "CopyError",
     "GraphError",
     "LinkError",
     "ModelFileError",
@@ -129,6 +130,10 @@ class PluginError(MtpcoreError, RuntimeError):
 
 class CapacityError(MtpcoreError, MemoryError):
     """Memory, sequence slots or context length are exhausted; the state is unchanged."""
+
+
+class CopyError(MtpcoreError, TypeError):
+    """An object that cannot be copied or pickled."""
 
 
 class SamplingError(MtpcoreError, ValueError):

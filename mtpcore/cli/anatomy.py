@@ -77,7 +77,7 @@ def describe_model(
         "trunk": {"name": model.spec.name, "plugin": model.spec.plugin} if model.spec else None,
         "hparams": _plain_hparams(model.hparams),
         "metadata": plain_metadata(model.metadata),
-        "tokenizer": repr(model.tokenizer) if model.tokenizer else None,
+        "tokenizer": repr(model.tokenizer) if model.has_tokenizer else None,
         "chat_template": "tokenizer.chat_template" in model.metadata,
         "sampling": _sampling(model.metadata),
         **_tensors(model.tensors.values(), lambda name: _role_in(model, name)),

@@ -106,7 +106,7 @@ def _encode_chat(model: Model, text: str, system: str | None) -> list[int]:
 
 
 def _tokenizer(model: Model) -> Tokenizer:
-    if model.tokenizer is None:
+    if not model.has_tokenizer:
         raise MtpcoreError(
             "the file has no tokenizer that is supported",
             where=str(model.path),

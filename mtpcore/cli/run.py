@@ -213,7 +213,8 @@ def _write(
     live = None
     if not options.json:
         colour = uses_colour(options.color, sys.stdout)
-        live = LiveText(request, session.model.tokenizer, sys.stdout, colour)
+        tokenizer = session.model.tokenizer if session.model.has_tokenizer else None
+        live = LiveText(request, tokenizer, sys.stdout, colour)
         if sys.stdout.isatty() and not request.source:
             sys.stdout.write(paint(harmless(before), "bold") if colour else harmless(before))
     interrupted = False

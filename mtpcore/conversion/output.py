@@ -54,9 +54,9 @@ def write_checked(
 
 def _try_tokenizer(model: Model, path: Path) -> None:
     """Encode a text and decode it; a file without a tokenizer that is supported passes."""
-    tokenizer, n_vocab = model.tokenizer, model.hparams.n_vocab
-    if tokenizer is None:
+    if not model.has_tokenizer:
         return
+    tokenizer, n_vocab = model.tokenizer, model.hparams.n_vocab
     if tokenizer.n_vocab > n_vocab:
         raise ModelFileError(
             "the tokenizer has more tokens than the model has rows",

@@ -13,6 +13,7 @@ from mtpcore.acts.guards import Guard, act, act_of_all
 from mtpcore.acts.journal import Journal, Saved, Transaction
 from mtpcore.boundary.arguments import Flag, Length, Probability, read, read_below
 from mtpcore.boundary.arrays import RowsLike, integers
+from mtpcore.boundary.copies import Uncopied
 from mtpcore.cross.assembly import make_drafters
 from mtpcore.cross.by_sequence import (
     pairs_of,
@@ -47,7 +48,7 @@ DrafterNames = Sequence[str]
 GREEDY = Sampling.greedy()
 
 
-class Cross:
+class Cross(Uncopied):
     """Contexts in named roles and the rows that pass between them.
 
     ``Cross(llm=a, draft=b)`` takes contexts and Proposers; the role ``llm`` is the target. A
@@ -63,6 +64,8 @@ class Cross:
     LinkError
         Roles that do not fit together.
     """
+
+    _instead = "link a new Context; load(seq, cross.save(seq)) gives its Cross a sequence's state"
 
     @act_of_all
     def __init__(self, **roles: Context | Proposer | FedRole) -> None:
@@ -569,6 +572,12 @@ class Cross:
         seq = self.llm.check_seq(seq)
         with self.transaction((seq,)):
             self.speculation.remove(seq)
+
+    @overload
+    def save(self, seq: int, path: None = None) -> bytes: ...
+
+    @overload
+    def save(self, seq: int, path: str | PathLike[str]) -> None: ...
 
     @act
     def save(self, seq: int, path: str | PathLike[str] | None = None) -> bytes | None:

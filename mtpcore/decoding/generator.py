@@ -206,7 +206,7 @@ class Generator(RequestQueue[Request]):
         request = Request(
             prompt,
             complete_options(options, own),
-            tokenizer=llm.model.tokenizer,
+            tokenizer=llm.model.tokenizer if llm.model.has_tokenizer else None,
             start_token=None if reader is llm else getattr(llm.model.hparams, "start_token", None),
         )
         n_vocab, least = llm.model.hparams.n_vocab, 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +22,39 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
         Its natural log-probability, computed in float64.
     top : tuple of (int, float)
         The likeliest tokens and their log-probabilities, best first; ties go to the lowest id.
+    text : str
+        What the token writes, control tokens included, with U+FFFD for a part of a character;
+        empty where the model has no tokenizer.
+    top_texts : tuple of str
+        What those of ``top`` write.
     """
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+    text: str = ""
+    top_texts: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, row: NDArray[np.float64], token: int, n: int) -> TokenLogprobs:
-        """Read them from float64[n_vocab], what ``log_softmax`` gave; ``n`` are the likeliest."""
-        return cls(token, float(row[token]), tuple((i, float(row[i])) for i in _likeliest(row, n)))
+    def of(
+        cls, row: NDArray[np.float64], token: int, n: int, write: Callable[[int], str] | None = None
+    ) -> TokenLogprobs:
+        """Read them from float64[n_vocab], what ``log_softmax`` gave; ``n`` are the likeliest.
+
+        ``write`` returns the text of a token.
+        """
+        likeliest, write = _likeliest(row, n), write or _write_nothing
+        return cls(
+            token,
+            float(row[token]),
+            tuple((i, float(row[i])) for i in likeliest),
+            write(token),
+            tuple(map(write, likeliest)),
+        )
+
+
+def _write_nothing(token: int) -> str:
+    return ""
 
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -201,6 +201,13 @@ class Request:
         """The generated text; bytes of an unfinished character are held back until the end."""
         return self._text if self._cut is None else self._text[: self._cut]
 
+    def token_text(self, token: int) -> str:
+        """Return what a token writes; empty without a tokenizer, and where it does not know it."""
+        tokenizer = self._tokenizer
+        if tokenizer is None or token >= tokenizer.n_vocab:
+            return ""
+        return tokenizer.token_bytes(token).decode("utf-8", "replace")
+
     @property
     def n_held(self) -> int:
         """How many tokens of prompt and text were not dropped, read or not."""

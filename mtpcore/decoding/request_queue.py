@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from mtpcore.acts.guards import act
 from mtpcore.boundary.arguments import expect
+from mtpcore.boundary.copies import Uncopied
 from mtpcore.cross import Cross
 from mtpcore.errors import BatchError, CapacityError
 
@@ -34,7 +35,7 @@ class QueuedRequest(Protocol):
 R = TypeVar("R", bound=QueuedRequest)
 
 
-class RequestQueue(ABC, Generic[R]):
+class RequestQueue(Uncopied, ABC, Generic[R]):
     """Works on requests, round by round; what ``Generator`` and ``Frames`` have in common.
 
     Parameters
@@ -44,6 +45,8 @@ class RequestQueue(ABC, Generic[R]):
     kind : type
         Of the requests.
     """
+
+    _instead = "make one for each Context or Cross"
 
     def __init__(self, cross: Cross, kind: type[R]) -> None:
         self.cross, self.guard = cross, cross.guard

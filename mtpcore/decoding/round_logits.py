@@ -45,7 +45,8 @@ class RoundLogits:
         if n is None:
             return []
         pairs = zip(self._rows, tokens, strict=False)
-        return [TokenLogprobs.of(row, token, n) for row, token in pairs]
+        write = self._request.token_text
+        return [TokenLogprobs.of(row, token, n, write) for row, token in pairs]
 
 
 def watches(request: Request) -> bool:

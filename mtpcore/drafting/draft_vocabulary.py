@@ -104,8 +104,6 @@ class DraftVocabulary:
             The model file has no tokenizer.
         """
         tokenizer = _model(model).tokenizer
-        if tokenizer is None:
-            raise ModelFileError("the model file has no tokenizer", where=str(model.path))
         counts = np.zeros(model.hparams.n_vocab, np.int64)
         for text in [texts] if isinstance(texts, str) else _each(texts):
             ids = tokenizer.encode(text, add_special=False, parse_special=True)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from mtpcore.boundary.arguments import read
+from mtpcore.boundary.copies import Uncopied
 from mtpcore.errors import MtpcoreError, spell
 from mtpcore.gguf.conversation import Reading
 from mtpcore.gguf.header import Metadata
@@ -23,7 +24,7 @@ _SECONDS = Annotated[float, Meta(gt=0, le=86400, description="a number in (0, 86
 _MEMORY = Annotated[int, Meta(ge=1 << 20, le=1 << 40, description="1 MB to 1 TB, in bytes")] | None
 
 
-class ChatTemplate:
+class ChatTemplate(Uncopied):
     """A chat template, checked to be well-formed.
 
     A template is a program by the author of the file. It is compiled and rendered in a process of
@@ -57,6 +58,8 @@ class ChatTemplate:
     MtpcoreError
         If the template is too long or malformed, or exceeds its bounds.
     """
+
+    _instead = "make one of the text: ChatTemplate(template.source)"
 
     def __init__(
         self,

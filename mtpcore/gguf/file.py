@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
+from mtpcore.boundary.copies import Uncopied
 from mtpcore.boundary.paths import take_path
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import Metadata, TensorInfo, parse_header
@@ -19,7 +20,7 @@ _SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 _ALL_SPLITS = "put all parts into one folder and open the first"
 
 
-class ModelFile:
+class ModelFile(Uncopied):
     """Metadata and tensors of one model, mapped read-only; usable as a context manager.
 
     Attributes
@@ -38,6 +39,8 @@ class ModelFile:
     head_only : frozenset of str
         Tensors that a head's file brought: no graph of the trunk sees them.
     """
+
+    _instead = "open the file in each process: open_model_file(path)"
 
     def __init__(
         self,

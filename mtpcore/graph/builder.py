@@ -84,7 +84,7 @@ class GraphBuilder:
         whole: Collection[str] = (),
         shared: Sequence[MemoryLayer] | None = None,
     ) -> None:
-        self.name, self.n, self.tensors = name, n, tensors
+        self.name, self._n, self.tensors = name, n, tensors
         self._prefix = ""
         self._wanted_taps = frozenset(taps)
         self._ties = {self._expand(tie.tensor): tie for tie in ties}
@@ -99,13 +99,28 @@ class GraphBuilder:
         self._offered: list[str] = []
         self.inputs = Inputs(self.add_input, dict(slots or {}), axes, whole)
 
+    @property
+    def n(self) -> int:
+        """The head's block.
+
+        Raises
+        ------
+        GraphError
+            The graph is a trunk's, which has no block of its own.
+        """
+        if self._n is None:
+            raise GraphError(
+                "a trunk's graph has no head's block", where=self.name, wanted="a drafter's graph"
+            )
+        return self._n
+
     # Weights
 
     def _expand(self, name: str) -> str:
         return self._number(self._prefix + name)
 
     def _number(self, name: str) -> str:
-        return name if self.n is None else name.replace("{n}", str(self.n))
+        return name if self._n is None else name.replace("{n}", str(self._n))
 
     @contextmanager
     def within(self, prefix: str) -> Iterator[None]:

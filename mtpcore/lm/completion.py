@@ -5,9 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from mtpcore.decoding import FinishReason, TokenLogprobs
+from mtpcore.errors import spell
 from mtpcore.sampling import Sampling
 
 __all__ = ["Completion", "CompletionStats", "Piece"]
+
+_SHOWN = 60  # characters of a text
 
 
 class Piece(str):
@@ -104,3 +107,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return self.text
+
+    def __repr__(self) -> str:
+        text = spell(self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}...")
+        return f"Completion({text}, {len(self.tokens)} tokens, {self.finish_reason})"

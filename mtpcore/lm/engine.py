@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from threading import Lock, get_ident
 from types import FrameType
+from typing import TypeVar
 
 from mtpcore.acts.frames import newest_frames
 from mtpcore.acts.guards import Guard, act
@@ -19,6 +21,8 @@ from mtpcore.errors import BusyError, MtpcoreError
 from mtpcore.lm.jobs import Job
 
 __all__ = ["Engine"]
+
+R = TypeVar("R")
 
 _PATIENCE = 0.1
 """Seconds after which a waiting thread checks whether the thread with the round still runs."""
@@ -77,6 +81,11 @@ class Engine:
         if self._executor is None or self._executor[0] != process:
             self._executor = process, ThreadPoolExecutor(1, thread_name_prefix="mtpcore")
         return self._executor[1]
+
+    async def run(self, function: Callable[[], R]) -> R:
+        """Call a function in the thread where rounds run for event loops."""
+        self.check_open()
+        return await asyncio.get_running_loop().run_in_executor(self.executor, function)
 
     def close(self) -> None:
         """End all jobs; their consumers get an error."""

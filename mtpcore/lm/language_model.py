@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Annotated, Any, Literal, Unpack, cast, overload
+from typing import Annotated, Any, Literal, NamedTuple, Unpack, overload
 
 import msgspec
 from msgspec import Meta
@@ -13,13 +13,14 @@ from msgspec import Meta
 from mtpcore.backends.base import Backend
 from mtpcore.boundary.arguments import Flag, read
 from mtpcore.boundary.arrays import is_integer
+from mtpcore.boundary.copies import Uncopied
 from mtpcore.boundary.options import show_options
 from mtpcore.cross import Cross, DrafterLike
 from mtpcore.decoding import Generator, Stats
 from mtpcore.decoding.prefix_cache import PrefixCacheSize
 from mtpcore.decoding.request import read_draft
 from mtpcore.discovery.loading import load_model
-from mtpcore.errors import BatchError, MtpcoreError, spell
+from mtpcore.errors import BatchError, CapacityError, MtpcoreError, spell
 from mtpcore.gguf import Tokenizer
 from mtpcore.lm.bar import show_progress
 from mtpcore.lm.completion import Completion
@@ -28,7 +29,6 @@ from mtpcore.lm.jobs import Job
 from mtpcore.lm.opening import open_cross
 from mtpcore.lm.settings import (
     TEXT_DEFAULTS,
-    SamplingOptions,
     TextOptions,
     read_options,
     recommend_sampling,
@@ -43,9 +43,18 @@ _show_options = show_options(TextOptions, TEXT_DEFAULTS)
 _SHOWN = Annotated[bool | None, Meta(description="True, False or None")]
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]
+Conversation = str | Sequence[Message]
 
 
-class LM:
+class _Chat(NamedTuple):
+    """How conversations are written."""
+
+    tools: Sequence[Message] | None
+    template_options: Message | None
+    continue_final_message: bool
+
+
+class LM(Uncopied):
     """A language model: strings in, strings out.
 
     It owns a model, its drafter and their KV cache. The text of a call depends on the call alone:
@@ -107,6 +116,8 @@ class LM:
     >>> completion.finish_reason, len(completion.tokens)
     ('length', 8)
     """
+
+    _instead = "make one in each process: LM(path); in threads use the same one"
 
     def __init__(
         self,
@@ -190,7 +201,7 @@ class LM:
         ]
         state = ", closed" if self._engine.is_closed else ""
         return (
-            f"LM({str(self.model.path)!r}, {self.model.architecture}, n_ctx={self.n_ctx}, "
+            f"LM({self.model.path.name!r}, {self.model.architecture}, n_ctx={self.n_ctx}, "
             f"draft={self.generator.draft!r}, drafter={', '.join(drafters) or None!r}{state})"
         )
 
@@ -205,12 +216,23 @@ class LM:
         return self._cross.llm.model
 
     @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises
+        ------
+        ModelFileError
+            It has none that is supported.
+        """
+        return self.model.tokenizer
+
+    @property
     def n_ctx(self) -> int:
         """Tokens that fit, prompt and text together."""
         return self._cross.llm.n_ctx
 
     @property
-    def sampling(self) -> SamplingOptions:
+    def sampling(self) -> dict[str, Any]:
         """The settings of a text whose call gives none, by name.
 
         They are those that the file recommends (``general.sampling.*``), and for what it does not
@@ -220,7 +242,7 @@ class LM:
         one = self._sampling
         named = msgspec.structs.asdict(one) if isinstance(one, Sampling) else dict(one)
         named.pop("stream", None)
-        return cast(SamplingOptions, named)
+        return named
 
     @property
     def stats(self) -> Stats:
@@ -319,9 +341,61 @@ class LM:
         self._engine.check_open()
         several = _read_prompts(prompt)
         progress = read(progress, _SHOWN, "progress is yes or no")
-        prompts = [prompt] if several is None else several
-        jobs = [self._make_job(text, options) for text in prompts]
+        jobs = self._make_jobs([prompt] if several is None else several, options)
         completions = self._finish(jobs, progress)
+        return completions[0] if several is None else completions
+
+    @overload
+    async def agenerate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        progress: bool | None = ...,
+        **options: Unpack[TextOptions],
+    ) -> Completion: ...
+
+    @overload
+    async def agenerate(
+        self,
+        prompt: list[str] | list[list[int]] | list[str | Sequence[int]],
+        *,
+        progress: bool | None = ...,
+        **options: Unpack[TextOptions],
+    ) -> list[Completion]: ...
+
+    @_show_options
+    async def agenerate(
+        self,
+        prompt: Prompt | list[str] | list[list[int]] | list[Prompt],
+        *,
+        progress: bool | None = None,
+        **options: Unpack[TextOptions],
+    ) -> Completion | list[Completion]:
+        """Continue a prompt, or many at once, without blocking the event loop.
+
+        Cancelling the task ends the texts and frees their sequences.
+
+        Parameters
+        ----------
+        prompt, progress, **options
+            As in ``generate``.
+
+        Returns
+        -------
+        Completion or list of Completion
+            Of many prompts in their order.
+
+        Raises
+        ------
+        MtpcoreError
+            As ``generate``.
+        """
+        self._engine.check_open()
+        several = _read_prompts(prompt)
+        progress = read(progress, _SHOWN, "progress is yes or no")
+        prompts = [prompt] if several is None else several
+        jobs = await self._engine.run(lambda: self._make_jobs(prompts, options))
+        completions = await self._afinish(jobs, progress)
         return completions[0] if several is None else completions
 
     @_show_options
@@ -383,80 +457,180 @@ class LM:
     @overload
     def chat(
         self,
-        messages: Sequence[Message],
+        messages: str | Sequence[Message],
         *,
         stream: Literal[False] = ...,
         tools: Sequence[Message] | None = ...,
         template_options: Message | None = ...,
+        continue_final_message: bool = ...,
         **options: Unpack[TextOptions],
     ) -> Completion: ...
 
     @overload
     def chat(
         self,
-        messages: Sequence[Message],
+        messages: list[str] | Sequence[Sequence[Message]],
+        *,
+        stream: Literal[False] = ...,
+        tools: Sequence[Message] | None = ...,
+        template_options: Message | None = ...,
+        continue_final_message: bool = ...,
+        **options: Unpack[TextOptions],
+    ) -> list[Completion]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: str | Sequence[Message],
         *,
         stream: Literal[True],
         tools: Sequence[Message] | None = ...,
         template_options: Message | None = ...,
+        continue_final_message: bool = ...,
         **options: Unpack[TextOptions],
     ) -> Stream: ...
 
     @_show_options
     def chat(
         self,
-        messages: Sequence[Message],
+        messages: Conversation | list[str] | Sequence[Sequence[Message]],
         *,
         stream: bool = False,
         tools: Sequence[Message] | None = None,
         template_options: Message | None = None,
+        continue_final_message: bool = False,
         **options: Unpack[TextOptions],
-    ) -> Completion | Stream:
-        """Answer a conversation, written as the model's chat template has it.
+    ) -> Completion | list[Completion] | Stream:
+        """Answer a conversation, written as the model's chat template has it, or several at once.
 
         A conversation that goes on from an earlier one is not processed again: what both begin with
         is still in the KV cache, unless other texts needed the place.
 
         Parameters
         ----------
-        messages : sequence of mappings
-            Each with ``role`` and ``content``, the last one to be answered.
+        messages : str, sequence of mappings, or a list of several of these
+            What a user says; or messages, each with ``role`` and ``content``, the last one to be
+            answered. Of several conversations each is answered, as ``generate`` does with prompts.
         stream : bool
             Whether the answer comes piece by piece.
         tools : sequence of mappings, optional
             Descriptions of tools, for the template.
         template_options : mapping, optional
             Further variables for the template.
+        continue_final_message : bool
+            Whether the last message is the beginning of the answer.
         **options
             As in ``generate``.
 
         Returns
         -------
-        Completion, or Stream
+        Completion, list of Completion, or Stream
 
         Raises
         ------
         MtpcoreError
-            As ``generate``; the model has no chat template, or it refuses the conversation.
+            As ``generate``; the model has no chat template, or it refuses a conversation.
         """
         stream = read(stream, Flag, "stream is yes or no")
         self._engine.check_open()
-        prompt = self.encode_chat(messages, tools=tools, template_options=template_options)
-        job = self._make_job(prompt, options)
-        return Stream(self._engine, job) if stream else self._finish([job], False)[0]
+        several = _read_conversations(messages, stream)
+        how = _Chat(tools, template_options, continue_final_message)
+        conversations = [messages] if several is None else several
+        jobs = self._make_answers(conversations, how, options)
+        if stream:
+            return Stream(self._engine, jobs[0])
+        completions = self._finish(jobs, None)
+        return completions[0] if several is None else completions
+
+    @overload
+    async def achat(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        stream: Literal[False] = ...,
+        tools: Sequence[Message] | None = ...,
+        template_options: Message | None = ...,
+        continue_final_message: bool = ...,
+        **options: Unpack[TextOptions],
+    ) -> Completion: ...
+
+    @overload
+    async def achat(
+        self,
+        messages: list[str] | Sequence[Sequence[Message]],
+        *,
+        stream: Literal[False] = ...,
+        tools: Sequence[Message] | None = ...,
+        template_options: Message | None = ...,
+        continue_final_message: bool = ...,
+        **options: Unpack[TextOptions],
+    ) -> list[Completion]: ...
+
+    @overload
+    async def achat(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        stream: Literal[True],
+        tools: Sequence[Message] | None = ...,
+        template_options: Message | None = ...,
+        continue_final_message: bool = ...,
+        **options: Unpack[TextOptions],
+    ) -> AsyncStream: ...
+
+    @_show_options
+    async def achat(
+        self,
+        messages: Conversation | list[str] | Sequence[Sequence[Message]],
+        *,
+        stream: bool = False,
+        tools: Sequence[Message] | None = None,
+        template_options: Message | None = None,
+        continue_final_message: bool = False,
+        **options: Unpack[TextOptions],
+    ) -> Completion | list[Completion] | AsyncStream:
+        """Answer a conversation, or several at once, without blocking the event loop.
+
+        Cancelling the task ends the texts and frees their sequences.
+
+        Parameters
+        ----------
+        messages, stream, tools, template_options, continue_final_message, **options
+            As in ``chat``.
+
+        Returns
+        -------
+        Completion, list of Completion, or AsyncStream
+
+        Raises
+        ------
+        MtpcoreError
+            As ``chat``.
+        """
+        stream = read(stream, Flag, "stream is yes or no")
+        self._engine.check_open()
+        several = _read_conversations(messages, stream)
+        how = _Chat(tools, template_options, continue_final_message)
+        conversations = [messages] if several is None else several
+        jobs = await self._engine.run(lambda: self._make_answers(conversations, how, options))
+        if stream:
+            return AsyncStream(self._engine, lambda: jobs[0])
+        completions = await self._afinish(jobs, None)
+        return completions[0] if several is None else completions
 
     def encode_chat(
         self,
-        messages: Sequence[Message],
+        messages: str | Sequence[Message],
         *,
         tools: Sequence[Message] | None = None,
         template_options: Message | None = None,
+        continue_final_message: bool = False,
     ) -> list[int]:
         """Return a conversation as token ids, which ``generate`` and ``stream`` take as a prompt.
 
         Parameters
         ----------
-        messages, tools, template_options
+        messages, tools, template_options, continue_final_message
             As ``chat`` takes them.
 
         Raises
@@ -472,13 +646,22 @@ class LM:
                 fix="give generate() the text as the model knows it",
             )
         more = _read_template_options(template_options)
-        taken = {"messages", "tools", "add_generation_prompt", "now"} & set(more)
-        if taken:
+        taken = {"messages", "tools", "add_generation_prompt", "continue_final_message", "now"}
+        if taken & set(more):
             raise MtpcoreError(
-                "these are no options of a template", where="chat", got=", ".join(sorted(taken))
+                "these are no options of a template",
+                where="chat",
+                got=", ".join(sorted(taken & set(more))),
             )
-        text = template.render(messages, tools=tools, **more)
-        return self._tokenizer().encode(text, add_special=False, parse_special=True)
+        text = template.render(
+            [{"role": "user", "content": messages}] if isinstance(messages, str) else messages,
+            tools=tools,
+            continue_final_message=read(
+                continue_final_message, Flag, "continue_final_message is yes or no"
+            ),
+            **more,
+        )
+        return self.tokenizer.encode(text, add_special=False, parse_special=True)
 
     def close(self) -> None:
         """End all texts, and close the model if the LM opened it; closing twice is no error."""
@@ -500,21 +683,45 @@ class LM:
         while self._owned:
             self._owned.pop().close()
 
-    def _tokenizer(self) -> Tokenizer:
-        tokenizer = self.model.tokenizer
-        if tokenizer is None:
-            raise MtpcoreError(
-                "the file has no tokenizer that is supported",
-                where=str(self.model.path),
-                fix="give token ids as the prompt",
-            )
-        return tokenizer
+    def _make_answers(
+        self, conversations: Sequence[Any], how: _Chat, options: TextOptions
+    ) -> list[Job]:
+        """Return a job for each conversation; an error says which of several it is about."""
+        prompts = []
+        for i, messages in enumerate(conversations):
+            try:
+                prompts.append(
+                    self.encode_chat(
+                        messages,
+                        tools=how.tools,
+                        template_options=how.template_options,
+                        continue_final_message=how.continue_final_message,
+                    )
+                )
+            except MtpcoreError as error:
+                if len(conversations) == 1:
+                    raise
+                raise error.at(f"messages[{i}] of {len(conversations)}") from error
+        return self._make_jobs(prompts, options)
+
+    def _make_jobs(self, prompts: Sequence[Any], options: TextOptions) -> list[Job]:
+        """Return a job for each prompt; an error says which of several it is about."""
+        if len(prompts) == 1:
+            return [self._make_job(prompts[0], options)]
+        read_options(options, self._sampling)  # what is wrong with them is no prompt's fault
+        jobs = []
+        for i, prompt in enumerate(prompts):
+            try:
+                jobs.append(self._make_job(prompt, options))
+            except (BatchError, CapacityError) as error:
+                raise error.at(f"prompts[{i}] of {len(prompts)}") from error
+        return jobs
 
     def _make_job(self, prompt: Any, options: TextOptions) -> Job:
         if isinstance(prompt, str):
-            prompt = self._tokenizer().encode(prompt)
+            prompt = self.tokenizer.encode(prompt)
         request = self.generator.request(prompt, **read_options(options, self._sampling))
-        return Job(request, has_text=self.model.tokenizer is not None)
+        return Job(request, has_text=self.model.has_tokenizer)
 
     def _finish(self, jobs: Sequence[Job], progress: bool | None) -> list[Completion]:
         """Wait for texts; where one of them cannot be finished, all of them end."""
@@ -522,14 +729,32 @@ class LM:
         try:
             engine.submit(jobs)
             with show_progress(len(jobs), progress) as show:
-                while not all(job.is_done for job in jobs):
+                while not _are_done(jobs):
                     engine.advance()
-                    for job in jobs:
-                        job.check()
                     show(sum(job.is_done for job in jobs))
             return [job.completion() for job in jobs]
         finally:
             engine.cancel(jobs)
+
+    async def _afinish(self, jobs: Sequence[Job], progress: bool | None) -> list[Completion]:
+        """As ``_finish``, while the event loop is free."""
+        engine = self._engine
+        try:
+            engine.submit(jobs)
+            with show_progress(len(jobs), progress) as show:
+                while not _are_done(jobs):
+                    await engine.run(engine.advance)
+                    show(sum(job.is_done for job in jobs))
+            return [job.completion() for job in jobs]
+        finally:
+            engine.cancel(jobs)
+
+
+def _are_done(jobs: Sequence[Job]) -> bool:
+    """Say whether all texts are finished; raise what one of them ended with."""
+    for job in jobs:
+        job.check()
+    return all(job.is_done for job in jobs)
 
 
 def _take_one(prompt: object) -> object:
@@ -555,6 +780,25 @@ def _read_prompts(prompt: object) -> list[Any] | None:
             "a prompt is a text, token ids, or a list of prompts", got=type(prompt).__name__
         ) from error
     return None if prompts and is_integer(prompts[0]) else prompts
+
+
+def _read_conversations(messages: object, stream: bool) -> list[Any] | None:
+    """Return a list of conversations; None where there is a single one."""
+    try:
+        given = list(messages) if isinstance(messages, (list, tuple)) else []
+    except Exception as error:  # whatever a caller's list raises
+        raise MtpcoreError(
+            "a conversation is a text or a list of messages", got=type(messages).__name__
+        ) from error
+    if not given or not isinstance(given[0], (str, list, tuple)):
+        return None
+    if stream:
+        raise BatchError(
+            "a stream answers one conversation",
+            got=f"a list of {len(given)}",
+            fix="leave stream out, or make a stream of each",
+        )
+    return given
 
 
 def _read_template_options(given: Any) -> dict[str, Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
-from typing import TypeVar
 
+from mtpcore.boundary.copies import Uncopied
 from mtpcore.decoding import Request
 from mtpcore.errors import BusyError
 from mtpcore.lm.completion import Completion, Piece
@@ -15,8 +14,6 @@ from mtpcore.lm.engine import Engine
 from mtpcore.lm.jobs import Job
 
 __all__ = ["AsyncStream", "Stream"]
-
-R = TypeVar("R")
 
 
 class _Reader:
@@ -54,7 +51,7 @@ class _Reader:
             self.engine.cancel([self.job])
 
 
-class Stream(Iterator[Piece]):
+class Stream(Uncopied, Iterator[Piece]):
     """The pieces of one text as they settle; what ``LM.stream`` returns.
 
     A piece has whole characters, and nothing that a stop string could still take back. The text
@@ -69,6 +66,8 @@ class Stream(Iterator[Piece]):
     job : Job
         The text's.
     """
+
+    _instead = "take the text of its pieces, or its completion"
 
     def __init__(self, engine: Engine, job: Job) -> None:
         self._reader = _Reader(engine, job)
@@ -131,7 +130,7 @@ class Stream(Iterator[Piece]):
             self.close()
 
 
-class AsyncStream(AsyncIterator[Piece]):
+class AsyncStream(Uncopied, AsyncIterator[Piece]):
     """The pieces of one text as they settle, for ``async for``; what ``LM.astream`` returns.
 
     Rounds run in a thread of the LM's own, so the event loop is free meanwhile; one round serves
@@ -145,6 +144,8 @@ class AsyncStream(AsyncIterator[Piece]):
     make_job : callable
         Returns the text's job; called when the first piece is asked for.
     """
+
+    _instead = "take the text of its pieces, or its completion"
 
     def __init__(self, engine: Engine, make_job: Callable[[], Job]) -> None:
         self._engine, self._make_job = engine, make_job
@@ -163,21 +164,16 @@ class AsyncStream(AsyncIterator[Piece]):
         """
         try:
             if self._reader is None and not self._is_closed:
-                self._reader = _Reader(self._engine, await self._run(self._make_job))
+                self._reader = _Reader(self._engine, await self._engine.run(self._make_job))
             while self._reader is not None and not self._reader.is_over():
                 piece = self._reader.take()
                 if piece is not None:
                     return piece
-                await self._run(self._engine.advance)
+                await self._engine.run(self._engine.advance)
         except BaseException:
             self._close()
             raise
         raise StopAsyncIteration
-
-    async def _run(self, function: Callable[[], R]) -> R:
-        """Call a function in the thread where rounds run."""
-        self._engine.check_open()
-        return await asyncio.get_running_loop().run_in_executor(self._engine.executor, function)
 
     @property
     def completion(self) -> Completion:

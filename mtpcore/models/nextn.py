@@ -75,5 +75,4 @@ def nextn_head(
 ) -> Outputs:
     """Build a head around a layer of the family: the function that ``decoder`` takes."""
     x = nextn_input(g, inputs, h)
-    assert g.n is not None  # else there were no names to find these weights by
     return nextn_outputs(g, layer(g, x, inputs.positions, g.n, h), h)

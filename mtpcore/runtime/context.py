@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from os import PathLike
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from mtpcore.backends.select import select_backend
 from mtpcore.backends.threads import default_threads
 from mtpcore.boundary.arguments import Flag, offers, read
 from mtpcore.boundary.arrays import RowsLike, integers, rows_of
+from mtpcore.boundary.copies import Uncopied
 from mtpcore.declarations.spec import DrafterSpec, Tap, read_taps
 from mtpcore.errors import BatchError, GraphError, LinkError, spell
 from mtpcore.graph import GraphType, Program
@@ -59,7 +60,7 @@ class Owner(Protocol):
         """Bring the rows of a sequence up to date that are made only when they are needed."""
 
 
-class Context:
+class Context(Uncopied):
     """One graph of a model with its own memory.
 
     Contexts of one model may be used in several threads at once; on one context, as on a Cross
@@ -106,6 +107,8 @@ class Context:
         Sizes out of range, taps the graph does not offer, a model without that graph, a backend
         that cannot run.
     """
+
+    _instead = "make one of the model, and give it states: load(seq, context.save(seq))"
 
     def __init__(
         self,
@@ -403,6 +406,12 @@ class Context:
             if self.owner is not None:
                 self.owner.settle(self.runner, seq)
             return self.runner.digest(seq)
+
+    @overload
+    def save(self, seq: int, path: None = None) -> bytes: ...
+
+    @overload
+    def save(self, seq: int, path: str | PathLike[str]) -> None: ...
 
     @act
     def save(self, seq: int, path: str | PathLike[str] | None = None) -> bytes | None:

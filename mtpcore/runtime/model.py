@@ -15,6 +15,7 @@ from weakref import ReferenceType, ref
 import msgspec
 
 from mtpcore.boundary.arguments import expect, read_below
+from mtpcore.boundary.copies import Uncopied
 from mtpcore.boundary.forks import give_lock
 from mtpcore.declarations.checks import check_codebooks, check_shape, check_struct
 from mtpcore.declarations.draft_model import as_draft_model
@@ -61,7 +62,7 @@ Layout = Literal["combined", "trunk-only", "mtp-only"]
 _asked: ContextVar[tuple[Any, ...]] = ContextVar("programs that are being built", default=())
 
 
-class Model:
+class Model(Uncopied):
     """A model file that is open; ``load_model`` makes one. A context manager.
 
     Parameters
@@ -95,6 +96,8 @@ class Model:
     lock : RLock
         Held while a thread builds programs or packs weights.
     """
+
+    _instead = "load the file in each process: load_model(path)"
 
     lock: AbstractContextManager[object]
 
@@ -166,15 +169,40 @@ class Model:
         names = (name for name in self.tensors if not name.startswith(TARGET))
         return sum(self.tensors[name].n_bytes for name in names)
 
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether the file has a tokenizer that is supported."""
+        return self._tokenizer is not None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises
+        ------
+        ModelFileError
+            The file has none that is supported; ``has_tokenizer`` tells.
+        """
+        if self._tokenizer is None:
+            raise ModelFileError(
+                "the file has no tokenizer that is supported",
+                where=str(self.path),
+                fix="give token ids in place of texts",
+            )
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+
     @cached_property
-    def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer, or None where the file has none that is supported."""
+    def _tokenizer(self) -> Tokenizer | None:
         return read_tokenizer(self._file.metadata, str(self.path))
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
         """The chat template, or None where the file has none."""
-        return read_chat_template(self._file.metadata, self.tokenizer, str(self.path))
+        return read_chat_template(self._file.metadata, self._tokenizer, str(self.path))
 
     @cached_property
     def codebooks(self) -> Codebooks | None:

@@ -38,7 +38,9 @@ def test_combined_file(load, caplog):
         assert model.architecture == "toy"
         assert model.hparams.n_layers == toy.N_LAYERS
         assert model.n_bytes == sum(t.n_bytes for t in model.tensors.values())
-        assert model.tokenizer is None
+        assert not model.has_tokenizer
+        with pytest.raises(ModelFileError, match="no tokenizer that is supported"):
+            _ = model.tokenizer
         assert model.chat_template is None
     assert warnings_of(caplog) == []
 

@@ -46,6 +46,27 @@ def test_page_code_runs(page, monkeypatch, tmp_path):
     run_page(page, monkeypatch)
 
 
+USERS = ("getting-started", "lm", "state", "guarantees")
+TYPED = [README, *(ROOT / "docs" / f"{name}.md" for name in USERS)]
+"""Pages for users. In those for authors functions have no annotations, and blocks reuse names."""
+
+
+def test_page_code_passes_mypy_strict(tmp_path):
+    """The package is typed, and so is what it is used for."""
+    for page in TYPED:
+        text, code = page.read_text("utf-8"), ""
+        for block in BLOCK.finditer(text):
+            code += "\n" * (text.count("\n", 0, block.start(1)) - code.count("\n")) + block[1]
+        (tmp_path / f"{page.stem.replace('-', '_')}.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_readme_plugin_drafts_as_the_packaged_one(monkeypatch, tmp_path):
     page = run_page(README, monkeypatch)
     model = mtpcore.load_model("demo", plugins=Registry.of(mtpcore_glm_nextn, page))

@@ -457,3 +457,9 @@ def test_graph_types_are_values():
     for name in ("not a name", "", 3, None):
         with pytest.raises(GraphError, match="identifier"):
             GraphType(name)
+
+
+def test_the_block_of_a_head_is_a_heads():
+    assert GraphBuilder("head", {}, n=7).n == 7
+    with pytest.raises(GraphError, match="no head's block"):
+        _ = GraphBuilder("trunk", {}).n

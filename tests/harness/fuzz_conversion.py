@@ -28,7 +28,8 @@ LONGEST = 20_000_000  # characters of a message: it names every tensor that is m
 def use(path):
     """Load a file, spell a text, and run some tokens."""
     with mtpcore.load_model(path) as model:
-        tokenizer, n_vocab = model.tokenizer, model.hparams.n_vocab
+        tokenizer = model.tokenizer if model.has_tokenizer else None
+        n_vocab = model.hparams.n_vocab
         tokens = [1, 2, 3]
         if tokenizer is not None:
             found = tokenizer.encode(TEXT, parse_special=True)

@@ -194,6 +194,7 @@ class HashModel:
     """What contexts need of a model."""
 
     architecture, path, tokenizer, spec, codebooks = "hashed", "hashed.gguf", None, None, None
+    has_tokenizer = property(lambda self: self.tokenizer is not None)
     as_draft_model = None
     planning_locks = nullcontext(), nullcontext()
 

@@ -227,5 +227,10 @@ class Letters:
     def flush(self):
         return ""
 
+    n_vocab = 26
+
+    def token_bytes(self, token):
+        return self.push(token).encode()
+
     def text(self, tokens):
         return "".join(map(self.push, tokens))

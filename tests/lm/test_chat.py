@@ -1,12 +1,14 @@
 """Conversations: the model's template, and no turn that is processed twice."""
 
+import asyncio
+
 import pytest
 from harness.search import searching
 from hypothesis import given
 from hypothesis import strategies as st
 
 import mtpcore
-from mtpcore import LM, MtpcoreError
+from mtpcore import LM, BatchError, CapacityError, MtpcoreError
 
 OPTIONS = {"max_tokens": 12, "seed": 3, "ignore_eos": True}
 
@@ -107,6 +109,55 @@ def test_reuse_gives_the_text_of_a_new_lm(chat_model, questions, cut, draft, bes
                 lm.generate(["import os\n", "class A:"], **OPTIONS)
             if len(said) == 6:
                 del said[2:4]
+
+
+def test_a_text_is_what_a_user_says(lm):
+    assert lm.encode_chat("hi") == lm.encode_chat(say("hi"))
+    assert lm.chat("hi", **OPTIONS).text == lm.chat(say("hi"), **OPTIONS).text
+    assert "".join(lm.chat("hi", stream=True, **OPTIONS)) == lm.chat("hi", **OPTIONS).text
+
+
+@pytest.mark.parametrize("talks", [["one", "two"], [say("one"), say("two")], [say("one"), "two"]])
+def test_several_conversations_are_answered_at_once(lm, talks):
+    """Each as alone."""
+    answers = lm.chat(talks, **OPTIONS)
+    assert [one.text for one in answers] == [lm.chat(talk, **OPTIONS).text for talk in talks]
+    (alone,) = lm.chat(talks[:1], **OPTIONS)
+    assert alone.text == answers[0].text
+
+
+def test_an_event_loop_is_free_while_conversations_are_answered(lm):
+    async def main():
+        one, many, stream = await asyncio.gather(
+            lm.achat("one", **OPTIONS),
+            lm.achat(["one", "two"], **OPTIONS),
+            lm.achat("one", stream=True, **OPTIONS),
+        )
+        pieces = [piece async for piece in stream]
+        return one.text, [each.text for each in many], "".join(pieces)
+
+    wanted = [lm.chat(text, **OPTIONS).text for text in ("one", "two")]
+    assert asyncio.run(main()) == (wanted[0], wanted, wanted[0])
+
+
+def test_the_beginning_of_an_answer_is_continued(lm):
+    said = say("hi", "The sea is")
+    text = "<user>hi\n<assistant>The sea is"
+    ids = lm.tokenizer.encode(text, add_special=False, parse_special=True)
+    assert lm.encode_chat(said, continue_final_message=True) == ids
+    answer = lm.chat(said, continue_final_message=True, **OPTIONS)
+    assert answer.text == lm.generate(ids, **OPTIONS).text
+
+
+def test_which_conversation_cannot_be_said_is_told(lm):
+    with pytest.raises(MtpcoreError, match=r"messages\[1\] of 2: .*nobody may speak"):
+        lm.chat(["hi", [{"role": "nobody", "content": "x"}]])
+    with pytest.raises(CapacityError, match=r"prompts\[1\] of 2: the prompt is longer"):
+        lm.chat(["hi", "x " * 400])
+    with pytest.raises(BatchError, match="a stream answers one conversation"):
+        lm.chat(["hi", "ho"], stream=True)
+    with pytest.raises(BatchError, match="a stream answers one conversation"):
+        asyncio.run(lm.achat(["hi", "ho"], stream=True))
 
 
 def test_conversations_are_prompts_like_others(lm):

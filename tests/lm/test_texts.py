@@ -1,5 +1,7 @@
 """The text of a call depends on the call alone: not on drafts, other texts or the KV cache."""
 
+import asyncio
+
 import numpy as np
 import pytest
 from harness.demos import DEMOS
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mtpcore
-from mtpcore import Completion, Sampling
+from mtpcore import BatchError, CapacityError, Completion, Sampling, SamplingError
 from mtpcore.sampling import USUAL
 
 PROMPTS = [
@@ -170,3 +172,63 @@ def test_a_bar_shows_how_many_texts_are_finished(lm, capsys, shown):
     lm.generate(PROMPTS[:3], max_tokens=3, progress=shown)
     err = capsys.readouterr().err
     assert ("3/3" in err) == bool(shown)  # by default on a terminal only
+
+
+def test_which_of_many_prompts_cannot_be_processed_is_told(lm):
+    """None is begun; what is wrong with settings is no prompt's fault."""
+    prompts = ["a"] * 50
+    for i, bad, error, why in (
+        (17, "x " * 400, CapacityError, "the prompt is longer than the context"),
+        (49, [10**6], BatchError, "no such token"),
+        (3, 3.5, BatchError, "prompt"),
+    ):
+        given = [*prompts[:i], bad, *prompts[i + 1 :]]
+        with pytest.raises(error, match=rf"prompts\[{i}\] of 50: .*{why}"):
+            lm.generate(given, max_tokens=1)
+        with pytest.raises(error, match=rf"prompts\[{i}\] of 50: .*{why}"):
+            asyncio.run(lm.agenerate(given, max_tokens=1))
+    with pytest.raises(CapacityError) as raised:
+        lm.generate("x " * 400)
+    assert "prompts[" not in str(raised.value)
+    with pytest.raises(SamplingError) as raised:
+        lm.generate(prompts, top_p=7)
+    assert "prompts[" not in str(raised.value)
+    assert lm.n_running == 0
+
+
+def test_log_probabilities_come_with_texts(lm):
+    completion = lm.generate("import ", max_tokens=6, temperature=0, logprobs=3)
+    assert "".join(found.text for found in completion.logprobs) == completion.text
+    for found in completion.logprobs:
+        texts = [lm.tokenizer.decode([token]) for token, _ in found.top]
+        assert list(found.top_texts) == texts
+        assert found.text == found.top_texts[0]  # the likeliest was chosen
+    ends = [token for token in range(400) if lm.tokenizer.decode([token]) == ""]
+    processor = lambda tokens, logits: logits.__setitem__(ends[0], 99)  # noqa: E731
+    (found,) = lm.generate(
+        "a", max_tokens=1, temperature=0, logprobs=0, ignore_eos=True, logits_processor=processor
+    ).logprobs
+    assert found.text == lm.tokenizer.decode(ends[:1], special=True) != ""
+
+
+def test_a_completion_is_shown_in_short(lm):
+    completion = lm.generate("import ", max_tokens=60, seed=3, ignore_eos=True)
+    shown = repr(completion)
+    assert shown.startswith(f"Completion({completion.text[:60]!r}"[:50])
+    assert shown.endswith(" 60 tokens, length)")
+    assert len(shown) < 200
+
+
+def test_texts_in_an_event_loop_are_those_without_one(lm):
+    async def main():
+        one, many = await asyncio.gather(
+            lm.agenerate(PROMPTS[0], max_tokens=9, seed=1),
+            lm.agenerate(PROMPTS[:3], max_tokens=9, seed=1, progress=False),
+        )
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(lm.agenerate("a", seed=1, ignore_eos=True), 0.001)
+        return one.text, [each.text for each in many]
+
+    wanted = [one.text for one in lm.generate(PROMPTS[:3], max_tokens=9, seed=1)]
+    assert asyncio.run(main()) == (wanted[0], wanted)
+    assert lm.n_running == 0
