@@ -37,7 +37,9 @@ def test_every_tensor_is_the_same(name, outtype):
             tensor.name: f"{tensor.type_name} {list(tensor.shape)} {digest(tensor.raw().tobytes())}"
             for tensor in file.tensors.values()
         }
-    assert found == peer(name, outtype)["tensors"]
+    # llama.cpp's converter writes axes of 1, which llama.cpp itself and mtpcore leave out.
+    wanted = peer(name, outtype)["tensors"].items()
+    assert found == {key: said.replace("[1, ", "[") for key, said in wanted}
 
 
 @pytest.mark.parametrize(("name", "outtype"), FILES)
