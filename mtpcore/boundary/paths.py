@@ -10,7 +10,15 @@ from typing import BinaryIO
 
 from mtpcore.errors import ModelFileError, spell
 
-__all__ = ["cache_folder", "choose_fix", "open_regular", "open_stream", "read_regular", "take_path"]
+__all__ = [
+    "cache_folder",
+    "choose_fix",
+    "open_regular",
+    "open_stream",
+    "read_regular",
+    "state_folder",
+    "take_path",
+]
 
 _POINTER = b"version https://git-lfs"
 
@@ -18,16 +26,33 @@ _POINTER = b"version https://git-lfs"
 def cache_folder() -> Path:
     """Return the folder for what can be made again, as XDG has it; it may not be there.
 
-    A relative ``XDG_CACHE_HOME`` counts as none: it would be another folder wherever one works.
+    Raises
+    ------
+    RuntimeError
+        This user has no home.
+    """
+    return _folder("XDG_CACHE_HOME", ".cache")
+
+
+def state_folder() -> Path:
+    """Return the folder for what is kept from run to run, as XDG has it; it may not be there.
 
     Raises
     ------
     RuntimeError
         This user has no home.
     """
-    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return _folder("XDG_STATE_HOME", ".local/state")
+
+
+def _folder(variable: str, otherwise: str) -> Path:
+    """Return a folder of ours for this user.
+
+    A relative path in the variable counts as none: it would be another folder wherever one works.
+    """
+    root = Path(os.environ.get(variable, ""))
     if not root.is_absolute():
-        root = Path.home() / ".cache"
+        root = Path.home() / otherwise
     return root / "mtpcore"
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from mtpcore._ext._cpu import available_fetches, available_isas, fetch, isa
 from mtpcore.backends.cpu.estimate import estimate_packed_bytes
 from mtpcore.backends.cpu.states import slot_bytes_of
+from mtpcore.cross import find_drafter
 from mtpcore.declarations.spec import TARGET, DrafterSpec
 from mtpcore.discovery.companions import unread
 from mtpcore.drafting.heads import n_heads
@@ -67,6 +68,7 @@ def describe_model(
     drafters = [(model, spec) for spec in model.drafters]
     if draft_model is not None:
         drafters += [(draft_model, spec) for spec in draft_model.drafters_for_others]
+    default = find_drafter(model, draft_model, "auto")
     guests = {f"{spec.name}_{spec.block.entries}" for _, spec in drafters if spec.block}
     return {
         "path": str(model.path),
@@ -86,6 +88,7 @@ def describe_model(
             _drafter(part, spec) | {"path": str(part.path) if part is draft_model else None}
             for part, spec in drafters
         ],
+        "default_drafter": default and default[1].name,
         "sidecars": [
             {
                 "path": str(beside.path),
@@ -121,6 +124,7 @@ def describe_file(file: ModelFile, error: MtpcoreError) -> dict[str, Any]:
         **_tensors(file.tensors.values(), lambda name: None),
         "unread": None,
         "drafters": [],
+        "default_drafter": None,
         "sidecars": [],
         "plan": None,
         **_machine(),

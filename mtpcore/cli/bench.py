@@ -84,7 +84,9 @@ def execute(options: argparse.Namespace) -> int:
         sampling = shared.sampling_of(given, model)
         prompts = _prompts(options, model)
         longest = max(map(len, prompts.values()))
-        n_ctx = options.ctx_size or max(longest + options.predict, _DEPTH) + max(ROWS)
+        n_ctx = shared.context_size(options, model) or max(longest + options.predict, _DEPTH) + max(
+            ROWS
+        )
         session = open_session(options, model, n_ctx, pack=True)
         controller = controller_for(session.cross) if session.auto else None
         arms = _arms(options, session, sampling, controller)

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from mtpcore.cli import options as shared
 from mtpcore.cli.report import describe, describe_settings, name_drafter
 from mtpcore.cli.session import Session, open_model, open_session, show_reading
-from mtpcore.cli.terminal import harmless, note, paint, uses_colour
+from mtpcore.cli.terminal import harmless, note, paint, spell_sampling, uses_colour
+from mtpcore.cli.turns import Turns
 from mtpcore.decoding import Generator
-from mtpcore.errors import MtpcoreError
-from mtpcore.lm import LM, Piece, default_n_ctx
+from mtpcore.errors import MtpcoreError, SamplingError
+from mtpcore.lm import LM, Completion, Piece, default_n_ctx
+from mtpcore.sampling import USUAL
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 
@@ -27,11 +35,33 @@ EXAMPLES = """examples:
   printf 'Why is the sky blue?\\nAnd at dusk?\\n' | mtpcore chat model.gguf
 """
 _INTERRUPTED = 130
-_COMMANDS = """/reset  begin a new conversation
-/stats  show what was written, drafted and reused so far
-/exit   end, as Ctrl-D and Ctrl-C twice do
-/help   show this
-Ctrl-C stops an answer; what was written of it stays in the conversation."""
+_HELP = '''/clear           begin a new conversation; the system prompt stays (also /reset)
+/regen           answer the last question again, with other noise
+/undo            take back the last question and its answer
+/system [TEXT]   show the system prompt, or give another one
+/set [NAME X]    show the settings, or change one: temp, top-k, top-p, min-p, repeat-penalty,
+                 frequency-penalty, presence-penalty, seed, n
+/save FILE       write the conversation as JSON
+/load FILE       go on with a conversation that was written
+/stats           show what was written, drafted and reused so far
+/exit            end, as Ctrl-D and Ctrl-C twice do (also /bye, /quit)
+/help            show this (also /?)
+//TEXT           send a text that begins with /
+""" begins and ends a turn of several lines, a backslash at the end of a line goes on in the next,
+and a pasted text is one turn. Ctrl-C stops an answer; what was written of it stays.'''
+_NAMES = {
+    "temp": "temperature",
+    "repeat-penalty": "repetition_penalty",
+    "repetition-penalty": "repetition_penalty",
+    **{
+        name.replace("_", "-"): name
+        for name in ("temperature", "top_k", "top_p", "min_p", "frequency_penalty")
+    },
+    "presence-penalty": "presence_penalty",
+    "seed": "seed",
+}
+"""By name of a setting: the field of ``Sampling``."""
+Messages = list[dict[str, str]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +84,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     shared.add_context_options(parser)
     output = parser.add_argument_group("output")
     output.add_argument(
-        "--color", choices=("auto", "always", "never"), default="auto", help="default: auto"
+        "-co",
+        "--color",
+        type=shared.colour_mode,
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="default: auto",
+    )
+    output.add_argument(
+        "--no-history",
+        dest="history",
+        action="store_false",
+        help="do not keep what is entered for later chats, nor show what earlier ones kept",
     )
 
 
@@ -68,10 +109,12 @@ def execute(options: argparse.Namespace) -> int:
                 where=str(model.path),
                 fix="mtpcore run continues a text with it",
             )
-        session = open_session(options, model, options.ctx_size or default_n_ctx(model))
+        sampling = shared.sampling_of(given, model)
+        n_ctx = shared.context_size(options, model) or default_n_ctx(model)
+        session = open_session(options, model, n_ctx)
         generator = Generator(
             session.cross,
-            sampling=shared.sampling_of(given, model),
+            sampling=sampling,
             draft=session.draft_or_auto,
             draft_sampler=options.draft_sampler,
             p_min=options.p_min,
@@ -82,34 +125,45 @@ def execute(options: argparse.Namespace) -> int:
 
 
 class _Chat:
-    """A conversation: what was said so far, and what a line of input does."""
+    """A conversation: what was said so far, and what a turn does."""
 
     def __init__(self, lm: LM, session: Session, options: argparse.Namespace) -> None:
         self._lm, self._session = lm, session
-        self._max_tokens = None if options.predict < 0 else options.predict
+        self._turns = Turns(keeps=options.history)
+        self._sampling = lm.generator.sampling
+        self._n = options.predict
         self._when_full, self._n_keep = options.when_full, options.keep
-        self._system = options.system
         self._has_colour = uses_colour(options.color, sys.stdout)
-        self._is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-        self._messages = self._begin()
-        if self._is_terminal:
-            with suppress(ImportError):
-                import readline  # noqa: F401  # lines can be edited, and old ones come back
+        self._says_speed = self._turns.is_terminal or options.verbose
+        self._system: str | None = options.system
+        self._messages: Messages = []
+        """Without the system prompt."""
+        self._commands: dict[str, Callable[[str], None]] = {
+            **dict.fromkeys(("clear", "reset"), self._clear),
+            **dict.fromkeys(("regen", "regenerate", "retry"), self._answer_again),
+            **dict.fromkeys(("help", "?"), lambda _: _say(_HELP)),
+            "undo": self._undo,
+            "system": self._set_system,
+            "set": self._set,
+            "save": self._save,
+            "load": self._load,
+            "stats": lambda _: _say(self._describe()),
+        }
 
     def run(self) -> int:
-        """Take lines until the input ends; return the exit code."""
-        if self._is_terminal:
-            note("/help lists the commands")
+        """Take turns until the input ends; return the exit code."""
+        if self._turns.is_terminal:
+            note(f"{self._spell_settings()}; /help lists the commands")
         is_leaving = False
         while True:
             try:
-                line = self._read()
+                turn = self._turns.read()
                 is_leaving = False
-                if line == "/exit":
+                if turn in ("/exit", "/bye", "/quit"):
                     return 0
-                self._take(line)
+                self._take(turn)
             except EOFError:
-                if self._is_terminal:
+                if self._turns.is_terminal:
                     print()
                 return 0
             except KeyboardInterrupt:
@@ -119,95 +173,197 @@ class _Chat:
                 print(file=sys.stderr)
                 note("Ctrl-C again, Ctrl-D or /exit ends the chat")
 
-    def _read(self) -> str:
-        """Return the next line; raise EOFError where the input ends."""
+    def _take(self, turn: str) -> None:
+        """Do what a turn says; a path, such as /etc/hosts, is no command."""
+        command = re.match(r"/(\w+|\?)(?:[ \t]+(.*))?$", turn)
+        if turn.startswith("//"):
+            self._answer(turn[1:])
+        elif command is None:
+            if turn:
+                self._answer(turn)
+        elif command[1] in self._commands:
+            try:
+                self._commands[command[1]]((command[2] or "").strip())
+            except (MtpcoreError, OSError) as error:
+                note(str(error))
+        else:
+            _say(f"no such command: /{command[1]}; /help lists them, and /{turn} sends it as text")
+
+    def _clear(self, _: str) -> None:
+        self._messages = []
+
+    def _undo(self, _: str) -> None:
+        if not self._messages:
+            _say("there is nothing to take back")
+        while self._messages and self._messages.pop()["role"] != "user":
+            pass
+
+    def _answer_again(self, _: str) -> None:
+        last = next((one for one in reversed(self._messages) if one["role"] == "user"), None)
+        if last is None:
+            _say("there is no question yet")
+            return
+        if not self._sampling.temperature:
+            note("at temperature 0 the answer is the same; /set temp 0.8 changes that")
+        stream = self._sampling.stream + 1
+        self._sampling = msgspec.structs.replace(self._sampling, stream=stream)
+        before = list(self._messages)
+        self._undo("")
+        if not self._answer(last["content"]):
+            self._messages = before
+
+    def _set_system(self, text: str) -> None:
+        if text:
+            self._system = text
+        _say(self._system or "there is no system prompt")
+
+    def _set(self, words: str) -> None:
+        name, _, value = words.replace("=", " ").partition(" ")
+        name, value = name.lstrip("-").replace("_", "-"), value.strip()
         try:
-            return input("> " if self._is_terminal else "").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            got = getattr(error, "strerror", None) or error
-            raise MtpcoreError("cannot read a turn", where="standard input", got=got) from None
+            if name in ("n", "predict", "n-predict"):
+                self._n = shared.whole(-1)(value)
+            elif name in _NAMES:
+                number = int(value) if name in ("top-k", "seed") else float(value)
+                settings: dict[str, Any] = {_NAMES[name]: number}
+                self._sampling = msgspec.structs.replace(self._sampling, **settings)
+            elif name:
+                _say(f"no such setting: {name}; there are {', '.join(_NAMES)}, n")
+        except SamplingError as error:
+            note(str(error))
+        except (ValueError, argparse.ArgumentTypeError):
+            _say(f"{name}: wanted a number, got {value!r}")
+        _say(f"{self._spell_settings()}, seed {self._sampling.seed}, n {self._n}")
 
-    def _begin(self) -> list[dict[str, str]]:
-        return [] if self._system is None else [{"role": "system", "content": self._system}]
+    def _save(self, name: str) -> None:
+        if not name:
+            _say("give a file: /save chat.json")
+            return
+        Path(name).expanduser().write_text(json.dumps(self._conversation(), indent=1), "utf-8")
+        note(f"{len(self._messages)} messages written to {name}")
 
-    def _take(self, line: str) -> None:
-        """Do what a line says."""
-        if line == "/reset":
-            self._messages = self._begin()
-        elif line == "/stats":
-            _say(self._describe())
-        elif line == "/help":
-            _say(_COMMANDS)
-        elif line.startswith("/"):
-            _say(f"no such command: {line}\n{_COMMANDS}")
-        elif line:
-            self._answer(line)
+    def _load(self, name: str) -> None:
+        if not name:
+            _say("give a file: /load chat.json")
+            return
+        try:
+            messages = msgspec.json.decode(Path(name).expanduser().read_bytes(), type=Messages)
+            roles = [message["role"] for message in messages]
+            if not all(isinstance(message["content"], str) for message in messages):
+                raise ValueError("no content")
+        except (ValueError, KeyError, msgspec.MsgspecError) as error:
+            raise MtpcoreError(
+                "no conversation",
+                where=name,
+                wanted='JSON, as /save writes it: a list of {"role": ..., "content": ...}',
+                got=str(error),
+            ) from None
+        self._system = messages.pop(0)["content"] if roles[:1] == ["system"] else None
+        self._messages = messages
+        note(f"{len(messages)} messages read from {name}")
 
-    def _answer(self, question: str) -> None:
-        """Write the answer to a question, and note both; a question that fails is forgotten."""
-        messages = [*self._messages, {"role": "user", "content": question}]
+    def _conversation(self) -> Messages:
+        begin = [] if self._system is None else [{"role": "system", "content": self._system}]
+        return [*begin, *self._messages]
+
+    def _answer(self, question: str) -> bool:
+        """Write the answer to a question, and note both; return whether there is any."""
+        before = self._messages
+        self._messages = [*before, {"role": "user", "content": question}]
         written: list[Piece] = []
         try:
             if self._when_full == "shift":
-                messages = self._leave_out_turns(messages)
-            with self._lm.chat(
-                messages,
-                stream=True,
-                max_tokens=self._max_tokens,
-                when_full=self._when_full,
-                n_keep=self._n_keep,
-            ) as stream:
-                with show_reading(self._lm.generator.cross.llm, stream.request):
-                    first = list(islice(stream, 1))  # comes when the prompt was read
-                for piece in chain(first, stream):
-                    written.append(piece)
-                    self._show(piece)
-                if stream.completion.finish_reason == "length":
-                    self._say_what_is_full(stream.completion.stats.tokens)
+                self._leave_out_turns()
+            prompt = self._lm.encode_chat(self._conversation())
+            if len(prompt) > self._lm.n_ctx:
+                self._refuse_length(len(prompt))
+            else:
+                self._write(prompt, written)
         except MtpcoreError as error:
             note(str(error))
         except KeyboardInterrupt:
             note("stopped")
         answer = "".join(written)
-        if written and not answer.endswith("\n"):
-            print(flush=True)
         if answer:
-            self._messages = [*messages, {"role": "assistant", "content": answer}]
+            self._messages = [*self._messages, {"role": "assistant", "content": answer}]
+        else:
+            self._messages = before
+        return bool(answer)
 
-    def _leave_out_turns(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    def _write(self, prompt: list[int], written: list[Piece]) -> None:
+        """Write an answer piece by piece, and add what was written."""
+        with self._lm.stream(
+            prompt,
+            max_tokens=None if self._n < 0 else self._n,
+            when_full=self._when_full,
+            n_keep=self._n_keep,
+            sampling=self._sampling,
+        ) as stream:
+            with show_reading(self._lm.generator.cross.llm, stream.request):
+                first = list(islice(stream, 1))  # comes when the prompt was read
+            try:
+                for piece in chain(first, stream):
+                    written.append(piece)
+                    self._show(piece)
+            finally:
+                if written and not "".join(written).endswith("\n"):
+                    print(flush=True)
+            self._say_how_it_ended(stream.completion)
+
+    def _refuse_length(self, n_tokens: int) -> None:
+        back = "; the up arrow brings the question back" if self._turns.is_terminal else ""
+        note(
+            f"the conversation would take {n_tokens:,} tokens, and the context has "
+            f"{self._lm.n_ctx:,}: it is longer than the context\n  fix: -c {n_tokens + 512} makes "
+            f"room, /clear begins a new conversation, --when-full shift drops old turns{back}"
+        )
+
+    def _leave_out_turns(self) -> None:
         """Leave out the oldest turns of a conversation that takes three quarters of the context.
 
         The others take half of it at most, so this is rare: they are processed anew, as they begin
         with another turn than before.
         """
-        n_ctx, begin = self._lm.n_ctx, len(self._begin())
-        if len(self._lm.encode_chat(messages)) <= n_ctx * 3 // 4:
-            return messages
-        left, n_turns = messages, 0
-        while len(left) - begin > 2 and len(self._lm.encode_chat(left)) > n_ctx // 2:
-            left, n_turns = [*left[:begin], *left[begin + 2 :]], n_turns + 1
+        n_ctx, n_turns = self._lm.n_ctx, 0
+        if len(self._lm.encode_chat(self._conversation())) <= n_ctx * 3 // 4:
+            return
+        while (
+            len(self._messages) > 2 and len(self._lm.encode_chat(self._conversation())) > n_ctx // 2
+        ):
+            self._messages, n_turns = self._messages[2:], n_turns + 1
         if n_turns:
             note(f"{n_turns} of the oldest turns left out, to make room in {n_ctx} tokens")
-        return left
 
     def _show(self, piece: Piece) -> None:
         text = harmless(piece) if sys.stdout.isatty() else str(piece)
         sys.stdout.write(paint(text, "green") if piece.drafted and self._has_colour else text)
         sys.stdout.flush()
 
-    def _say_what_is_full(self, n_tokens: int) -> None:
-        if n_tokens != self._max_tokens:
-            print()
-            note(
-                f"the context of {self._lm.n_ctx} tokens is full: /reset begins a new "
+    def _say_how_it_ended(self, done: Completion) -> None:
+        """Say what cut an answer, and at a terminal how fast it came."""
+        stats = done.stats
+        lines = []
+        if done.finish_reason == "length" and stats.tokens != self._n:
+            lines.append(
+                f"the context of {self._lm.n_ctx} tokens is full: /clear begins a new "
                 "conversation, -c N makes room for more, --when-full shift drops old turns"
             )
+        if self._says_speed and stats.seconds:
+            rate = f"; {stats.accepted} of {stats.drafted} drafts accepted" if stats.drafted else ""
+            cut = f", cut by -n {self._n}" if stats.tokens == self._n else ""
+            speed = stats.tokens / stats.seconds
+            lines.append(f"{stats.tokens} tokens at {speed:,.1f} tokens/s{cut}{rate}")
+        for line in lines:
+            note(paint(line, "dim") if self._has_colour else line)
+
+    def _spell_settings(self) -> str:
+        return spell_sampling({name: getattr(self._sampling, name) for name in USUAL})
 
     def _describe(self) -> str:
         stats = self._lm.stats
         drafter = name_drafter(describe_settings(self._session, self._lm.generator))
         reused = f"{stats.cached_tokens} of {stats.prompt_tokens} prompt tokens were reused"
-        return f"{describe(stats, drafter)}\n{reused}; --seed {self._lm.generator.sampling.seed}"
+        return f"{describe(stats, drafter)}\n{reused}; --seed {self._sampling.seed}"
 
 
 def _say(text: str) -> None:

@@ -16,6 +16,7 @@ from mtpcore.cli.terminal import harmless, spell_bytes, spell_sampling
 from mtpcore.cross import find_drafter
 from mtpcore.declarations.draft_model import is_independent
 from mtpcore.discovery.loading import find_model, load_model
+from mtpcore.drafting.lookup import LOOKUP
 from mtpcore.drafting.vocabulary import shared_tokens
 from mtpcore.errors import GraphError, MtpcoreError
 from mtpcore.gguf import open_model_file
@@ -57,9 +58,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     plan.add_argument(
         "-c",
         "--ctx-size",
-        type=shared.whole(1),
+        type=shared.whole(0),
         metavar="N",
-        help=f"tokens of a sequence (default: as the model was trained, at most {_LONGEST})",
+        help="tokens of a sequence; 0: as many as the model was trained on (default: that, at most "
+        f"{_LONGEST})",
     )
     shared.add_memory_options(plan)
 
@@ -69,7 +71,7 @@ def execute(options: argparse.Namespace) -> int:
     shared.model_path(options)
     if not options.graph and (options.drafter or options.format != "text"):
         options.parser.error("--drafter and --format say how to draw: give --graph NAME as well")
-    if options.graph and (options.json or options.tensors or options.ctx_size):
+    if options.graph and (options.json or options.tensors or options.ctx_size is not None):
         options.parser.error("--graph draws a graph instead: leave --json, --tensors and -c out")
     check_environment()
     try:
@@ -89,7 +91,7 @@ def _describe(options: argparse.Namespace) -> dict[str, Any]:
     """Return what there is to say of a model."""
     with _models(options) as (model, draft_model):
         trained = getattr(model.hparams, "n_ctx_train", _LONGEST)
-        n_ctx = options.ctx_size or min(trained, _LONGEST)
+        n_ctx = shared.context_size(options, model) or min(trained, _LONGEST)
         return describe_model(
             model,
             draft_model,
@@ -176,7 +178,9 @@ def _program(model: Model, draft_model: Model | None, options: argparse.Namespac
         return model.program(GraphType(options.graph))
     graph = "" if options.graph == "draft" else options.graph
     found = find_drafter(model, draft_model, options.drafter or "auto")
-    source, spec = found or (model, model.find_drafter())
+    if found is None or (found[1] is LOOKUP and not options.drafter):
+        found = model, model.find_drafter()
+    source, spec = found
     if spec.shape == "proposer" and graph not in dict(spec.graphs):
         raise GraphError(
             "a proposer drafts without this graph",
@@ -285,6 +289,8 @@ def _drafters(described: dict[str, Any]) -> list[str]:
                 use["source"], f"borrowed from {use['tensor']}"
             )
             lines.append(f"  {use['wanted']}: {origin} {use['type']}".rstrip())
+    if described["default_drafter"] == LOOKUP.name:
+        lines.append("lookup, as no other fits: copies from earlier in the text")
     return lines or ["none fits: text is decoded without drafts"]
 
 

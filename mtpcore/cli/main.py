@@ -10,7 +10,9 @@ from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from mtpcore.cli import bench, chat, convert, inspect, plugins, quantize, run, vocabulary
+from mtpcore.cli.foreign import FOREIGN
 from mtpcore.cli.parser import Parser
+from mtpcore.cli.terminal import note
 from mtpcore.errors import MtpcoreError
 from mtpcore.version import version
 
@@ -18,6 +20,15 @@ __all__ = ["main"]
 
 OK, FAILED, USAGE, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 _COMMANDS = (run, chat, inspect, bench, convert, quantize, vocabulary, plugins)
+_TAKE_FOREIGN = (run, chat, inspect, bench)
+_MEANT = {
+    **dict.fromkeys(("generate", "complete", "completion", "cli"), "mtpcore run writes a text"),
+    **dict.fromkeys(("serve", "server"), "there is no server in this package"),
+    **dict.fromkeys(
+        ("pull", "download"), "hf download OWNER/REPO FILE.gguf gets a file; mtpcore run FILE.gguf"
+    ),
+    **dict.fromkeys(("show", "info"), "mtpcore inspect shows what a file holds"),
+}
 _EXIT_CODES = f"""exit codes:
   {OK}    done
   {FAILED}    failed; standard error says why
@@ -41,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = _parser().parse_args(argv)
         with _messages(options.verbose, options.quiet):
+            for line in getattr(options, "said", ()):
+                note(line)
             code: int = options.execute(options)
         sys.stdout.flush()
     except SystemExit as stop:
@@ -90,6 +103,7 @@ def _parser() -> Parser:
         prog="mtpcore",
         description="Speculative decoding for GGUF models: the same text in fewer passes.",
         epilog="mtpcore COMMAND --help shows a command's options and examples.\n\n" + _EXIT_CODES,
+        commands=_MEANT,
     )
     parser.add_argument("--version", action="version", version=f"mtpcore {version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -99,7 +113,9 @@ def _parser() -> Parser:
             help=command.SUMMARY[:1].lower() + command.SUMMARY[1:],
             description=command.SUMMARY + ".",
             epilog=command.EXAMPLES,
+            foreign=FOREIGN if command in _TAKE_FOREIGN else None,
         )
+        parser.commands.append(sub.prog.rpartition(" ")[2])
         command.add_options(sub)
         amount = sub.add_argument_group("standard error").add_mutually_exclusive_group()
         amount.add_argument("-v", "--verbose", action="store_true", help="write more")

@@ -13,7 +13,7 @@ from mtpcore.conversion import OUT_TYPES
 from mtpcore.declarations.spec import TreeShape
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
 from mtpcore.errors import SamplingError
-from mtpcore.lm import recommend_sampling
+from mtpcore.lm import default_n_ctx, recommend_sampling
 from mtpcore.memory import KV_DTYPES
 from mtpcore.runtime.model import Model
 from mtpcore.sampling import USUAL, Sampling
@@ -31,6 +31,8 @@ __all__ = [
     "add_system_option",
     "add_type_options",
     "check_prompt",
+    "colour_mode",
+    "context_size",
     "draft_vocabulary_of",
     "given_sampling",
     "model_path",
@@ -99,6 +101,16 @@ def tree_shape(text: str) -> TreeShape:
     return TreeShape(depth=depth, width=width, n_nodes=n_nodes)
 
 
+def threads(text: str) -> int | None:
+    """Read how many threads; None: as many as there are."""
+    return None if text == "-1" else whole(1)(text)
+
+
+def colour_mode(text: str) -> str:
+    """Read when to colour, as llama.cpp spells it, too."""
+    return {"on": "always", "off": "never"}.get(text, text)
+
+
 def probability(text: str) -> float:
     """Read a number in 0..1."""
     try:
@@ -139,6 +151,13 @@ def add_model_options(parser: argparse.ArgumentParser, *, runs: bool = True) -> 
         )
 
 
+def context_size(options: argparse.Namespace, model: Model) -> int | None:
+    """Return the size that was asked for, 0 being what the model was trained on; None: none was."""
+    trained: int = getattr(model.hparams, "n_ctx_train", 0)
+    given: int | None = options.ctx_size
+    return (trained or default_n_ctx(model)) if given == 0 else given
+
+
 def model_path(options: argparse.Namespace) -> str:
     """Return the model's path, whichever way it was given; exit with code 2 where it was not."""
     if (options.path is None) == (options.model is None):
@@ -153,9 +172,10 @@ def add_context_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "-c",
         "--ctx-size",
-        type=whole(1),
+        type=whole(0),
         metavar="N",
-        help="context size: most tokens of prompt and text together (default: as many as needed)",
+        help="context size: most tokens of prompt and text together; 0: as many as the model was "
+        "trained on (default: as many as needed)",
     )
     group.add_argument(
         "-b",
@@ -168,9 +188,9 @@ def add_context_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "-t",
         "--threads",
-        type=whole(1),
+        type=threads,
         metavar="N",
-        help="threads that compute (default: as many as the machine grants this process)",
+        help="threads that compute (default, or -1: as many as the machine grants this process)",
     )
     add_memory_options(group)
     group.add_argument(
@@ -251,8 +271,9 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--drafter",
         metavar="NAME[,NAME]",
-        help="which drafter, if several fit; of several, as in lookup,auto, the first that "
-        "proposes anything drafts",
+        help="which drafter, if several fit (default: the draft model, the head in the file, or "
+        "else lookup, which copies from earlier in the text); of several, as in lookup,auto, the "
+        "first that proposes anything drafts",
     )
     group.add_argument(
         "--draft-sampler",
@@ -374,7 +395,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         "--seed",
         type=int,
         metavar="N",
-        help="the same seed gives the same text (default: drawn at random and shown)",
+        help="the same seed gives the same text (default, or -1: drawn at random and shown)",
     )
     group.add_argument(
         "--stream",
@@ -390,6 +411,8 @@ def given_sampling(options: argparse.Namespace) -> dict[str, Any]:
 
     Exits with code 2 where one is out of range.
     """
+    if options.seed == -1:
+        options.seed = None
     given = {
         name: value
         for name in Sampling.__struct_fields__

@@ -7,8 +7,10 @@ import json
 import os
 from typing import Any
 
+from mtpcore.cli.terminal import note
 from mtpcore.declarations.spec import DrafterSpec, ModelSpec
 from mtpcore.discovery.registry import SWITCH, Plugin, describe_plugins
+from mtpcore.drafting.lookup import LOOKUP
 from mtpcore.version import version
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
@@ -16,9 +18,10 @@ __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 SUMMARY = "List installed plugins: trunks, drafters, which files they fit, what they need"
 EXAMPLES = f"""examples:
   mtpcore plugins
+  mtpcore plugins -v
   mtpcore plugins --json | jq '.plugins[].drafters[].name'
   {SWITCH}= mtpcore run demo -p "import"       without third-party plugins
-  {SWITCH}=lookup mtpcore run demo -p "import"    with this one alone
+  {SWITCH}=medusa mtpcore run demo -p "import"    with this one alone
 """
 
 
@@ -34,11 +37,16 @@ def execute(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"switch": SWITCH, "selected": selected, "plugins": described}))
         return 0
-    for plugin in described:
-        print("\n".join(_lines(plugin)) + "\n")
-    state = "is not set: all plugins are used" if selected is None else f"is {selected!r}"
-    print(f"The environment variable {SWITCH} {state}.")
-    print("Names of the third-party plugins to use, separated by commas; empty: none.")
+    if options.verbose:
+        print("\n\n".join("\n".join(_lines(plugin)) for plugin in described))
+    else:
+        rows = [(plugin["name"], _summary(plugin)) for plugin in described]
+        rows.append((LOOKUP.name, "drafter that every model has: copies from earlier in the text"))
+        width = max(len(name) for name, _ in rows)
+        print("\n".join(f"{name:{width}}  {summary}" for name, summary in rows))
+        note("-v says which files they fit, what they need, and where they come from")
+    if selected is not None:
+        note(f"{SWITCH} is {selected!r}: of third-party plugins only these are used")
     return 0
 
 
@@ -76,6 +84,7 @@ def _drafter(spec: DrafterSpec) -> dict[str, Any]:
     return {
         **_fit(spec),
         "targets": sorted(spec.fit.targets),
+        "variant_of": spec.variant_of,
         "standalone": spec.standalone,
         "shape": spec.shape,
         "limit": spec.limit,
@@ -93,6 +102,17 @@ def _drafter(spec: DrafterSpec) -> dict[str, Any]:
         "ties": [list(tie.candidates) for tie in spec.ties],
         "evidence": spec.evidence,
     }
+
+
+def _summary(plugin: dict[str, Any]) -> str:
+    """Return what a plugin brings, in one line."""
+    if plugin["error"]:
+        return f"broken: {plugin['error'].splitlines()[0]}"
+    parts = [f"left out by {SWITCH}"] if not plugin["used"] else []
+    parts += _of("trunk ", [model["name"] for model in plugin["models"]])
+    heads = [one for one in plugin["drafters"] if not one["variant_of"]]
+    parts += _of("drafter ", [f"{one['name']} ({one['shape']})" for one in heads])
+    return "; ".join(parts)
 
 
 def _lines(plugin: dict[str, Any]) -> list[str]:
@@ -114,7 +134,7 @@ def _lines(plugin: dict[str, Any]) -> list[str]:
         )
         lines += _matches(drafter)
         if drafter["standalone"]:
-            lines.append("    file     of its own" + _of(" for ", drafter["targets"]))
+            lines.append("    file     of its own" + "".join(_of(" for ", drafter["targets"])))
         for feed in drafter["feeds"]:
             taps = ", ".join(feed["taps"])
             lines.append(f"    reads    {taps} of {feed['from']}, pairing {feed['pairing']}")
@@ -134,5 +154,5 @@ def _matches(spec: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _of(text: str, names: list[str]) -> str:
-    return text + ", ".join(names) if names else ""
+def _of(text: str, names: list[str]) -> list[str]:
+    return [text + ", ".join(names)] if names else []

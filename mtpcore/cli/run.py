@@ -89,7 +89,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="also decode without drafts; say whether the texts are equal and which was faster",
     )
     output.add_argument(
-        "--color", choices=("auto", "always", "never"), default="auto", help="default: auto"
+        "-co",
+        "--color",
+        type=shared.colour_mode,
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="default: auto",
     )
     output.add_argument(
         "--json", action="store_true", help="print one object: text, tokens, prompt_tokens, stats"
@@ -169,8 +174,8 @@ def _count_places(options: argparse.Namespace, model: Model, prompt: Prompt) -> 
     n_prompt, is_open = len(prompt.tokens), options.predict is None and prompt.is_chat
     if options.predict is None:
         options.predict = -1 if is_open else _LENGTH
-    if options.ctx_size is not None:
-        n_ctx: int = options.ctx_size
+    n_ctx = shared.context_size(options, model)
+    if n_ctx is not None:
         if n_prompt > n_ctx:
             raise CapacityError(
                 "the prompt is longer than the context",

@@ -245,6 +245,11 @@ def _choose(
     found = [find_drafter(model, draft_model, name.strip()) for name in names]
     specs = [one[1] for one in found if one is not None]
     if specs:
+        if not options.drafter and specs[0].shape == "proposer" and not model.drafters:
+            note(
+                f"{model.path} has no head and no draft model: {specs[0].name} drafts, which "
+                f"copies from earlier in the text{_absent(model)}{_misfits(model)}"
+            )
         return specs
     if _insists(options):
         asked = "--draft-tree" if options.draft_tree else f"--draft {options.draft}"
@@ -254,12 +259,16 @@ def _choose(
             where=str(model.path),
             got=asked,
             fix="--draft auto decodes without drafts; --mtp-path FILE adds a head, -md FILE a "
-            "draft model in a file of its own, and plugins may bring others (mtpcore plugins)"
-            + (f"; left out: {model.absent_plugins}" if model.absent_plugins else "")
-            + _misfits(model),
+            "draft model in a file of its own, --drafter lookup copies from earlier in the text, "
+            "and plugins may bring others (mtpcore plugins)" + _absent(model) + _misfits(model),
         )
     note(f"{model.path} has no drafter: decoding without drafts{_misfits(model)}")
     return []
+
+
+def _absent(model: Model) -> str:
+    """Return which plugins that the file asks for are not there."""
+    return f"; left out: {model.absent_plugins}" if model.absent_plugins else ""
 
 
 def _misfits(model: Model) -> str:

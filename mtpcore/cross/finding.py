@@ -21,7 +21,7 @@ DrafterLike = str | DrafterSpec | Proposer
 """What names a drafter, or is one."""
 
 BUILT_IN = {spec.name: spec for spec in (LOOKUP,)}
-"""Drafters that every model has; like a variant, one is used only if a caller names it."""
+"""Drafters that every model has: used if a caller names one, and lookup where nothing else is."""
 
 
 def find_drafter(
@@ -30,6 +30,8 @@ def find_drafter(
     """Return which model holds a drafter, and its declaration; None: there is none for "auto".
 
     A name is looked for in the draft model, in the model itself, and among what comes with mtpcore.
+    "auto" is the draft model, else the model's best, else lookup; a model that writes frames of
+    codes, which no text repeats, is left without.
 
     Raises
     ------
@@ -40,7 +42,9 @@ def find_drafter(
     if drafter == "auto":
         if source is draft_model and draft_model.as_draft_model:
             return source, draft_model.as_draft_model
-        return (source, source.find_drafter(None)) if source.drafters else None
+        if source.drafters:
+            return source, source.find_drafter(None)
+        return (model, LOOKUP) if model.codebooks is None else None
     name = drafter.name if isinstance(drafter, DrafterSpec) else drafter
     if draft_model and name in {spec.name for spec in draft_model.drafters_for_others}:
         return draft_model, draft_model.find_drafter(drafter)

@@ -51,10 +51,10 @@ def link(
     llm : Context
         The target, before its first token (or made with the taps that the drafter needs).
     drafter : "auto", str (its name), DrafterSpec, Proposer, or several of them
-        "auto" takes the draft model, or the model's drafter; if it has none, the Cross decodes
-        without drafts and a log line says so. Every model has ``"lookup"``, which copies from
-        earlier in the text. Of several, the first that proposes anything drafts; an empty list: no
-        drafter.
+        "auto" takes the draft model, or the model's drafter; if it has none, ``"lookup"``, which
+        every model has: it copies from earlier in the text. A model that writes frames of codes
+        goes without, and a log line says so. Of several, the first that proposes anything drafts;
+        an empty list: no drafter.
     draft_model : Model, optional
         A file that drafts: a language model of the same vocabulary, usually a small one
         (``"draft_model"`` is its name), or a drafter in a file of its own. Default: the drafter

@@ -69,7 +69,8 @@ def open_cross(
             where=str(model.path),
             got=f"draft={draft}",
             fix='draft="auto" decodes without drafts where there is none; draft_model= gives a '
-            "drafter in a file of its own, and plugins may bring others",
+            'drafter in a file of its own, drafter="lookup" copies from earlier in the text, and '
+            "plugins may bring others",
         )
     return cross
 

@@ -286,8 +286,8 @@ class Model(Uncopied):
             "the model has no drafter" + (f" {name!r}" if name else ""),
             where=str(self.path),
             wanted=", ".join(self._fitted) or None,
-            fix="load a file with its head, complete it with mtp_path= (--mtp-path), or install "
-            "the drafter's plugin"
+            fix="load a file with its head, complete it with mtp_path= (--mtp-path), install the "
+            "drafter's plugin, or take lookup, which every model has"
             + (f"; left out: {self.absent_plugins}" if self.absent_plugins else "")
             + "".join(
                 f"; {beside.path} is not used ({beside.reason}): name it as draft_model= (-md) or "

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import io
+import json
 import os
 import pty
 import re
@@ -11,11 +12,12 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
 import mtpcore
-from mtpcore.cli import main
+from mtpcore.cli import main, turns
 
 TEMPLATE = """{% for m in messages %}{% if m.content == "forbidden" %}
 {{ raise_exception("not that") }}{% endif %}<{{ m.role }}>{{ m.content }}
@@ -80,8 +82,8 @@ def test_commands_are_no_turns(chat, model):
     code, out, err = chat("/help\nhello\n/stats\n/nonsense\n/exit\nnot read\n")
     assert code == 0
     assert out == answers(model, "hello")
-    assert "/reset" in err
-    assert "no such command: /nonsense" in err
+    assert "/clear" in err
+    assert "no such command: /nonsense; /help lists them, and //nonsense sends it" in err
     assert re.search(r"0 of \d+ prompt tokens were reused; --seed 3", err)
 
 
@@ -103,7 +105,8 @@ def test_a_full_context_is_said_with_a_way_out(chat):
     assert code == 0
     assert "the context of 24 tokens is full" in err
     assert "longer than the context" in err
-    assert "/reset" in err
+    assert "/clear" in err
+    assert "n_ctx" not in err
 
 
 def test_old_turns_make_room(chat, model):
@@ -150,13 +153,74 @@ def test_wrong_options_are_refused(command, model):
     assert main(["chat", "--help"]) == 0
 
 
+def test_a_turn_may_have_several_lines_and_begin_with_a_slash(chat, model):
+    lines = '"""one\n\n two"""\n"""\nthree\n"""\nfour \\\nfive\n//help\n/etc/hosts is a file\n'
+    code, out, err = chat(lines)
+    assert (code, "no such command" in err) == (0, False)
+    turns = ("one\n\n two", "three", "four \nfive", "/help", "/etc/hosts is a file")
+    assert out == answers(model, *turns)
+
+
+def test_a_question_is_answered_again_or_taken_back(chat, model):
+    """Another answer takes the place of the first, with other noise and without a trace."""
+    _, out, err = chat("/regen\n/undo\nhello\n/regen\n/undo\nhi\n/undo\nhello\n", "--draft", "0")
+    assert "there is no question yet" in err
+    assert "nothing to take back" in err
+    first = answers(model, "hello")
+    assert out.startswith(first)
+    again = out[len(first) :]
+    assert not again.startswith(first)
+    assert len(out) > len(first)
+    _, out, err = chat("hello\n/regen\n", "--temp", "0")
+    assert "/set temp 0.8" in err
+    assert out[: len(out) // 2] == out[len(out) // 2 :]
+
+
+def test_settings_and_the_system_prompt_change_while_it_runs(chat, model):
+    _, out, err = chat(
+        "/system\n/system Be short.\n/set temp=0.8\n/set n 12\nhello\n/clear\nhello\n",
+        "--temp",
+        "0",
+        "-n",
+        "3",
+    )
+    assert out == 2 * answers(model, "hello", system="Be short.")
+    assert "there is no system prompt" in err
+    assert "temp 0.8, top-k 40, top-p 0.95, min-p 0.05, repeat-penalty 1, seed 3, n 12" in err
+    for wrong, said in (
+        ("/set top-p 7", "bad top_p"),
+        ("/set top-k many", "top-k: wanted a number, got 'many'"),
+        ("/set warmth 3", "no such setting: warmth; there are temp"),
+    ):
+        assert said in chat(f"{wrong}\n")[2]
+
+
+def test_a_conversation_is_saved_and_goes_on(chat, model, tmp_path):
+    file = tmp_path / "chat.json"
+    _, out, _ = chat(f"hello\n/save {file}\nand then?\n", "--system", "Be short.")
+    saved = json.loads(file.read_text())
+    assert [one["role"] for one in saved] == ["system", "user", "assistant"]
+    _, rest, _ = chat(f"/load {file}\nand then?\n")
+    assert out == answers(model, "hello", system="Be short.") + rest
+    file.write_text('[{"role": "user"}]')
+    for command, said in (
+        (f"/load {file}", "no conversation"),
+        (f"/load {tmp_path / 'none'}", "No such file"),
+        (f"/save {tmp_path}", "Is a directory"),
+        ("/save", "give a file"),
+        ("/load", "give a file"),
+    ):
+        code, _, err = chat(f"{command}\n")
+        assert (code, said in err) == (0, True), err
+
+
 class Terminal:
     """A chat in a process of its own at a terminal of its own."""
 
-    def __init__(self, model, *options):
+    def __init__(self, model, state, *options, term="dumb"):
         self.master, slave = pty.openpty()
         path = os.pathsep.join(part for part in sys.path if part)
-        env = {**os.environ, "PYTHONPATH": path, "TERM": "dumb"}
+        env = {**os.environ, "PYTHONPATH": path, "TERM": term, "XDG_STATE_HOME": str(state)}
         program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         program += "from mtpcore.__main__ import run; import sys; sys.exit(run())"
         self.process = subprocess.Popen(
@@ -205,11 +269,11 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(model):
+def terminal(model, tmp_path):
     with contextlib.ExitStack() as stack:
 
-        def open_terminal(*options):
-            made = Terminal(model, *options)
+        def open_terminal(*options, **settings):
+            made = Terminal(model, tmp_path, *options, **settings)
             stack.callback(made.close)
             made.read_until("> ")
             return made
@@ -248,3 +312,38 @@ def test_ctrl_d_ends(terminal):
     chat = terminal()
     chat.type("\x04")
     assert chat.wait() == 0
+
+
+def test_a_pasted_text_is_one_turn(terminal, model):
+    chat = terminal(*SETTINGS, "--color", "never", term="xterm")
+    chat.type("\x1b[200~hello\nthere\x1b[201~\r")
+    said = chat.read_until(r"tokens at [\d,.]+ tokens/s(.|\n)*> ")
+    assert answers(model, "hello\nthere").strip() in said.replace("\r\n", "\n")
+
+
+def test_earlier_turns_come_back_in_the_next_chat(terminal, tmp_path):
+    kept = tmp_path / "mtpcore" / "chat-history.jsonl"
+    for options, n in ((("--no-history",), 0), ((), 1), ((), 2)):
+        chat = terminal(*SETTINGS, *options)
+        chat.type("\x1b[A\r" if n == 2 else "/set n 2\r")
+        chat.read_until("seed 3, n 2")
+        chat.read_until("> ")
+        chat.type("\x04")
+        assert chat.wait() == 0
+        assert (len(kept.read_text().splitlines()) if kept.exists() else 0) == n
+    assert kept.stat().st_mode & 0o777 == 0o600
+    with kept.open("a") as file:
+        file.write('"cut o')
+    terminal(*SETTINGS)
+
+
+def test_a_long_history_is_cut(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr("mtpcore.cli.turns._LONGEST", 3)
+    seen = []
+    readline = types.SimpleNamespace(add_history=seen.append)
+    file = turns._open_history(readline)
+    file.write_text("".join(f'"{i}"\n' for i in range(9)) + "7\n")
+    turns._open_history(readline)
+    assert seen == ["7", "8"]
+    assert file.read_text() == '"7"\n"8"\n7\n'

@@ -157,7 +157,10 @@ def test_a_graph_that_there_is_not(command, glm):
 
 
 def test_a_model_without_a_head_has_no_draft_graph(command, headless):
-    assert "none fits: text is decoded without drafts" in command("inspect", headless)[1]
+    assert (
+        "lookup, as no other fits: copies from earlier in the text"
+        in command("inspect", headless)[1]
+    )
     code, out, err = command("inspect", headless, "--graph", "draft")
     assert (code, out) == (1, "")
     assert "the model has no drafter" in err

@@ -1,6 +1,7 @@
 """``mtpcore plugins``, the help, and what all commands share."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ from mtpcore.errors import PluginError
 
 
 def test_what_is_installed_matches_and_needs(command):
-    code, out, err = command("plugins")
+    code, out, err = command("plugins", "-v")
     assert (code, err) == (0, "")
     for said in (
         "glm_nextn  (mtpcore",
@@ -21,13 +22,25 @@ def test_what_is_installed_matches_and_needs(command):
         "needs    blk.{n}.nextn.eh_proj.weight",
         "reads    hidden of target, pairing next-token",
         "evidence ",
-        SWITCH,
     ):
         assert said in out
 
 
+def test_each_has_one_line(command, monkeypatch):
+    code, out, err = command("plugins")
+    lines = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert code == 0
+    assert [*lines] == [*(plugin.name for plugin in describe_plugins()), "lookup"]
+    assert lines["trunks"] == "trunk llama, qwen2, qwen3, qwen3moe"
+    assert lines["deepseek_mtp"] == "trunk deepseek2; drafter deepseek_mtp (chain)"
+    assert "every model" in lines["lookup"]
+    assert SWITCH not in err
+    monkeypatch.setenv(SWITCH, "")
+    assert f"{SWITCH} is ''" in command("plugins")[2]
+
+
 def test_acceptance_is_said_where_it_is_declared(command):
-    out = command("plugins")[1]
+    out = command("plugins", "-v")[1]
     assert "glm_nextn: chain, up to 8 tokens, first draft accepted 0." in out
     assert "0.00 to 1.00" not in out
 
@@ -49,9 +62,10 @@ def test_broken_and_left_out_plugins_are_shown(command, monkeypatch):
     ]
     monkeypatch.setattr(plugins, "describe_plugins", lambda: listed)
     monkeypatch.setenv(SWITCH, "d")
-    out = command("plugins")[1]
-    assert "broken     plugin 'b': cannot be imported" in out
-    assert out.count("left out") == 1
+    for words in ((), ("-v",)):
+        out = command("plugins", *words)[1]
+        assert re.search("broken:? +plugin 'b': cannot be imported", out)
+        assert out.count("left out") == 1
     used = {p["name"]: p["used"] for p in json.loads(command("plugins", "--json")[1])["plugins"]}
     assert used == {"b": False, "c": False, "d": True}
 

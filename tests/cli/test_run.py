@@ -242,18 +242,22 @@ def test_a_prompt_may_come_from_a_pipe(command, glm, tmp_path):
 def test_a_model_without_a_head(command, headless):
     auto = command("run", headless, *PROMPT, "-n", 10)
     assert auto[0] == 0
-    assert auto[2].splitlines()[0].endswith("has no drafter: decoding without drafts")
+    said = "has no head and no draft model: lookup drafts, which copies from earlier in the text"
+    assert auto[2].splitlines()[0].endswith(said)
     assert auto[1] == command("run", headless, *PROMPT, "-n", 10, "--draft", 0)[1]
     compared = command("run", headless, *PROMPT, "-n", 10, "--compare")
     assert compared[:2] == auto[:2]
-    assert "the texts are equal; nothing was drafted" in compared[2]
-    code, out, err = command("run", headless, *PROMPT, "-n", 10, "--draft", 3)
+    assert "the texts are equal" in compared[2]
+    repeats = ("-p", "a, b = b, a\nc, d = d, c\na, b = ", "--temp", 0, "-n", 40)
+    code, out, err = command("run", headless, *repeats, "--draft", 3)
+    assert (code, out) == (0, command("run", headless, *repeats, "--draft", 0)[1])
+    assert re.search(r"[1-9]\d* of \d+ drafts by lookup", err)
+    assert "lookup drafts" not in command("run", headless, *repeats, "--drafter", "lookup")[2]
+    code, out, err = command("run", headless, *PROMPT, "-n", 10, "--draft-tree", "3,2,4")
     assert (code, out) == (1, "")
-    assert "fix: --draft auto decodes without drafts; --mtp-path FILE" in err
-    assert "Traceback" not in err
-    code, _, err = command("run", headless, *PROMPT, "-n", 10, "--draft-tree", "3,2,4")
-    assert code == 1
-    assert "got --draft-tree" in err
+    assert "only a drafter that drafts token by token can grow trees" in err
+    code, _, err = command("run", headless, *PROMPT, "-n", 10, "--drafter", "glm_nextn")
+    assert (code, "or take lookup, which every model has" in err) == (1, True)
 
 
 @pytest.mark.parametrize("option", ["--mtp-path", "-md", "--draft-model"])
