@@ -113,12 +113,14 @@ def execute(options: argparse.Namespace) -> int:
                 after_each,
             )
         result = collect(describe_settings(session, arms["plain"]()), texts, costs, session.draft)
-        result["synthetic_length"] = options.synthetic_length
+        result |= {"synthetic_length": options.synthetic_length, "predict": options.predict}
         if result["settings"]["backend"] == "cpu":
             result["fetch"] = collect_fetches()
         if controller is not None:
             result["auto"] |= controller.describe()
-    print(json.dumps(result) if options.json else harmless(describe(result)))
+    print(
+        json.dumps(result) if options.json else harmless(describe(result, verbose=options.verbose))
+    )
     return 0
 
 

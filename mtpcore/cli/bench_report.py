@@ -154,8 +154,12 @@ def _verdict(result: dict[str, Any], draft: int) -> str:
     return said
 
 
-def describe(result: dict[str, Any]) -> str:
-    """Return what was found, for people."""
+def describe(result: dict[str, Any], *, verbose: bool = False) -> str:
+    """Return what was found, for people: a table and a verdict.
+
+    ``verbose`` adds what passes and drafts cost, what ``auto`` made of it, and how weights were
+    prefetched.
+    """
     settings = result["settings"]
     drafter = f"{name_drafter(settings)}, draft {result['draft']}"
     drafter += " and auto" if "auto" in result else ""
@@ -167,7 +171,65 @@ def describe(result: dict[str, Any]) -> str:
     ]
     if result.get("synthetic_length") is not None and result["draft"]:
         lines.append(f"acceptance is simulated: {result['synthetic_length']:g} tokens a pass")
-    lines += ["", *_texts(result), "", *_costs(result["costs"])]
+    lines += ["", *_table(result), ""]
+    if result["draft"]:
+        different = [text["name"] for text in result["texts"] if not text["equal"]]
+        lines.append(
+            f"TEXTS DIFFER with drafts: {', '.join(different)}"
+            if different
+            else "texts equal with drafts and without"
+        )
+    if verbose:
+        lines += [*_details(result), ""]
+    return "\n".join([*lines, f"verdict: {result['verdict']}"])
+
+
+def _table(result: dict[str, Any]) -> list[str]:
+    """Return the speeds, tests named as in llama.cpp: pp for a prompt, tg for a text."""
+    costs = result["costs"]
+    depth, prefill = costs["depth"], costs["prefill"]
+    speeds = [depth / prefill[name] for name in ("median", "high", "low")]
+    rows = [("test", "tokens/s", "speed-up", "accepted"), (f"pp{depth}", _range(speeds), "", "")]
+    for text in result["texts"]:
+        for arm, speed in text["tokens_per_second"].items():
+            name = f"tg{result['predict']} {text['name']}"
+            name += {"plain": "", "drafted": f", draft {result['draft']}", "auto": ", auto"}[arm]
+            ratio = text["auto_speedup"] if arm == "auto" else text["speedup"]
+            rows.append(
+                (
+                    name,
+                    _range([speed["median"], speed["low"], speed["high"]]),
+                    "" if arm == "plain" else f"{ratio:.2f} x",
+                    f"{text['acceptance']:.2f}" if arm == "drafted" else "",
+                )
+            )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        f"| {row[0]:{widths[0]}} | "
+        + " | ".join(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
+        + " |"
+        for row in rows
+    ]
+    rule = f"| {'-' * widths[0]} | " + " | ".join("-" * (width - 1) + ":" for width in widths[1:])
+    return [lines[0], f"{rule} |", *lines[1:]]
+
+
+def _range(speeds: Sequence[float]) -> str:
+    return "{:,.1f} ({:,.1f} .. {:,.1f})".format(*speeds)
+
+
+def _details(result: dict[str, Any]) -> list[str]:
+    lines = [""]
+    for text in result["texts"]:
+        if "drafted" in text["tokens_per_second"]:
+            rates = " ".join(f"{rate:.2f}" for rate in text["acceptance_per_position"])
+            line = f"{text['name']:8} acceptance rate {text['acceptance']:.2f}, by position {rates}"
+            if text["proposed"] < 1:
+                line += f", drafts in {text['proposed']:.2f} of passes"
+            if text["auto_lengths"]:
+                line += f"; with auto passes by drafts {_spell(text)}"
+            lines.append(line)
+    lines += ["", *_costs(result["costs"])]
     if "predicted" in result:
         lengths = ", ".join(
             f"{prediction['draft']}: {prediction['speedup']:.2f}"
@@ -178,27 +240,6 @@ def describe(result: dict[str, Any]) -> str:
         lines += _auto(result["auto"])
     if "fetch" in result:
         lines += _fetches(result["fetch"])
-    return "\n".join([*lines, f"verdict: {result['verdict']}"])
-
-
-def _texts(result: dict[str, Any]) -> list[str]:
-    lines = []
-    for text in result["texts"]:
-        for arm, speed in text["tokens_per_second"].items():
-            line = (
-                f"{text['name']:8} {arm:8} {speed['median']:8.1f} tokens/s "
-                f"({speed['low']:.1f} .. {speed['high']:.1f})"
-            )
-            if arm == "auto":
-                line += f"  {text['auto_speedup']:.2f} x, passes by drafts {_spell(text)}"
-            elif arm == "drafted":
-                rates = " ".join(f"{rate:.2f}" for rate in text["acceptance_per_position"])
-                line += f"  {text['speedup']:.2f} x, acceptance rate {text['acceptance']:.2f}"
-                line += f", by position {rates}"
-                if text["proposed"] < 1:
-                    line += f", drafts in {text['proposed']:.2f} of passes"
-                line += ", texts equal" if text["equal"] else ", TEXTS DIFFER"
-            lines.append(line)
     return lines
 
 

@@ -157,7 +157,7 @@ FOREIGN: dict[str, Foreign] = _named(
         ),
         ("--draft-min --draft-n-min --spec-draft-n-min", _does_nothing("X", _DRAFTS)),
         ("--spec-draft-p-split --draft-p-split", _does_nothing("X", _DRAFTS)),
-        ("--mtp --dflash --eagle3", _does_nothing("", "a drafter beside the model is found")),
+        ("--mtp", _does_nothing("", "a drafter beside the model is found")),
         (
             "-lcs --lookup-cache-static -lcd --lookup-cache-dynamic",
             _does_nothing("X", "--drafter lookup needs no file"),
@@ -168,7 +168,9 @@ FOREIGN: dict[str, Foreign] = _named(
         ("-mu --model-url -dr --docker-repo", _refused("X", _DOWNLOAD)),
         (
             "--lora --lora-scaled",
-            _refused("X", "merge the adapter into a model file first, as llama-export-lora does"),
+            _refused(
+                "X", "merge the adapter into a model file first, as export-lora of llama.cpp does"
+            ),
         ),
         ("--control-vector --control-vector-scaled", _refused("X", "not available")),
         ("--grammar --grammar-file", _refused("X", _GRAMMAR)),

@@ -21,7 +21,7 @@ EXAMPLES = f"""examples:
   mtpcore plugins -v
   mtpcore plugins --json | jq '.plugins[].drafters[].name'
   {SWITCH}= mtpcore run demo -p "import"       without third-party plugins
-  {SWITCH}=medusa mtpcore run demo -p "import"    with this one alone
+  {SWITCH}=lookup mtpcore run demo -p "import"    with this one alone
 """
 
 

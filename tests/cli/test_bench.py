@@ -48,7 +48,7 @@ def test_a_tree_is_predicted_by_what_verifying_it_costs():
 
 
 def test_a_tree_is_measured_and_named(command, glm):
-    code, out, _ = command("bench", glm, "--draft-tree", "2,3,5", "-p", "def f(x):", *QUICK)
+    code, out, _ = command("bench", glm, "--draft-tree", "2,3,5", "-p", "def f(x):", *QUICK, "-v")
     assert code == 0
     assert "glm_nextn, tree 2,3,5, draft 2" in out
     assert "verify tree 2" in out
@@ -120,13 +120,20 @@ def test_measurements_take_turns_and_warm_up():
 def test_everything_is_there_for_people(command, glm):
     code, out, err = command("bench", glm, *QUICK, "--draft", 2)
     assert (code, err) == (0, "")
-    for said in ("code     plain", "story    drafted", "extract ", "texts equal", "prefill 256"):
-        assert said in out
-    assert "DIFFER" not in out
-    for n in ROWS:
-        assert f"verify {n} " in out
-    assert "draft 2 " in out
+    table = [line.split("|")[1:-1] for line in out.splitlines() if line.startswith("|")]
+    assert [row[0].strip() for row in table] == [
+        "test", "-" * 21, "pp256", "tg12 code", "tg12 code, draft 2", "tg12 story",
+        "tg12 story, draft 2", "tg12 extract", "tg12 extract, draft 2",
+    ]  # fmt: skip
+    for row, rated in zip(table[2:], [False, False, *[True, False] * 3], strict=False):
+        assert re.fullmatch(r" +[\d,]+\.\d \([\d,]+\.\d \.\. [\d,]+\.\d\) ", row[1])
+        assert bool(row[2].strip()) == bool(row[3].strip()) == rated
+    assert "texts equal" in out
+    assert not re.search("DIFFER|verify 1|prefetch", out)
     assert out.splitlines()[-1].startswith("verdict: drafting 2 is ")
+    out = command("bench", glm, *QUICK, "--draft", 2, "-v")[1]
+    for said in ("prefill 256", "draft 2 ", *(f"verify {n} " for n in ROWS)):
+        assert said in out
 
 
 def test_everything_is_there_for_programs(command, glm):
@@ -155,7 +162,7 @@ def measured():
 
 
 def test_how_weights_were_prefetched_and_from_which_speeds(command, headless, measured):
-    out = command("bench", headless, "-p", "x", *QUICK)[1]
+    out = command("bench", headless, "-p", "x", *QUICK, "-v")[1]
     assert "prefetch Q6_K, rows 2-4     none     (GB/s: lines 24.0, lines-l2 30.0, pages" in out
     found = json.loads(command("bench", headless, "-p", "x", *QUICK, "--json")[1])
     speeds = {"lines": 24.0, "lines-l2": 30.0, "pages": 22.5, "none": 31.25}
@@ -166,7 +173,7 @@ def test_how_weights_were_prefetched_and_from_which_speeds(command, headless, me
         ],
     }
     _cpu.use_fetch("pages")
-    out = command("bench", headless, "-p", "x", *QUICK)[1]
+    out = command("bench", headless, "-p", "x", *QUICK, "-v")[1]
     assert "prefetch pages, as MTPCORE_FETCH says" in out
 
 
@@ -177,7 +184,7 @@ def test_the_acceptance_rate_is_that_of_run(command, glm):
     stats = json.loads(command("run", *words, "--ignore-eos", "--json")[1])["stats"]
     for name in ("acceptance", "acceptance_per_position"):
         assert found[name] == found["texts"][0][name] == stats[name]
-    out = command("bench", *words, "-r", 1)[1]
+    out = command("bench", *words, "-r", 1, "-v")[1]
     assert f"acceptance rate {stats['acceptance']:.2f}, by position " in out
 
 
@@ -211,9 +218,9 @@ def test_simulated_acceptance_of_a_tree(command, glm):
 def test_auto_is_compared_with_the_drafters_default_length(command, glm, tree):
     """Its picks, its prices and its reasons, for people and for programs."""
     arguments = ("bench", glm, "-p", "def f(x):", "-n", 60, "-r", 1, *tree)
-    code, out, _ = command(*arguments)
+    code, out, _ = command(*arguments, "-v")
     assert code == 0
-    for said in ("draft 3 and auto", "prompt   auto", "auto priced rounds by rows (ms)  1: "):
+    for said in ("draft 3 and auto", "tg60 prompt, auto", "auto priced rounds by rows (ms)  1: "):
         assert said in out
     assert re.search(r"passes by drafts (\d: \d+ ?)+\n", out)
     assert re.search(r"auto, round \d+: (off|drafting \d): .* costs \d", out)
@@ -233,11 +240,14 @@ def test_auto_is_compared_with_the_drafters_default_length(command, glm, tree):
 
 
 def test_a_model_without_a_head(command, headless):
-    code, out, err = command("bench", headless, *QUICK, "-p", "x", "--synthetic-length", 2)
-    assert code == 0
-    assert "decoding without drafts" in err
-    assert "no drafter whose drafts" in err
-    assert "drafted" not in out
-    assert "simulated" not in out
+    """Lookup drafts there; nothing does where nothing is asked for."""
+    code, out, err = command("bench", headless, *QUICK, "-p", "x")
+    assert (code, "lookup drafts" in err) == (0, True)
+    assert "drafter lookup, draft 2 and auto" in out
+    asked = ("--draft", 0, "--synthetic-length", 2)
+    code, out, err = command("bench", headless, *QUICK, "-p", "x", *asked, "-v")
+    assert (code, "no drafter whose drafts" in err) == (0, True)
+    for said in (", draft", "simulated", "texts equal"):
+        assert said not in out
     assert "verify 8 " in out
     assert "nothing to compare" in out
