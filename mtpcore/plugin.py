@@ -73,6 +73,7 @@ from mtpcore.models.nextn import (
 from mtpcore.models.published import (
     ATTENTION,
     BIASES,
+    CONSTANTS,
     DECODER,
     EXPERT_KEYS,
     EXPERTS,
@@ -91,6 +92,7 @@ from mtpcore.models.published import (
     on_layers,
     optional,
     separate,
+    switched_window,
 )
 from mtpcore.models.rope import Rope, interleaved_axes
 from mtpcore.models.rope_conversion import (
@@ -106,6 +108,7 @@ __all__ = [
     "BIASES",
     "Block",
     "Checkpoint",
+    "CONSTANTS",
     "CodebookHparams",
     "Codebooks",
     "Companion",
@@ -202,6 +205,7 @@ __all__ = [
     "scaling_type",
     "separate",
     "swiglu",
+    "switched_window",
     "trunk_outputs",
     "windowed_blocks",
     "apply_rope",

@@ -37,6 +37,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="HF_DIR",
         help="for a draft model: the folder of its target, whose tokenizer is used",
     )
+    group.add_argument(
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="take a setting of config.json as null; repeatable: for what you know to change "
+        "nothing where a conversion is refused",
+    )
     add_type_options(parser, "f16")
     add_mtp_option(group)
 
@@ -52,6 +60,7 @@ def execute(options: argparse.Namespace) -> int:
             mtp_type=options.mtp_type,
             mtp=options.mtp,
             target=options.target,
+            ignore=options.ignore,
             report=report,
         )
     note_left_out(left_out, options.verbose)

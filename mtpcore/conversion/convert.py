@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from os import PathLike
 from pathlib import Path
@@ -31,6 +31,7 @@ from mtpcore.conversion.plan import Plan, PlannedTensor, make_plan
 from mtpcore.conversion.published import PublishedTensor, check_folder, convert_json, read_tensors
 from mtpcore.conversion.tokenizer import tokenizer_metadata, with_control_tokens
 from mtpcore.conversion.types import OutType, TypeChoice
+from mtpcore.conversion.unread import refuse_unread
 from mtpcore.conversion.values import check_scales, read_values
 from mtpcore.declarations.checkpoint import Config
 from mtpcore.discovery.companions import companion_path
@@ -57,6 +58,7 @@ def convert(
     mtp_type: OutType | None = None,
     mtp: MTP = "keep",
     target: str | PathLike[str] | None = None,
+    ignore: Collection[str] = (),
     plugins: Registry | None = None,
     report: Report | None = None,
 ) -> dict[str, str]:
@@ -83,6 +85,9 @@ def convert(
     target : path, optional
         Folder of the target's checkpoint, for a drafter with a file of its own: its tokenizer is
         taken, and what the drafter's configuration does not say.
+    ignore : collection of str
+        Settings in ``config.json`` that are taken as null, by name or path: what the caller knows
+        to change nothing, where the conversion would refuse it.
     plugins : Registry, optional
         The plugins to ask; default: all that are installed.
     report : callable, optional
@@ -96,8 +101,9 @@ def convert(
     Raises
     ------
     ModelFileError
-        An architecture that no plugin declares, missing or unknown tensors (all are named), a
-        tensor of the wrong shape, a malformed file. No file is left behind.
+        An architecture that no plugin declares, settings that the file would not hold, missing or
+        unknown tensors (all are named), a tensor of the wrong shape, a malformed file. No file is
+        left behind.
     PluginError
         As ``registry``.
     """
@@ -106,7 +112,7 @@ def convert(
     known = registry() if plugins is None else plugins
     for given in (folder, *([target] if target else [])):
         check_folder(given)
-    values = read_config(folder)
+    values = read_config(folder, ignore)
     inner = further_folders(values, folder, known)
     _refuse_own_file(path, folder, target, *(folder / name for name in inner))
     published = _read_all(folder, values, inner)
@@ -151,6 +157,7 @@ def convert(
     merged = {**general, **tokens, **metadata}
     model = StreamedFile(path, family.architecture, merged, streamed[False])
     companion = _companion(family, config, path, general, streamed[True])
+    refuse_unread(family.tables, config)
     write_checked(model, companion, known, report)
     if family.main.note:
         log.warning("%s: %s", path, family.main.note)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,48 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     min_types: tuple[tuple[str, str], ...]
     companion: Companion | None = None
 
+    @property
+    def tables(self) -> list[Checkpoint]:
+        """All tables by which the checkpoint is converted."""
+        return [t for t in (self.main, self.main.companion, self.heads) if t is not None]
 
-def read_config(folder: Path) -> Mapping[str, Any]:
-    """Return the whole ``config.json`` of a checkpoint."""
-    return read_json(folder / "config.json")
+
+def read_config(folder: Path, ignored: Collection[str] = ()) -> Mapping[str, Any]:
+    """Return the whole ``config.json`` of a checkpoint; settings to be ignored are null.
+
+    Parameters
+    ----------
+    folder : Path
+    ignored : collection of str
+        Names of settings, or paths to them. A name is one wherever it stands.
+
+    Raises
+    ------
+    ModelFileError
+        The file cannot be read, or has no such setting.
+    """
+    path, found = folder / "config.json", set[str]()
+
+    def without(values: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+        kept: dict[str, Any] = {}
+        for name, value in values.items():
+            if meant := {one for one in ignored if f"{at}{name}" == one or name == one}:
+                found.update(meant)
+                kept[name] = None
+            else:
+                inner = isinstance(value, dict)
+                kept[name] = without(value, f"{at}{name}.") if inner else value
+        return kept
+
+    values = without(read_json(path))
+    if lacking := [one for one in ignored if one not in found]:
+        raise ModelFileError(
+            "no setting of this name is to be ignored",
+            where=str(path),
+            got=", ".join(lacking),
+            fix="spell it as the file does, or leave it out",
+        )
+    return values
 
 
 def find_family(
@@ -226,18 +264,18 @@ def open_config(
     checkpoint: Checkpoint, values: Mapping[str, Any], folder: Path, **fields: Any
 ) -> Config:
     """Return the configuration as a table's functions read it."""
-    merged = dict(values)
+    merged, read = dict(values), set[str]()
     for name in checkpoint.nested:
         inner = Config(values).get(name)
         if isinstance(inner, Mapping):
             merged.update({k: v for k, v in inner.items() if merged.get(k) is None})
     file = str(folder / "config.json")
     if checkpoint.completed is not None:
-        complete, given = checkpoint.completed, Config(merged, file)
+        complete, given = checkpoint.completed, Config(merged, file, read=read)
         what = "the configuration cannot be completed"
         more = ask(lambda: {**complete(given)}, what=what, where=file)
         merged = more | {name: value for name, value in merged.items() if value is not None}
-    return Config(merged, file, layers=checkpoint.layers, **fields)
+    return Config(merged, file, layers=checkpoint.layers, read=read, **fields)
 
 
 def canonical_names(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, str]:

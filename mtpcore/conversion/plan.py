@@ -127,7 +127,8 @@ def make_plan(
     for wish in _wishes_of(family, config, n_experts):
         lacking = [name for name in wish.names if name not in tensors]
         unknown.difference_update(wish.names)
-        if len(lacking) == len(wish.names) and _optional(wish.rename, config):
+        may_lack = _optional(wish.rename, config)  # always asked: settings are accounted for
+        if len(lacking) == len(wish.names) and may_lack:
             continue
         if reason := left_out_of(mtp, wish.n, wish.in_head):
             left_out.update({name: reason for name in wish.names if name in tensors})

@@ -13,6 +13,12 @@ import numpy as np
 from gguf import GGUFWriter, SpecialVocab
 from tokenizers import models
 
+from mtpcore.conversion.around import (
+    check_around,
+    check_settings,
+    named_special,
+    say_template,
+)
 from mtpcore.conversion.generation import generation_metadata
 from mtpcore.conversion.published import (
     NO_FILE_HOLDS_IT,
@@ -43,12 +49,21 @@ _KEY = "tokenizer.ggml."
 _KINDS = {"unknown": "unk", "padding": "pad"}
 # Some checkpoints do not mark their control tokens as special.
 _LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<\uff5c.*\uff5c>|<pad>|<mask>", re.DOTALL)
+# What matches is a word of its own; where all text matches, what does not may as well be removed.
+_ISOLATING = (("Isolated", False), ("Removed", True))
 _SPACE_BYTE = "\u0120"  # spells a space in byte-level vocabularies
 
 
-class _Pairs(msgspec.Struct):
-    """Byte-pair encoding: ``model`` in that file."""
+class _Pairs(msgspec.Struct, forbid_unknown_fields=True):
+    """Byte-pair encoding: ``model`` in that file.
 
+    Every byte has a token in vocabularies that model files hold, so none is unknown, and whether
+    unknown characters are fused makes no difference.
+    """
+
+    type: str | None = None
+    dropout: float | None = None
+    fuse_unk: bool | None = False
     vocab: dict[str, TokenId] | None = None
     merges: list[str | tuple[str, str]] | None = None
     byte_fallback: bool | None = False
@@ -80,6 +95,7 @@ def tokenizer_metadata(
     if not os.path.lexists(path):
         if os.path.lexists(pieces_path):
             check_small_files(folder)
+            check_settings(folder)
             unigram = unigram_of_sentencepiece(pieces_path)
             return _with_special(unigram, folder, pieces_path, n_vocab, special_tokens)
         if not os.path.lexists(folder / VOCABULARY):
@@ -91,13 +107,15 @@ def tokenizer_metadata(
             )
         path = folder / VOCABULARY
     check_small_files(folder)
+    check_settings(folder)
     source = (
         read_vocabulary_files(folder) if path.name == VOCABULARY else read_json(path, TokenizerFile)
     )
     kind = (source.model or {}).get("type")
     if kind == "Unigram":
+        check_around(source, path)
         unigram = unigram_of_json(source, path)
-        return _with_special(unigram, folder, path, n_vocab, special_tokens)
+        return _with_special(unigram, folder, path, n_vocab, special_tokens, source)
     if kind != "BPE":
         raise tokenizer_error(
             path,
@@ -112,8 +130,21 @@ def tokenizer_metadata(
         raise tokenizer_error(
             path, "parts of words have an affix", "none", repr(affix)[:80], NO_FILE_HOLDS_IT
         )
+    if model.dropout:
+        raise tokenizer_error(
+            path,
+            "merges are left out at random (dropout)",
+            "none: set it to null, as for anything but training",
+            model.dropout,
+            "write null in its place",
+        )
+    check_around(source, path)
     texts, added = _texts(source, model, path)
+    named = named_special(folder)
+    added = {token: special or texts[token] in named for token, special in added.items()}
     pieces = bool(model.byte_fallback)
+    if pieces:
+        _check_cut(source, path)
     _check_normalizer(source.normalizer or Step(normalizers=[]), pieces, path)
     n_tokens = n_vocab if n_vocab is not None else max(texts) + 1
     if max(texts) >= n_tokens:
@@ -134,6 +165,7 @@ def tokenizer_metadata(
         metadata[f"{_KEY}add_space_prefix"] = _adds_space(source)
     ids = {text: token for token, text in texts.items()}
     _name_special(special, special_tokens, ids)
+    say_template(source, ids, special.special_token_ids, path)
     if not pieces:
         special.merges = _spell(pairs or _split(special.merges, model, path), path)
     end = special.special_token_ids.get("eos")
@@ -170,6 +202,7 @@ def _with_special(
     path: Path,
     n_vocab: int | None,
     special_tokens: Iterable[tuple[str, str]],
+    source: TokenizerFile | None = None,
 ) -> dict[str, Value]:
     """Return the metadata of a unigram vocabulary, special ids and chat template included."""
     metadata = unigram_metadata(unigram, n_vocab, path)
@@ -177,6 +210,8 @@ def _with_special(
     special = _find_special(folder, path, n_tokens, load_merges=False)
     ids = {text: token for token, text in enumerate(unigram.texts)}
     _name_special(special, special_tokens, ids)
+    if source is not None:
+        say_template(source, ids, special.special_token_ids, path)
     end = special.special_token_ids.get("eos")
     return metadata | _stored(special, path) | generation_metadata(folder, n_tokens, end)
 
@@ -257,6 +292,14 @@ def _pretokenizer(source: TokenizerFile, model: _Pairs, special: SpecialVocab, p
     for part in parts:
         kind = part.type
         if kind == "Split" and part.pattern is not None and part.pattern.regex is not None:
+            if (part.behavior, bool(part.invert)) not in _ISOLATING:
+                raise tokenizer_error(
+                    path,
+                    "words are cut out otherwise than as they match",
+                    "Isolated",
+                    f"{part.behavior!r:.40}, inverted: {bool(part.invert)}",
+                    NO_FILE_HOLDS_IT,
+                )
             patterns.append(part.pattern.regex)
         elif kind == "Digits":
             patterns.append(r"\p{N}" if part.individual_digits else r"\p{N}+")
@@ -327,6 +370,20 @@ def _count_unmade(source: TokenizerFile, model: _Pairs, path: Path) -> int:
     return sum(len(merged.tokenize(text)) != 1 for text in vocab if text not in added)
 
 
+def _check_cut(source: TokenizerFile, path: Path) -> None:
+    """Refuse what cuts pieces otherwise than at spaces: a model file cannot say it."""
+    for step in (source.pre_tokenizer or Step(pretokenizers=[])).parts:
+        at_spaces = step.type == "Split" and step.pattern is not None and step.pattern.text == " "
+        if not at_spaces and (step.type, step.replacement) != ("Metaspace", SPACE):
+            raise tokenizer_error(
+                path,
+                "an unknown step of its pre-tokenizer",
+                f"Metaspace, spaces as {SPACE!r}",
+                f"{step.type!r:.40}",
+                NO_FILE_HOLDS_IT,
+            )
+
+
 def _split(
     merges: Sequence[str | tuple[str, str]], model: _Pairs, path: Path
 ) -> list[tuple[str, str]]:
@@ -368,7 +425,12 @@ def _adds_space(source: TokenizerFile) -> bool:
     if any(step.type == "Prepend" and step.prepend == SPACE for step in steps):
         return True
     cut = source.pre_tokenizer
-    return cut is not None and cut.type == "Metaspace" and cut.prepend_scheme != "never"
+    return any(
+        step.type == "Metaspace"
+        and step.prepend_scheme != "never"
+        and step.add_prefix_space is not False
+        for step in (cut.parts if cut is not None else ())
+    )
 
 
 def _find_special(folder: Path, path: Path, n_tokens: int, *, load_merges: bool) -> SpecialVocab:

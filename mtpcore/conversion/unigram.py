@@ -14,7 +14,7 @@ from mtpcore.conversion.published import NO_FILE_HOLDS_IT, convert_json, tokeniz
 from mtpcore.conversion.sentencepiece import read_sentencepiece
 from mtpcore.conversion.tokenizer_json import Step, TokenizerFile
 from mtpcore.gguf.header import Value
-from mtpcore.gguf.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from mtpcore.gguf.vocabulary import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED
 
 __all__ = ["Unigram", "unigram_metadata", "unigram_of_json", "unigram_of_sentencepiece"]
 
@@ -34,9 +34,10 @@ class Unigram(msgspec.Struct, frozen=True):
     joins_spaces: bool
 
 
-class _Model(msgspec.Struct):
+class _Model(msgspec.Struct, forbid_unknown_fields=True):
     """``model`` in ``tokenizer.json``."""
 
+    type: str | None = None
     vocab: list[tuple[str, float]] | None = None
     unk_id: int | None = None
     byte_fallback: bool | None = False
@@ -131,7 +132,7 @@ def _cut(step: Step | None, path: Path) -> tuple[bool, bool]:
     for part in step.parts if step is not None else ():
         if part.type == "WhitespaceSplit":
             splits = True
-        elif part.type == "Metaspace":
+        elif part.type == "Metaspace" and part.replacement == SPACE:
             adds_space = part.prepend_scheme != "never" and part.add_prefix_space is not False
         else:
             raise tokenizer_error(

@@ -55,6 +55,10 @@ class Config:
         The target's, for a drafter in a file of its own.
     layers : str
         The path that says how many layers there are.
+    at : str
+        With what the paths of these values begin, where they are an object of another's.
+    read : set of str
+        Paths that were read, from the outermost configuration on; with ``.*`` objects as a whole.
     """
 
     def __init__(
@@ -66,10 +70,13 @@ class Config:
         n_own_heads: int = 0,
         target: Config | None = None,
         layers: str = "num_hidden_layers",
+        at: str = "",
+        read: set[str] | None = None,
     ) -> None:
         self.values, self.file = values, file
         self.n_drafter_blocks, self.n_own_heads = n_drafter_blocks, n_own_heads
         self.target, self.layers = target, layers
+        self.at, self.read = at, set() if read is None else read
 
     @property
     def n_layers(self) -> int:
@@ -105,18 +112,46 @@ class Config:
     def get(self, *paths: str, default: Any = None, type: Any = Any) -> Any:
         """Return the value at the first of ``paths`` that is there, else ``default``.
 
+        Others of ``paths`` that say the same count as read, too. An object counts as a whole only
+        where ``type`` says what is in it; its values are to be read one by one.
+
         Raises
         ------
         ModelFileError
             It is of another type.
         """
-        for path in paths:
-            value: Any = self.values
-            for name in path.split("."):
-                value = value.get(name) if isinstance(value, Mapping) else None
-            if value is not None:
-                return self._convert(path, value, type)
-        return default
+        found = {path: value for path in paths if (value := self._find(path)) is not None}
+        if not found:
+            return default
+        first, value = next(iter(found.items()))
+        whole = isinstance(value, Mapping) and type not in (Any, dict)
+        same = (path for path, other in found.items() if other == value)
+        self.read.update(f"{self.at}{path}{'.*' * whole}" for path in same)
+        return self._convert(first, value, type)
+
+    def within(self, path: str) -> Config:
+        """Return an object in the configuration as a configuration of its own.
+
+        Raises
+        ------
+        ModelFileError
+            It is missing, or no object.
+        """
+        values = self.require(path, dict)
+        file = f"{self.file}: {path}"
+        return Config(values, file, at=f"{self.at}{path}.", read=self.read)
+
+    def has_read(self, path: str) -> bool:
+        """Say whether the value at a path was read, alone or with an object around it."""
+        parts = path.split(".")
+        around = (".".join(parts[:n]) for n in range(1, len(parts)))
+        return path in self.read or any(f"{one}.*" in self.read for one in around)
+
+    def _find(self, path: str) -> Any:
+        value: Any = self.values
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value
 
     def _convert(self, path: str, value: Any, type: Any) -> Any:
         try:
@@ -262,6 +297,13 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     nested : tuple of str
         Objects in the configuration whose values are read as the configuration's own, where that
         lacks them.
+    constants : tuple of (str, tuple)
+        Paths of settings that no model file holds, with the values that the graphs compute with;
+        others are refused. Settings that are left out have one of these.
+    harmless : tuple of (str, str)
+        Names or paths, with spaces in between, of settings that change nothing in a model file, and
+        the reason. What stands nowhere in a table, and is read by none of its functions, is
+        refused, unless it is null, false, zero or empty.
     special_tokens : tuple of (str, str) or callable
         Kind (``bos``, ``eos``, ``eot``, ``eom``, ``unknown``, ...) and text of tokens whose ids the
         family's files name, where the checkpoint itself does not say which they are; or
@@ -288,6 +330,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     counts: tuple[str, ...] = ()
     prefixes: tuple[tuple[str, str], ...] = ()
     nested: tuple[str, ...] = ()
+    constants: tuple[tuple[str, tuple[object, ...]], ...] = ()
+    harmless: tuple[tuple[str, str], ...] = ()
     special_tokens: Tokens | Callable[[Config], Tokens] = ()
     more_tokens: Callable[[Config], Iterable[str]] | None = None
     companion: Checkpoint | None = None

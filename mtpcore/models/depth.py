@@ -108,7 +108,7 @@ def depth_decoder(
 
 def depth_config(config: Config, path: str) -> Config:
     """Return the depth decoder's configuration, which stands at ``path``."""
-    return Config(config.require(path, dict), f"{config.file}: {path}")
+    return config.within(path)
 
 
 def in_depth(path: str, prefix: str, *tables: tuple[Rename, ...]) -> tuple[Rename, ...]:

@@ -22,6 +22,7 @@ from mtpcore.models.published import (
     SWIGLU,
     Metadata,
     block_renames,
+    switched_window,
 )
 from mtpcore.models.rope import Style
 from mtpcore.models.rope_conversion import FACTORED_ROPE_KEYS, long_context_factors
@@ -167,6 +168,7 @@ FUSED_MADE = (("rope_freqs.weight", long_context_factors),)
 FUSED_KEYS: Metadata = (
     *DECODER,
     *FACTORED_ROPE_KEYS,
+    ("{arch}.attention.sliding_window", switched_window),
     ("{arch}.vocab_size", "vocab_size"),
     ("{arch}.target_layers", _target_layers),
     ("{arch}.target_hidden_size", _target_width),

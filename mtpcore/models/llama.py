@@ -17,6 +17,7 @@ from mtpcore.models.blocks import (
 from mtpcore.models.decoder import decoder
 from mtpcore.models.hparams import Experts, Hparams
 from mtpcore.models.published import (
+    CONSTANTS,
     DECODER,
     INTERLEAVED_ATTENTION,
     INTERLEAVED_BIASES,
@@ -26,6 +27,7 @@ from mtpcore.models.published import (
     head_width,
     on_layers,
     optional,
+    without_window,
 )
 from mtpcore.models.rope import Style
 from mtpcore.models.rope_conversion import FACTORED_ROPE_KEYS, long_context_factors
@@ -66,6 +68,13 @@ def _sparse(config: Config) -> range:
     return range(config.n_layers if config.get("num_local_experts") else 0)
 
 
+def _window(config: Config) -> None:
+    """Refuse windows, as Mistral's of every layer; it has one where nothing is said of it."""
+    classes = config.get("architectures", type=list[str])
+    if "LlamaForCausalLM" not in classes:  # whose layers see all
+        without_window(4096 if "MistralForCausalLM" in classes else None)(config)
+
+
 def _lacks_attention_biases(config: Config) -> bool:
     return not config.get("attention_bias")
 
@@ -103,8 +112,10 @@ CHECKPOINT = Checkpoint(
     ),
     dropped=("model.layers.{n}.self_attn.rotary_emb.inv_freq",),
     made=(("rope_freqs.weight", long_context_factors),),
+    constants=CONSTANTS,
     metadata=(
         *DECODER,
+        ("{arch}.attention.sliding_window", _window),
         *FACTORED_ROPE_KEYS,
         ("{arch}.rope.dimension_count", head_width),
         ("{arch}.vocab_size", "vocab_size"),

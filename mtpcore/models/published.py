@@ -6,16 +6,19 @@ metadata are llama.cpp's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Literal
 
 import msgspec
 
 from mtpcore.boundary.sizes import Count
 from mtpcore.declarations.checkpoint import Array, Change, Config, Key, Rename, Shards, number
+from mtpcore.errors import ModelFileError
 
 __all__ = [
     "ATTENTION",
     "BIASES",
+    "CONSTANTS",
     "DECODER",
     "EXPERTS",
     "EXPERT_KEYS",
@@ -34,8 +37,12 @@ __all__ = [
     "on_layers",
     "optional",
     "separate",
+    "switched_window",
 ]
 
+_Kinds = list[Literal["full_attention", "sliding_attention"]]
+
+Constants = tuple[tuple[str, tuple[object, ...]], ...]
 Metadata = tuple[tuple[str, str | Key | Callable[[Config], object]], ...]
 
 
@@ -257,6 +264,14 @@ SPEAKER_TOKENS: tuple[tuple[str, str], ...] = (
 """Special tokens of a vocabulary (GLM's) in which the next speaker's token ends a turn."""
 
 
+CONSTANTS: Constants = (
+    ("hidden_act", ("silu", "swish")),
+    ("rope_parameters.truncate", (True,)),
+    ("rope_scaling.truncate", (True,)),
+)
+"""What no model file says: the activation of SwiGLU, and that YaRN's ramp is rounded to pairs."""
+
+
 def head_width(config: Config) -> int:
     """Return the width of an attention head."""
     width = config.get("head_dim", type=Count)
@@ -272,6 +287,66 @@ def _stated_head_width(config: Config) -> int | None:
     width, n_heads = sizes
     given: int | None = config.get("head_dim", type=Count)
     return head_width(config) if given is None and width % n_heads else given
+
+
+def without_window(default: int | None = None) -> Callable[[Config], None]:
+    """Return a source of metadata that writes nothing, and refuses sliding windows.
+
+    For trunks that attend to all positions, as in llama.cpp. A window that is longer than the
+    context is none.
+
+    Parameters
+    ----------
+    default : int or None
+        The window where the configuration does not speak of one, not even to say null.
+
+    Raises
+    ------
+    ModelFileError
+        By the source: a layer has a window.
+    """
+
+    def read(config: Config) -> None:
+        said = "sliding_window" in config.values
+        window = config.get("sliding_window", type=Count) if said else default
+        layers = _windowed_layers(config)
+        if (
+            layers
+            and window is not None
+            and window < config.require("max_position_embeddings", int)
+        ):
+            raise ModelFileError(
+                f"{len(layers)} layers have a sliding window, and the file would not hold it: the "
+                "model would see all positions",
+                where=f"{config.file}: sliding_window",
+                got=window if said else f"none, which means {default}",
+                fix=f"for texts of up to {window} tokens it changes nothing: convert with --ignore "
+                "sliding_window"
+                if said
+                else "write null if the model has none",
+            )
+
+    return read
+
+
+def switched_window(config: Config) -> None:
+    """Refuse windows that ``use_sliding_window`` switches on, as Qwen's; else there are none."""
+    config.get("sliding_window", type=Count)
+    if config.get("use_sliding_window", type=bool):
+        without_window(4096)(config)
+    else:
+        _windowed_layers(config)
+
+
+def _windowed_layers(config: Config) -> Collection[int]:
+    """Return which layers have a window, of a configuration that has the length of one."""
+    kinds = config.get("layer_types", type=_Kinds)
+    first = config.get("max_window_layers", type=int)
+    if config.get("use_sliding_window", type=bool) is False:
+        return ()
+    if kinds is not None:
+        return [n for n, kind in enumerate(kinds) if kind == "sliding_attention"]
+    return range(first or 0, config.n_layers)
 
 
 DECODER: Metadata = (

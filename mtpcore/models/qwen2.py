@@ -10,10 +10,12 @@ from mtpcore.models.hparams import Hparams
 from mtpcore.models.published import (
     ATTENTION,
     BIASES,
+    CONSTANTS,
     DECODER,
     SWIGLU,
     TABLES,
     block_renames,
+    switched_window,
 )
 from mtpcore.models.rope_conversion import ROPE_KEYS
 
@@ -37,6 +39,11 @@ QWEN2 = ModelSpec(
             *SWIGLU,
             *block_renames({"post_attention_layernorm.weight": "ffn_norm.weight"}),
         ),
-        metadata=(*DECODER, *ROPE_KEYS),
+        constants=CONSTANTS,
+        metadata=(
+            *DECODER,
+            *ROPE_KEYS,
+            ("{arch}.attention.sliding_window", switched_window),
+        ),
     ),
 )

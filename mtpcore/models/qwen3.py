@@ -9,11 +9,13 @@ from mtpcore.models.decoder import dense_trunk
 from mtpcore.models.hparams import Hparams
 from mtpcore.models.published import (
     ATTENTION,
+    CONSTANTS,
     DECODER,
     HEAD_NORMS,
     SWIGLU,
     TABLES,
     block_renames,
+    switched_window,
 )
 from mtpcore.models.rope_conversion import ROPE_KEYS
 
@@ -43,6 +45,11 @@ QWEN3 = ModelSpec(
             *SWIGLU,
             *block_renames({"post_attention_layernorm.weight": "ffn_norm.weight"}),
         ),
-        metadata=(*DECODER, *ROPE_KEYS),
+        constants=CONSTANTS,
+        metadata=(
+            *DECODER,
+            *ROPE_KEYS,
+            ("{arch}.attention.sliding_window", switched_window),
+        ),
     ),
 )

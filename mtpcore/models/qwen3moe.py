@@ -16,6 +16,7 @@ from mtpcore.models.decoder import decoder
 from mtpcore.models.hparams import Experts, Hparams
 from mtpcore.models.published import (
     ATTENTION,
+    CONSTANTS,
     DECODER,
     EXPERTS,
     HEAD_NORMS,
@@ -23,6 +24,7 @@ from mtpcore.models.published import (
     TABLES,
     block_renames,
     on_layers,
+    switched_window,
 )
 from mtpcore.models.rope_conversion import ROPE_KEYS
 
@@ -94,9 +96,11 @@ QWEN3_MOE = ModelSpec(
             *on_layers(_sparse, EXPERTS),
             *on_layers(_dense, SWIGLU),
         ),
+        constants=CONSTANTS,
         metadata=(
             *DECODER,
             *ROPE_KEYS,
+            ("{arch}.attention.sliding_window", switched_window),
             ("{arch}.expert_count", _n_experts),
             ("{arch}.expert_used_count", "num_experts_per_tok"),
             ("{arch}.expert_feed_forward_length", "moe_intermediate_size"),

@@ -20,6 +20,17 @@ __all__ = ["FACTORED_ROPE_KEYS", "ROPE_KEYS", "long_context_factors", "scaling_t
 
 _Positions = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 _DESCRIBED = ("linear", "yarn")
+_OF_SCALING = (
+    "factor",
+    "original_max_position_embeddings",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "low_freq_factor",
+    "high_freq_factor",
+)
 _UNSCALED = (None, "default", "none", "mrope")  # the axes of an M-RoPE position agree in text
 
 
@@ -103,6 +114,10 @@ def scaling_type(
                     if kind == "dynamic"
                     else "take a checkpoint without it",
                 )
+        if all(kind in _UNSCALED for _, kind, _ in _kinds(config)):
+            for at, _ in _rotations(config):  # they do nothing
+                for name in _OF_SCALING:
+                    config.get(f"{at}.{name}")
         return _scaling_type(config)
 
     return read

@@ -516,3 +516,152 @@ def test_a_pattern_without_a_name(tmp_path):
 def test_no_tokenizer(tmp_path):
     with pytest.raises(ModelFileError, match=r"tokenizer\.json: no tokenizer"):
         tokenizer_metadata(tmp_path, 64)
+
+
+def said(folder, caplog, source, **config):
+    """Convert; return what was said of it."""
+    caplog.clear()
+    made = tokenizer_metadata(write(folder, source, **config), None)
+    return made, [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("lstrip", "take the spaces before them"),
+        ("rstrip", "take the spaces behind them"),
+        ("single_word", "between words alone"),
+        ("normalized", ""),
+    ],
+)
+def test_flags_of_added_tokens_are_said(tmp_path, caplog, flag, words):
+    """A model file has no place for them; llama.cpp knows them of some models by their name."""
+    source = tokenizer()
+    source["added_tokens"][0][flag] = True
+    _, lines = said(tmp_path, caplog, source)
+    assert len(lines) == bool(words)
+    assert all(words in line and line.endswith("'<|end|>'") for line in lines)
+
+
+SPECIAL_A, TEXT = {"SpecialToken": {"id": "a", "type_id": 0}}, {"Sequence": {"id": "A"}}
+END = {"SpecialToken": {"id": "<|end|>", "type_id": 0}}
+
+
+@pytest.mark.parametrize(
+    ("single", "adds", "lost"),
+    [
+        ([TEXT], (None, None), []),
+        ([SPECIAL_A, TEXT], (True, None), []),
+        ([TEXT, END], (None, True), []),
+        ([SPECIAL_A, TEXT, END], (True, True), []),
+        ([SPECIAL_A, END, TEXT], (True, None), ["before a text, but BOS alone"]),
+        ([END, TEXT], (False, None), ["before a text, but BOS alone"]),
+        ([TEXT, END, END], (None, True), ["behind a text, but EOS alone"]),
+    ],
+)
+@pytest.mark.parametrize("in_sequence", [True, False])
+def test_tokens_around_a_text(tmp_path, caplog, single, adds, lost, in_sequence):
+    processor = {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {}}
+    if in_sequence:
+        bytes_ = {"type": "ByteLevel", "trim_offsets": False}
+        processor = {"type": "Sequence", "processors": [bytes_, processor]}
+    source = tokenizer() | {"post_processor": processor}
+    source["added_tokens"].append({"id": 0, "content": "a", "special": True})
+    made, lines = said(tmp_path, caplog, source, bos_token="a", eos_token="<|end|>")
+    assert tuple(made.get(f"{KEY}add_{kind}_token") for kind in ("bos", "eos")) == adds
+    lines = [line for line in lines if "post_processor" in line]
+    assert len(lines) == len(lost)
+    assert all(words in line for words, line in zip(lost, lines, strict=True))
+
+
+def test_a_space_before_the_first_word_alone_is_said(tmp_path, caplog, pieces):
+    cut = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": False}
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    source = pieces | {"normalizer": spaces}
+    for scheme, adds, n_said in (("first", True, 1), ("always", True, 0), ("never", False, 0)):
+        cut["prepend_scheme"] = scheme
+        made, lines = said(tmp_path, caplog, source | {"pre_tokenizer": cut})
+        assert made[KEY + "add_space_prefix"] is adds
+        assert sum("prepend_scheme" in line for line in lines) == n_said
+    cut = {"type": "Metaspace", "replacement": "\u2581", "add_prefix_space": False}
+    made, _ = said(tmp_path, caplog, source | {"pre_tokenizer": cut})
+    assert made[KEY + "add_space_prefix"] is False
+
+
+def isolating(**changed):
+    source = tokenizer()
+    source["pre_tokenizer"]["pretokenizers"][0] |= changed
+    return source
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"post_processor": {"type": "BertProcessing", "sep": ["a", 0], "cls": ["b", 1]}},
+         "an unknown way to put tokens around a text"),
+        ({"decoder": {"type": "WordPiece", "prefix": "##"}}, "an unknown step of its decoder"),
+        ({"decoder": {"type": "Sequence", "decoders": [{"type": "ByteLevel"}, {"type": "CTC"}]}},
+         "an unknown step of its decoder"),
+        ({"model": {**tokenizer()["model"], "dropout": 0.1}}, "left out at random"),
+        ({"model": {**tokenizer()["model"], "new": 1}}, "unknown field `new`"),
+        ({"new": 1}, "unknown field `new`"),
+        ({"added_tokens": [{"id": 0, "content": "a", "new": 1}]}, "unknown field `new`"),
+        (isolating(behavior="MergedWithPrevious"), "otherwise than as they match"),
+        (isolating(behavior="Removed", invert=False), "otherwise than as they match"),
+        (isolating(invert=True), "otherwise than as they match"),
+    ],
+)  # fmt: skip
+def test_what_no_model_file_can_say_is_refused(tmp_path, changed, what):
+    with pytest.raises(ModelFileError, match=what):
+        tokenizer_metadata(write(tmp_path, tokenizer() | changed), None)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        isolating(behavior="Removed", invert=True),
+        isolating(behavior="Isolated", invert=False),
+        {"model": {**tokenizer()["model"], "dropout": None, "fuse_unk": True, "unk_token": "a"}},
+        {"decoder": {"type": "ByteLevel", "trim_offsets": True}, "version": "1.0"},
+        {"truncation": {"max_length": 8}, "padding": {"strategy": "BatchLongest"}},
+    ],
+)
+def test_what_makes_no_difference_passes(tmp_path, caplog, changed):
+    plain, _ = said(tmp_path, caplog, tokenizer())
+    made, lines = said(tmp_path, caplog, tokenizer() | changed)
+    assert made.keys() == plain.keys()
+    assert not lines
+
+
+@pytest.mark.parametrize("cut", [
+    {"type": "Whitespace"},
+    {"type": "Metaspace", "replacement": "_"},
+    {"type": "Split", "pattern": {"Regex": " "}},
+    {"type": "Sequence", "pretokenizers": [{"type": "Metaspace"}, {"type": "Digits"}]},
+])  # fmt: skip
+def test_pieces_are_cut_at_spaces_alone(tmp_path, pieces, cut):
+    with pytest.raises(ModelFileError, match="an unknown step of its pre-tokenizer"):
+        tokenizer_metadata(write(tmp_path, pieces | {"pre_tokenizer": cut}), None)
+    at_spaces = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious"}
+    assert tokenizer_metadata(write(tmp_path, pieces | {"pre_tokenizer": at_spaces}), None)
+
+
+def test_settings_call_tokens_special(tmp_path, caplog):
+    """Transformers takes their word where tokenizer.json says otherwise."""
+    source = tokenizer(4)
+    source["added_tokens"] += [
+        {"id": n, "content": text, "special": False} for n, text in ((4, "<a>"), (5, "<b>"))
+    ] + [{"id": 6, "content": "<c>", "special": False}]
+    made, lines = said(
+        tmp_path,
+        caplog,
+        source,
+        added_tokens_decoder={"4": {"content": "<a>", "special": True}},
+        additional_special_tokens=["<b>"],
+        model_max_length=100,
+        split_special_tokens=True,
+        do_lower_case=False,
+    )
+    assert made[KEY + "token_type"].tolist()[3:] == [CONTROL, CONTROL, CONTROL, USER]
+    (line,) = lines
+    assert line.endswith("a model file has no place for split_special_tokens = True")

@@ -6,6 +6,7 @@ import numpy as np
 
 from mtpcore.plugin import (
     ATTENTION,
+    CONSTANTS,
     DECODER,
     FACTORED_ROPE_KEYS,
     SWIGLU,
@@ -102,6 +103,13 @@ CHECKPOINT = Checkpoint(
         *depth_keys(DEPTH, DECODER, FACTORED_ROPE_KEYS),
     ),
     prefixes=(("backbone_model.", "model."),),
+    constants=(*CONSTANTS, *((f"{DEPTH}.{path}", taken) for path, taken in CONSTANTS)),
+    harmless=(
+        ("audio_eos_token_id codebook_pad_token_id", "of prompts, which the caller writes"),
+        ("tie_codebooks_embeddings", "a table that is another's copy: the tensors say it"),
+        ("codec_config", "of the codec, which is left out"),
+        (f"{DEPTH}.backbone_hidden_size {DEPTH}.num_codebooks", "the tensors say it"),
+    ),
 )
 
 
@@ -177,4 +185,6 @@ TORCHTUNE = Checkpoint(
     ),
     made=CHECKPOINT.made,
     metadata=CHECKPOINT.metadata,
+    constants=CHECKPOINT.constants,
+    harmless=CHECKPOINT.harmless,
 )

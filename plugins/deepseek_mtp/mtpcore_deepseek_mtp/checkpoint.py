@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from mtpcore.plugin import (
+    CONSTANTS,
     DECODER,
     EXPERT_KEYS,
     EXPERTS,
@@ -25,14 +26,34 @@ from mtpcore.plugin import (
 SOFTMAX, SIGMOID = 1, 2
 
 
+def n_dense(config: Config) -> int:
+    """Return how many layers have no experts, the first ones.
+
+    Configurations count them, or name the kind of each layer, as transformers 5 does.
+
+    Raises
+    ------
+    ValueError
+        Both are said and disagree, or dense layers follow one with experts.
+    """
+    kinds = config.get("mlp_layer_types", type=list[Literal["dense", "sparse"]])
+    if kinds is None:
+        return int(config.require("first_k_dense_replace", int))
+    n = kinds.count("dense")
+    told = config.get("first_k_dense_replace", default=n, type=int)
+    if kinds[:n] != ["dense"] * n or told != n or len(kinds) != config.n_layers:
+        raise ValueError(f"mlp_layer_types says other layers than the first {told} of them")
+    return n
+
+
 def dense(config: Config) -> range:
     """Return the first layers, which have no experts."""
-    return range(config["first_k_dense_replace"])
+    return range(n_dense(config))
 
 
 def sparse(config: Config) -> range:
     """Return the other layers of the trunk."""
-    return range(config["first_k_dense_replace"], config.n_layers)
+    return range(n_dense(config), config.n_layers)
 
 
 def halves_of_heads(values: Any, config: Config) -> tuple[Any, Any]:
@@ -143,6 +164,7 @@ OWN = (
     ("{arch}.attention.kv_lora_rank", "kv_lora_rank"),
     ("{arch}.rope.dimension_count", "qk_rope_head_dim"),
     ("{arch}.rope.scaling.yarn_log_multiplier", log_multiplier),
+    ("{arch}.leading_dense_block_count", n_dense),
     ("{arch}.expert_gating_func", gate),
     ("{arch}.vocab_size", "vocab_size"),
 )
@@ -162,6 +184,8 @@ TRUNK_CHECKPOINT = Checkpoint(
     dropped=("model.layers.{n}.self_attn.rotary_emb.inv_freq",),
     metadata=(*DECODER, *EXPERT_KEYS, *OWN),
     special_tokens=special_tokens,
+    constants=(*CONSTANTS, ("rope_interleave", (True,)), ("moe_layer_freq", (1,))),
+    harmless=(("qk_head_dim head_dim", "a sum of others"),),
 )
 
 HEAD_CHECKPOINT = Checkpoint(

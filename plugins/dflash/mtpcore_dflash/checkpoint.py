@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mtpcore.plugin import (
     ATTENTION,
+    CONSTANTS,
     DECODER,
     DRAFT_VOCABULARY,
     FACTORED_ROPE_KEYS,
@@ -22,6 +23,7 @@ from mtpcore.plugin import (
     Rename,
     block_renames,
     long_context_factors,
+    switched_window,
 )
 
 
@@ -55,9 +57,19 @@ def dspark_drafts_from_anchor(config: Config) -> bool:
 
 def windowed(config: Config) -> list[bool] | None:
     """Return which layers have a sliding window; None where none has."""
-    kinds = config.get("layer_types", type=list[str]) or []
+    kinds = config.get("layer_types", type=list[str])
+    if kinds is None:
+        switched_window(config)
+        return None
+    if config.get("use_sliding_window", type=bool) is False:
+        return None
     flags = [kind == "sliding_attention" for kind in kinds]
     return flags if any(flags) else None
+
+
+def is_causal(config: Config) -> bool:
+    """Return whether rows of a block see no later ones; releases have two words for it."""
+    return bool(config.get("is_causal", "causal", default=False, type=bool))
 
 
 def window(config: Config) -> int | None:
@@ -103,6 +115,14 @@ DFLASH_CHECKPOINT = Checkpoint(
     ),
     dropped=("t2d",),  # says the same as d2t
     made=(("rope_freqs.weight", long_context_factors),),
+    constants=(*CONSTANTS, ("use_swa", (False,)), ("markov_head_type", ("vanilla",))),
+    harmless=(
+        ("num_target_layers", "the target says it"),
+        ("markov_rank xpress_rank xpress_block_size", "the tensors and block_size say it"),
+        ("max_window_layers sliding_window swa_window_size", "layer_types says it, or use_swa"),
+        ("num_anchors max_anchors", "of training"),
+        ("enable_confidence_head confidence_head_with_markov", "drafts end by p_min"),
+    ),
     metadata=(
         *DECODER,
         *FACTORED_ROPE_KEYS,
@@ -110,7 +130,7 @@ DFLASH_CHECKPOINT = Checkpoint(
         ("{arch}.target_layers", target_layers),
         ("{arch}.target_hidden_size", Key("target_hidden_size")),
         ("{arch}.block_size", "block_size"),
-        ("{arch}.attention.causal", Key("causal", False)),
+        ("{arch}.attention.causal", is_causal),
         ("{arch}.attention.sliding_window", window),
         ("{arch}.attention.sliding_window_pattern", windowed),
         ("{arch}.attention.sliding_window_causal", window_causal),

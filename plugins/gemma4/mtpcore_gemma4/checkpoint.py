@@ -1,7 +1,7 @@
 """How Gemma 4 is published, and what its model files call it."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -145,13 +145,21 @@ def frequency_divisors(config: Config) -> np.ndarray:
 
 def of_full(config: Config, name: str) -> int | None:
     """Return what layers that see all have in place of ``name``."""
-    if (given := config.get(f"global_{name}", f"num_global_{name}", type=Count)) is not None:
-        return int(given)
     found = kinds(config)
-    at = found.index(FULL) if FULL in found else 0
-    paths = [f"per_layer_config.{key}.{name}" for key in (FULL, at)]
-    given = config.get(*paths, f"per_layer_config.{at}.num_{name}", type=Count)
-    return None if given is None else int(given)
+    by_layer: dict[str, Any] = config.get("per_layer_config", default={}, type=dict)
+    given = {
+        config.get(f"per_layer_config.{key}.{spelled}", type=Count)
+        for key, layer in by_layer.items()
+        if key == FULL or (key.isdecimal() and int(key) < len(found) and found[int(key)] == FULL)
+        for spelled in (name, f"num_{name}")
+        if spelled in layer
+    }
+    for spelled in (f"global_{name}", f"num_global_{name}"):
+        given.add(config.get(spelled, type=Count))
+    given.discard(None)
+    if len(given) > 1:
+        raise ValueError(f"layers that see all differ in {name}: {sorted(given)}")
+    return int(given.pop()) if given else None
 
 
 def wide_head(config: Config) -> int:
@@ -231,6 +239,10 @@ SIZES = (
 )
 """Keys of trunk and assistant."""
 
+PARTS = (
+    ("vision_soft_tokens_per_image", "of images"),
+    ("audio_soft_tokens_per_clip", "of sound"),
+)
 CHECKPOINT = Checkpoint(
     architectures=frozenset(
         {
@@ -284,6 +296,7 @@ CHECKPOINT = Checkpoint(
         ("{arch}.expert_used_count", of_experts("top_k_experts")),
         ("{arch}.expert_feed_forward_length", of_experts("moe_intermediate_size")),
     ),
+    harmless=(("vocab_size_per_layer_input", "the tensors say it"), *PARTS),
     prefixes=(("model.language_model.", "model."),),
     nested=("text_config",),
 )
@@ -296,9 +309,10 @@ def as_ids(values: np.ndarray, config: Config) -> np.ndarray:
 
 def n_clusters_used(config: Config) -> int | None:
     """Return how many clusters of tokens the assistant computes logits of; None: all tokens."""
+    n_used = config.get("centroid_intermediate_top_k", type=Count)
     if not config.get("use_ordered_embeddings", default=False):
         return None
-    return int(config.require("centroid_intermediate_top_k", Count))
+    return int(n_used or config.require("centroid_intermediate_top_k", Count))
 
 
 def without_clusters(config: Config) -> bool:
@@ -324,6 +338,12 @@ ASSISTANT_CHECKPOINT = Checkpoint(
         ),
     ),
     dropped=("lm_head.weight",),  # the embedding table
+    constants=(("enable_moe_block", (False,)),),
+    harmless=(
+        ("num_centroids vocab_size_per_layer_input", "the tensors say it"),
+        ("final_logit_softcapping", "the order of drafts is the same without it"),
+        *PARTS,
+    ),
     made=(("rope_freqs.weight", frequency_divisors),),
     metadata=(
         *SIZES,

@@ -3,6 +3,7 @@
 from mtpcore.plugin import (
     ATTENTION,
     BIASES,
+    CONSTANTS,
     DECODER,
     EXPERT_KEYS,
     EXPERTS,
@@ -67,6 +68,7 @@ TRUNK_CHECKPOINT = Checkpoint(
         ("{arch}.expert_gating_func", lambda config: SIGMOID),
     ),
     special_tokens=SPEAKER_TOKENS,
+    constants=CONSTANTS,
 )
 
 HEAD_CHECKPOINT = Checkpoint(

@@ -5,11 +5,13 @@ from typing import Literal
 from mtpcore.plugin import (
     ATTENTION,
     BIASES,
+    CONSTANTS,
     DECODER,
     ROPE_KEYS,
     TABLES,
     Checkpoint,
     Config,
+    Count,
     Rename,
     block_renames,
     optional,
@@ -50,10 +52,17 @@ def check(config: Config) -> None:
     )
     if given != ACTIVATION:
         raise ValueError(f"swiglu_alpha and swiglu_limit are {given}, not {ACTIVATION}")
-    scaling = config.get("rope_parameters", "rope_scaling", default={}, type=dict)
-    is_yarn = "yarn" in (scaling.get("rope_type"), scaling.get("type"))
-    if is_yarn and scaling.get("truncate", True):
-        raise ValueError("YaRN's ramp begins at a whole pair (rope_scaling.truncate)")
+    for at in ("rope_parameters", "rope_scaling"):
+        is_yarn = "yarn" in (config.get(f"{at}.rope_type"), config.get(f"{at}.type"))
+        truncates = config.get(f"{at}.truncate", default=True, type=bool)
+        if is_yarn and truncates:
+            raise ValueError(f"YaRN's ramp begins at a whole pair ({at}.truncate)")
+
+
+def n_used(config: Config) -> int:
+    """Return how many experts each token meets."""
+    names = ("num_experts_per_tok", "experts_per_token")
+    return int(config.get(*names, type=Count) or config.require(names[0], Count))
 
 
 def window(config: Config) -> int:
@@ -121,12 +130,14 @@ CHECKPOINT = Checkpoint(
         *block_renames({EXPERTS + "gate_up_proj_bias": "ffn_up_exps.bias"}, change=odd_values),
         *optional(True, PACKED, PLAIN),  # one or the other; the graph needs them
     ),
+    constants=CONSTANTS[:1],  # of a ramp see ``check``
+    harmless=(("initial_context_length", "the scaling of the rotation says it"),),
     metadata=(
         *DECODER,
         *ROPE_KEYS,
         ("{arch}.attention.sliding_window", window),
         ("{arch}.expert_count", "num_local_experts"),
-        ("{arch}.expert_used_count", "num_experts_per_tok"),
+        ("{arch}.expert_used_count", n_used),
         ("{arch}.expert_feed_forward_length", "intermediate_size"),
     ),
 )

@@ -1,6 +1,7 @@
 """How MiMo-V2 is published, and what its model files call it."""
 
 from mtpcore.plugin import (
+    CONSTANTS,
     DECODER,
     EXPERT_KEYS,
     EXPERTS,
@@ -20,6 +21,7 @@ from mtpcore.plugin import (
 
 PUBLISHED = frozenset({"MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM"})
 SIGMOID = 2
+FULL, NEAR = "rope_parameters.full_attention", "rope_parameters.sliding_attention"
 HEAD = "model.mtp.layers.{i}."
 
 
@@ -34,7 +36,23 @@ def sparse(config: Config) -> list[int]:
 
 
 def windowed(config: Config) -> list[int]:
-    """Return for each block whether it sees a sliding window; heads do."""
+    """Return for each block whether it sees a sliding window; heads do.
+
+    Raises
+    ------
+    ValueError
+        The kinds of layers, where they are named as well, are others.
+    """
+    for name, pattern, kinds in (
+        ("layer_types", "hybrid_layer_pattern", ("full_attention", "sliding_attention")),
+        ("mlp_layer_types", "moe_layer_freq", ("dense", "sparse")),
+    ):
+        named = config.get(name, type=list[str])
+        if named not in (None, [kinds[bool(kind)] for kind in config[pattern]]):
+            raise ValueError(f"{name} and {pattern} disagree")
+    for name in ("num_attention_heads", "head_dim", "v_head_dim"):
+        if config.get(f"swa_{name}", default=config[name]) != config[name]:
+            raise ValueError(f"layers with a window have another {name}")
     return [*config["hybrid_layer_pattern"], *[1] * config.n_drafter_blocks]
 
 
@@ -50,14 +68,19 @@ def window(config: Config) -> int:
     ``sliding_window`` counts so too; ``sliding_window_size`` alone is so many places before the
     row, which is how transformers reads it.
     """
-    if (with_own := config.get("sliding_window")) is not None:
-        return int(with_own)
-    return int(config["sliding_window_size"]) + 1
+    with_own, before = (config.get(f"sliding_window{end}", type=int) for end in ("", "_size"))
+    if with_own is None:
+        return int(config.require("sliding_window_size", int)) + 1
+    if before not in (None, with_own, with_own - 1):
+        raise ValueError(f"sliding_window is {with_own}, sliding_window_size {before}")
+    return int(with_own)
 
 
 def rotated(config: Config) -> int:
     """Return how much of a head is turned."""
-    return int(config["head_dim"] * config.get("partial_rotary_factor", default=1.0))
+    name = "partial_rotary_factor"
+    share = config.get(name, f"{FULL}.{name}", f"{NEAR}.{name}", default=1.0, type=float)
+    return int(config["head_dim"] * share)
 
 
 def parts(config: Config, n: int) -> tuple[int, ...]:
@@ -97,6 +120,21 @@ TRUNK_CHECKPOINT = Checkpoint(
             block_renames({"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}),
         ),
     ),
+    constants=(
+        *CONSTANTS,
+        ("routed_scaling_factor", (1, 1.0)),
+        ("norm_topk_prob", (True,)),
+        ("topk_method", ("noaux_tc",)),
+        ("scoring_func", ("sigmoid",)),
+    ),
+    harmless=(
+        (
+            "add_full_attention_sink_bias add_swa_attention_sink_bias attention_projection_layout",
+            "which tensors there are: they say it",
+        ),
+        ("attention_chunk_size hybrid_block_size", "sliding_window and the pattern say it"),
+        ("processor_config image_processor_config speech_config", "of images and sound"),
+    ),
     dropped=("visual.*", "audio_encoder.*", "speech_embeddings.*"),  # other parts of V2.5
     metadata=(
         *(
@@ -122,8 +160,8 @@ TRUNK_CHECKPOINT = Checkpoint(
         ("{arch}.attention.sliding_window", window),
         ("{arch}.attention.sliding_window_pattern", windowed),
         ("{arch}.rope.dimension_count", rotated),
-        ("{arch}.rope.freq_base", number("rope_theta")),
-        ("{arch}.rope.freq_base_swa", number("swa_rope_theta")),
+        ("{arch}.rope.freq_base", number("rope_theta", f"{FULL}.rope_theta")),
+        ("{arch}.rope.freq_base_swa", number("swa_rope_theta", f"{NEAR}.rope_theta")),
         ("{arch}.rope.scaling.type", scaling_type(())),
     ),
 )

@@ -5,6 +5,7 @@ import numpy as np
 from mtpcore.plugin import (
     ATTENTION,
     BIASES,
+    CONSTANTS,
     DECODER,
     NEXTN_TIES,
     OUTPUT_TIE,
@@ -29,6 +30,7 @@ from mtpcore.plugin import (
     in_heads,
     nextn_fit,
     nextn_head,
+    switched_window,
 )
 
 PUBLISHED = frozenset({"MiMoForCausalLM"})
@@ -66,7 +68,12 @@ MIMO = ModelSpec(
     checkpoint=Checkpoint(
         architectures=PUBLISHED,
         tensors=(*TABLES, *BLOCK),
-        metadata=(*DECODER, *ROPE_KEYS),
+        constants=CONSTANTS,
+        metadata=(
+            *DECODER,
+            *ROPE_KEYS,
+            ("{arch}.attention.sliding_window", switched_window),
+        ),
     ),
 )
 

@@ -3,6 +3,7 @@
 from mtpcore.plugin import (
     ATTENTION,
     BIASES,
+    CONSTANTS,
     DECODER,
     FACTORED_ROPE_KEYS,
     FUSED_KEYS,
@@ -18,6 +19,7 @@ from mtpcore.plugin import (
     block_renames,
     long_context_factors,
     optional,
+    switched_window,
 )
 
 _MASKS = ("ptd_token_id", "pard_token", "mask_token_id")
@@ -58,6 +60,11 @@ PEAGLE_CHECKPOINT = Checkpoint(
     ),
     dropped=("t2d",),  # says the same as d2t
     made=FUSED_MADE,
+    constants=(*CONSTANTS, ("use_aux_hidden_state", (True,))),
+    harmless=(
+        ("parallel_drafting", "the token of masks says it"),
+        ("embed_requires_grad has_no_defaults_at_init", "of training"),
+    ),
     metadata=(*FUSED_KEYS, *_BLOCK),
 )
 
@@ -72,5 +79,12 @@ PARD_CHECKPOINT = Checkpoint(
         *block_renames({"post_attention_layernorm.weight": "ffn_norm.weight"}),
     ),
     made=(("rope_freqs.weight", long_context_factors),),
-    metadata=(*DECODER, *FACTORED_ROPE_KEYS, *_BLOCK),
+    constants=CONSTANTS,
+    harmless=(("spd_type", "the token of masks says it"),),
+    metadata=(
+        *DECODER,
+        *FACTORED_ROPE_KEYS,
+        ("{arch}.attention.sliding_window", switched_window),
+        *_BLOCK,
+    ),
 )

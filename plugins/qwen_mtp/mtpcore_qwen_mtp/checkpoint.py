@@ -7,6 +7,7 @@ import msgspec
 
 from mtpcore.plugin import (
     ATTENTION,
+    CONSTANTS,
     DECODER,
     EXPERTS,
     HEAD_NORMS,
@@ -251,6 +252,18 @@ def trunk(
         metadata=(*HYBRID, *metadata),
         prefixes=(("model.language_model.", "model."), ("model.mtp.", "mtp.")),
         nested=("text_config",),
+        constants=(
+            *CONSTANTS,
+            ("attn_output_gate", (True,)),
+            ("use_sliding_window", (False,)),
+            ("rope_parameters.mrope_interleaved", (True,)),
+            ("rope_scaling.mrope_interleaved", (True,)),
+            ("mtp_use_dedicated_embeddings", (False,)),
+        ),
+        harmless=(
+            ("mamba_ssm_dtype", "states are F32 anyway"),
+            ("max_window_layers sliding_window", "use_sliding_window says that there is none"),
+        ),
     )
 
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from mtpcore.plugin import (
     ATTENTION,
+    CONSTANTS,
     DECODER,
     HEAD_NORMS,
     ROPE_KEYS,
@@ -22,6 +23,7 @@ from mtpcore.plugin import (
     head_width,
     in_depth,
     in_heads,
+    switched_window,
 )
 from mtpcore_qwen_tts import sound
 from mtpcore_qwen_tts.companion import (
@@ -146,6 +148,12 @@ def sections(config: Config) -> list[int]:
     return [(n_pairs + 2) // 3, (n_pairs + 1) // 3, n_pairs // 3, 0]
 
 
+def windows(config: Config) -> None:
+    """Refuse windows of either decoder."""
+    switched_window(config)
+    switched_window(depth_config(config, DEPTH))
+
+
 def is_as_wide(config: Config) -> bool:
     """Say whether the code predictor is as wide as the talker, and projects nothing."""
     width = depth_config(config, DEPTH).require("hidden_size", Count)
@@ -208,6 +216,18 @@ CHECKPOINT = Checkpoint(
     ),
     companion=BESIDE,
     more_tokens=code_tokens,
+    constants=(*CONSTANTS, *((f"{DEPTH}.{path}", taken) for path, taken in CONSTANTS)),
+    harmless=(
+        ("speaker_encoder_config", "of the encoder of voices"),
+        ("tokenizer_type tts_model_size tts_model_type", "what the release is called"),
+        ("interleaved mrope_section", "the axes of a position agree"),
+        ("position_id_per_seconds text_hidden_size num_code_groups", "the tensors say it"),
+        (
+            "im_start_token_id im_end_token_id tts_bos_token_id tts_eos_token_id "
+            "assistant_token_id spk_is_dialect",
+            "of prompts, which the caller writes",
+        ),
+    ),
     folders=(sound.FOLDER,),
     dropped=(f"{sound.VOICE}*", f"{sound.FOLDER}/*"),
     note=f"without an encoder of voices ({sound.VOICE}*) and a codec of 16 codebooks "
@@ -215,6 +235,7 @@ CHECKPOINT = Checkpoint(
     metadata=(
         *DECODER,
         *ROPE_KEYS,
+        ("{arch}.attention.sliding_window", windows),
         ("{arch}.rope.dimension_sections", sections),
         ("{arch}.text_padding_token_id", lambda config: config.require("tts_pad_token_id", int)),
         ("tokenizer.ggml.eos_token_id", end_token),

@@ -165,6 +165,10 @@ T5_CHECKPOINT = Checkpoint(
         ("{arch}.logit_scale", logit_scale),
         ("{arch}.vocab_size", "vocab_size"),
     ),
+    harmless=(
+        ("dense_act_fn is_gated_act", "feed_forward_proj says it"),
+        ("output_past", "how an early transformers ran the model"),
+    ),
     special_tokens=(("pad", "<pad>"), ("eos", "</s>"), ("unknown", "<unk>")),
 )
 UMT5_CHECKPOINT = msgspec.structs.replace(

@@ -85,6 +85,10 @@ VLLM = Checkpoint(
     layers="num_heads",
     heads="blocks.{n}.layers.0.weight",
     counts=("num_heads",),
+    harmless=(
+        ("max_paths topk", "how other engines draft"),
+        ("max_seq_len truncated_vocab_size", "the tensors and the target say it"),
+    ),
     tensors=(
         *(
             rename

@@ -5,6 +5,10 @@ from collections.abc import Iterable
 from mtpcore.plugin import Checkpoint, Config, Key, Rename
 
 PREFIXES = (("model.speculator.", ""), ("speculator.", ""))
+HARMLESS = (
+    ("n_candidates top_k_tokens_per_head method", "how other engines draft"),
+    ("emb_dim inner_dim proj_dim input_hidden_dim tie_weights tie_lstm_embs", "the tensors say it"),
+)
 ARCHITECTURES = frozenset({"MLPSpeculatorPreTrainedModel", "ArcticMLPSpeculatorPreTrainedModel"})
 
 
@@ -29,6 +33,7 @@ MLP_CHECKPOINT = Checkpoint(
     architectures=ARCHITECTURES,
     layers="n_predict",
     prefixes=PREFIXES,
+    harmless=HARMLESS,
     tensors=(
         Rename("emb.{n}.weight", "blk.{n}.token_embd.weight", layers=steps),
         Rename("proj.{n}.weight", "blk.{n}.proj.weight", layers=projections),
@@ -46,6 +51,7 @@ LSTM_CHECKPOINT = Checkpoint(
     requires=("tie_lstm_embs",),
     layers="n_predict",
     prefixes=PREFIXES,
+    harmless=HARMLESS,
     tensors=(
         Rename("forget_emb.0.weight", "token_embd.weight"),
         Rename("projs.{n}.weight", "blk.{n}.proj.weight", layers=projections),

@@ -1,0 +1,167 @@
+"""What a published tokenizer does around its model: special tokens, a template, decoding.
+
+A model file says whether texts begin with BOS and end with EOS, and which tokens are special. What
+else there may be is said to be missing, or refused where every text would have other tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mtpcore.conversion.harmless import TOKENIZER
+from mtpcore.conversion.published import NO_FILE_HOLDS_IT, read_json, tokenizer_error
+from mtpcore.conversion.tokenizer_json import Step, TokenizerFile
+from mtpcore.gguf.vocabulary import SPACE
+
+__all__ = ["check_around", "check_settings", "named_special", "say_template"]
+
+log = logging.getLogger("mtpcore")
+
+_DECODERS = {"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Strip", None}
+_TEMPLATES = {"ByteLevel", "TemplateProcessing", "RobertaProcessing", None}
+_SETTINGS = "tokenizer_config.json"
+_READ = {"chat_template", "added_tokens_decoder", "additional_special_tokens", "tokenizer_class"}
+
+
+class _Settings(msgspec.Struct):
+    """Tokens that are special by the word of ``tokenizer_config.json``."""
+
+    added_tokens_decoder: dict[str, dict[str, Any]] | None = None
+    additional_special_tokens: list[str | dict[str, Any]] | None = None
+
+
+def named_special(folder: Path) -> set[str]:
+    """Return the texts that ``tokenizer_config.json`` calls special, as transformers reads it."""
+    path = folder / _SETTINGS
+    if not os.path.exists(path):
+        return set()
+    found = read_json(path, _Settings)
+    added = (found.added_tokens_decoder or {}).values()
+    listed = found.additional_special_tokens or ()
+    return {
+        *(str(one.get("content")) for one in added if one.get("special")),
+        *(one if isinstance(one, str) else str(one.get("content")) for one in listed),
+    }
+
+
+def check_settings(folder: Path) -> None:
+    """Say what ``tokenizer_config.json`` asks for and a model file has no place for."""
+    path = folder / _SETTINGS
+    if not os.path.exists(path):
+        return
+    given: dict[str, Any] = read_json(path)
+    lost = {
+        name: value
+        for name, value in given.items()
+        if value
+        and name not in TOKENIZER
+        and name not in _READ
+        and not name.endswith(("_token", "_token_id"))
+    }
+    if lost:
+        log.warning(
+            "%s: a model file has no place for %s",
+            path,
+            ", ".join(f"{name} = {str(value)[:40]}" for name, value in lost.items()),
+        )
+
+
+def check_around(source: TokenizerFile, path: Path) -> None:
+    """Refuse or name what a model file does not hold of added tokens, template and decoder.
+
+    Raises
+    ------
+    ModelFileError
+        Tokens are put around texts, or put together again, in an unknown way.
+    """
+    _say_flags(source, path)
+    _say_prefix(source.pre_tokenizer, path)
+    for part in source.post_processor.parts if source.post_processor else ():
+        if part.type not in _TEMPLATES:
+            raise tokenizer_error(
+                path,
+                "an unknown way to put tokens around a text (post_processor)",
+                "TemplateProcessing, ByteLevel",
+                repr(part.type)[:80],
+                NO_FILE_HOLDS_IT,
+            )
+    for step in source.decoder.parts if source.decoder else ():
+        text = step.pattern.text if step.pattern is not None else None
+        spells_spaces = (step.type, text, step.content) == ("Replace", SPACE, " ")
+        if step.type not in _DECODERS and not spells_spaces:
+            raise tokenizer_error(
+                path,
+                "an unknown step of its decoder",
+                "ByteLevel, ByteFallback, Fuse, Metaspace, Strip, Replace",
+                repr(step.type)[:80],
+                NO_FILE_HOLDS_IT,
+            )
+
+
+def _say_flags(source: TokenizerFile, path: Path) -> None:
+    """Name added tokens that take the spaces beside them, or are no part of a word."""
+    for flag, what in (
+        ("lstrip", "take the spaces before them"),
+        ("rstrip", "take the spaces behind them"),
+        ("single_word", "are found between words alone"),
+    ):
+        _say_tokens(
+            path,
+            f"{flag}: that added tokens {what}",
+            [token.content for token in source.added_tokens or () if getattr(token, flag)],
+        )
+
+
+def _say_tokens(path: Path, what: str, texts: list[str]) -> None:
+    if texts:
+        more = f" and {len(texts) - 4} more" if len(texts) > 4 else ""
+        log.warning(
+            "%s: a model file cannot say %s: %s%s",
+            path,
+            what,
+            ", ".join(map(repr, texts[:4])),
+            more,
+        )
+
+
+def _say_prefix(step: Step | None, path: Path) -> None:
+    if any(part.prepend_scheme == "first" for part in (step.parts if step is not None else ())):
+        log.warning(
+            "%s: a model file cannot say that the first word of a text alone gets a space in front "
+            "(prepend_scheme): text behind a special token gets one, too",
+            path,
+        )
+
+
+def say_template(
+    source: TokenizerFile, ids: Mapping[str, int], special: Mapping[str, int], path: Path
+) -> None:
+    """Name what is put around a text beside BOS in front and EOS behind.
+
+    Parameters
+    ----------
+    source : TokenizerFile
+    ids : mapping of str to int
+        Tokens by text.
+    special : mapping of str to int
+        Special tokens by kind: ``bos``, ``eos``.
+    path : Path
+        For warnings.
+    """
+    parts = source.post_processor.parts if source.post_processor else ()
+    for pieces in (part.single for part in parts if part.single):
+        at = next((n for n, piece in enumerate(pieces) if "Sequence" in piece), len(pieces))
+        for where, kind, around in (
+            ("before", "bos", pieces[:at]),
+            ("behind", "eos", pieces[at + 1 :]),
+        ):
+            texts = [str(piece.get("SpecialToken", {}).get("id")) for piece in around]
+            if texts and [ids.get(text) for text in texts] != [special.get(kind)]:
+                what = f"which tokens are put {where} a text, but {kind.upper()} alone"
+                _say_tokens(path, f"{what} (post_processor)", texts)
