@@ -85,7 +85,8 @@ def read_config(folder: Path, ignored: Collection[str] = ()) -> Mapping[str, Any
                 kept[name] = without(value, f"{at}{name}.") if inner else value
         return kept
 
-    values = without(read_json(path))
+    values: dict[str, Any] = read_json(path)
+    values = without(values) if ignored else values
     if lacking := [one for one in ignored if one not in found]:
         raise ModelFileError(
             "no setting of this name is to be ignored",

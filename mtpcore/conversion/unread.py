@@ -12,6 +12,7 @@ from mtpcore.errors import ModelFileError
 __all__ = ["refuse_unread", "unread"]
 
 _LONGEST = 60  # characters of a value
+_DEEPEST = 16  # objects in each other
 
 
 def refuse_unread(tables: Sequence[Checkpoint], config: Config) -> None:
@@ -23,7 +24,7 @@ def refuse_unread(tables: Sequence[Checkpoint], config: Config) -> None:
     Raises
     ------
     ModelFileError
-        All such settings are named, with their values.
+        All such settings are named, with their values. Or objects are nested too deeply.
     """
     wrong = {
         path: (value, taken)
@@ -60,7 +61,15 @@ def unread(tables: Sequence[Checkpoint], config: Config) -> Iterator[tuple[str, 
     }
     nested = [name for table in tables for name in table.nested]
     for path, value in _settings(config.values, nested):
-        if not config.has_read(path) and not any(_covers(name, path) for name in declared):
+        parts = path.split(".")
+        if len(parts) > _DEEPEST:
+            raise ModelFileError(
+                "objects in objects",
+                where=f"{config.file}: {path[:_LONGEST]}",
+                wanted=f"at most {_DEEPEST} of them",
+                fix="take config.json from the published model",
+            )
+        if not config.has_read(path) and declared.isdisjoint(_names(parts)):
             yield path, value
 
 
@@ -76,7 +85,7 @@ def _settings(values: Mapping[str, Any], nested: Sequence[str]) -> Iterator[tupl
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, Mapping):
+    if not isinstance(value, Mapping) or path.count(".") >= _DEEPEST:
         if value is not None:
             yield path, value
         return
@@ -84,6 +93,7 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from _leaves(f"{path}.{name}", inner)
 
 
-def _covers(name: str, path: str) -> bool:
-    """Say whether a declared name is a setting's, or that of an object around it."""
-    return f".{name}." in f".{path}."
+def _names(parts: Sequence[str]) -> set[str]:
+    """Return by which names a setting, or an object around it, may be declared."""
+    n = len(parts)
+    return {".".join(parts[i:j]) for i in range(n) for j in range(i + 1, n + 1)}

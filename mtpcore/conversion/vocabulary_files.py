@@ -24,6 +24,9 @@ class _Added(msgspec.Struct):
 
     content: str
     special: bool | None = False
+    lstrip: bool | None = False
+    rstrip: bool | None = False
+    single_word: bool | None = False
 
 
 class _Settings(msgspec.Struct):
@@ -69,7 +72,7 @@ def read_vocabulary_files(folder: Path) -> TokenizerFile:
     vocabulary: dict[str, object] = read_json(folder / VOCABULARY)
     return TokenizerFile(
         model={"type": "BPE", "vocab": vocabulary, "merges": merges},
-        added_tokens=[AddedToken(id, one.content, one.special) for id, one in added.items()],
+        added_tokens=[AddedToken(id, **msgspec.structs.asdict(one)) for id, one in added.items()],
         normalizer=None if normalizer is None else Step(type=normalizer),
         pre_tokenizer=Step(type="Sequence", pretokenizers=steps),
     )

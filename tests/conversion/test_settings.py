@@ -100,6 +100,28 @@ def test_every_setting_is_accounted_for(name):
     assert dict(unread(tables, config)) == {}
 
 
+OWN = """
+    DFlashDraftModel DFlashSpeculator DSparkDraftModel DSparkSpeculator Eagle3DraftModel
+    Eagle3LlamaForCausalLM Eagle3Speculator LlamaForCausalLMEagle3 MiMoForCausalLM
+    MiMoV2ForCausalLM PEagleDraftModel PEagleSpeculator Qwen3DSparkModel
+    Qwen3TTSForConditionalGeneration Qwen3XPressForCausalLM Qwen3XPressModel T5WithLMHeadModel
+    XPressDraftModel XPressSpeculator
+"""
+"""Published classes without one of transformers' own."""
+
+
+def test_every_published_class_is_walked():
+    """A new one is, too, once ``tools/configuration_keys.py`` has run."""
+    tables = (
+        table
+        for spec in (*KNOWN.models, *KNOWN.drafters)
+        for table in (spec.checkpoint, *spec.layouts)
+        if table is not None
+    )
+    published = {name for table in tables for name in table.architectures}
+    assert published - CLASSES.keys() == {*OWN.split()}
+
+
 def refused(tmp_path, config, tensors, **options):
     write_checkpoint(tmp_path / "hf", config, tensors)
     with pytest.raises(ModelFileError) as error:
@@ -169,6 +191,17 @@ def test_settings_may_be_ignored_by_name_or_path(tmp_path, tensors):
     error = refused(tmp_path, config, tensors, ignore=["hidden_akt"])
     assert (error.what, error.got) == ("no setting of this name is to be ignored", "hidden_akt")
     assert converted(tmp_path, config, tensors, ignore=["hidden_act", "mup"])
+
+
+def test_objects_in_objects_have_an_end(tmp_path, tensors):
+    deep = 1
+    for _ in range(400):
+        deep = {"a": deep}
+    assert "objects in objects" in refused(tmp_path, small_config(deep=deep), tensors).what
+    assert (
+        "objects in objects"
+        in refused(tmp_path, small_config(deep=deep, x=1), tensors, ignore=["x"]).what
+    )
 
 
 WINDOW = {"sliding_window": 16}

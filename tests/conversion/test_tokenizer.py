@@ -518,6 +518,16 @@ def test_no_tokenizer(tmp_path):
         tokenizer_metadata(tmp_path, 64)
 
 
+def test_flags_of_added_tokens_without_tokenizer_json(tmp_path, caplog):
+    split_up(tmp_path, tokenizer(), "GPT2Tokenizer")
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    for one in settings["added_tokens_decoder"].values():
+        one |= {"lstrip": True, "normalized": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer_metadata(tmp_path, 12)
+    assert "take the spaces before them: '<|end|>'" in caplog.text
+
+
 def said(folder, caplog, source, **config):
     """Convert; return what was said of it."""
     caplog.clear()
