@@ -76,9 +76,7 @@ def tables_of(name):
 def opened(name, values):
     """Return a configuration of which everything has been read that its tables ask for."""
     spec, tables = tables_of(name)
-    config = open_config(
-        tables[0], values | GIVEN.get(name, {}) | {"architectures": [name]}, Path("hf")
-    )
+    config = open_config(tables[0], values | {"architectures": [name]}, Path("hf"))
     metadata = {}
     for table in tables:
         metadata |= table_metadata(min(spec.fit.architectures), table, config)
@@ -96,8 +94,55 @@ def opened(name, values):
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_setting_is_accounted_for(name):
     """Whatever its value, of those that the class reads without being told of others."""
-    config, tables, _ = opened(name, nested(CLASSES[name]))
+    config, tables, _ = opened(name, nested(CLASSES[name] | GIVEN.get(name, {})))
     assert dict(unread(tables, config)) == {}
+
+
+def changed(name, **paths):
+    """Return the metadata of a class with these settings, dots as two underscores."""
+    given = {path.replace("__", "."): value for path, value in paths.items()}
+    return opened(name, nested(CLASSES[name] | GIVEN.get(name, {}) | given))[2]
+
+
+WIDE = {f"per_layer_config__{n:02}__head_dim": 384 for n in (5, 11, 17, 23, 29)}
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "key", "value"),
+    [
+        ("Gemma4ForCausalLM", WIDE, "gemma4.attention.key_length", 384),
+        ("Glm4MoeLiteForCausalLM", {}, "deepseek2.leading_dense_block_count", 1),
+        ("Glm4MoeLiteForCausalLM", {"first_k_dense_replace": 1},
+         "deepseek2.leading_dense_block_count", 1),
+        ("GptOssForCausalLM", {"num_experts_per_tok": None, "experts_per_token": 3},
+         "gpt-oss.expert_used_count", 3),
+        ("MiMoV2FlashForCausalLM", {"sliding_window_size": 128},
+         "mimo2.attention.sliding_window", 129),
+        ("MiMoV2FlashForCausalLM", {"sliding_window": None, "sliding_window_size": 128},
+         "mimo2.attention.sliding_window", 129),
+    ],
+)  # fmt: skip
+def test_settings_in_either_spelling(name, said, key, value):
+    assert changed(name, **said)[key] == value
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "words"),
+    [
+        ("Gemma4ForCausalLM", WIDE | {"per_layer_config__11__head_dim": 8}, "differ in head_dim"),
+        ("Gemma4ForCausalLM", {"global_head_dim": 8}, "differ in head_dim"),
+        ("Glm4MoeLiteForCausalLM", {"first_k_dense_replace": 2}, "mlp_layer_types"),
+        ("Glm4MoeLiteForCausalLM", {"mlp_layer_types": ["sparse", "dense"]}, "mlp_layer_types"),
+        ("GptOssForCausalLM", {"rope_parameters__truncate": True}, "rope_parameters.truncate"),
+        ("MiMoV2FlashForCausalLM", {"layer_types": ["full_attention"] * 2}, "disagree"),
+        ("MiMoV2FlashForCausalLM", {"mlp_layer_types": ["dense"] * 2}, "disagree"),
+        ("MiMoV2FlashForCausalLM", {"swa_head_dim": 8}, "another head_dim"),
+        ("MiMoV2FlashForCausalLM", {"sliding_window_size": 7}, "sliding_window_size 7"),
+    ],
+)
+def test_settings_that_disagree_are_refused(name, said, words):
+    with pytest.raises(ModelFileError, match=words):
+        changed(name, **said)
 
 
 OWN = """
