@@ -105,8 +105,7 @@ TOKENIZER: Mapping[str, str] = _table(
             image_processor_type feature_extractor_type unsloth_version local_files_only""",
         "how many tokens there may be is the model's and the caller's choice": """
             model_max_length max_length max_len truncation truncation_side truncation_strategy
-            stride padding padding_side pad_to_multiple_of pad_token_type_id model_input_names
-            fix_mistral_regex""",
+            stride padding padding_side pad_to_multiple_of pad_token_type_id model_input_names""",
         "how transformers tidies a decoded text": """
             clean_up_tokenization_spaces spaces_between_special_tokens errors""",
         "the template says it": "use_default_system_prompt chat_template_kwargs response_schema",
