@@ -330,7 +330,15 @@ def without_window(default: int | None = None) -> Callable[[Config], None]:
 
 
 def switched_window(config: Config) -> None:
-    """Refuse windows that ``use_sliding_window`` switches on, as Qwen's; else there are none."""
+    """Refuse windows that ``use_sliding_window`` switches on, as Qwen's; else there are none.
+
+    A source of metadata that writes nothing.
+
+    Raises
+    ------
+    ModelFileError
+        A layer has a window that is shorter than the context.
+    """
     config.get("sliding_window", type=Count)
     if config.get("use_sliding_window", type=bool):
         without_window(4096)(config)
