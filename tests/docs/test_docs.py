@@ -46,18 +46,19 @@ def test_page_code_runs(page, monkeypatch, tmp_path):
     run_page(page, monkeypatch)
 
 
-USERS = ("getting-started", "lm", "state", "guarantees")
-TYPED = [README, *(ROOT / "docs" / f"{name}.md" for name in USERS)]
-"""Pages for users. In those for authors functions have no annotations, and blocks reuse names."""
+UNTYPED = ("concepts", "plugins", "roles")
+"""Pages of independent parts, which reuse names, and define functions without annotations."""
 
 
 def test_page_code_passes_mypy_strict(tmp_path):
     """The package is typed, and so is what it is used for."""
-    for page in TYPED:
+    for page in PAGES:
+        if page.stem in UNTYPED:
+            continue
         text, code = page.read_text("utf-8"), ""
         for block in BLOCK.finditer(text):
             code += "\n" * (text.count("\n", 0, block.start(1)) - code.count("\n")) + block[1]
-        (tmp_path / f"{page.stem.replace('-', '_')}.py").write_text(code)
+        (tmp_path / f"{page.stem.replace('-', '_')}.py").write_text(code, "utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(tmp_path)],
         cwd=ROOT,
