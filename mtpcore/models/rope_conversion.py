@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -17,6 +17,8 @@ from mtpcore.errors import ModelFileError
 from mtpcore.models.published import Metadata, head_width
 
 __all__ = ["FACTORED_ROPE_KEYS", "ROPE_KEYS", "long_context_factors", "scaling_type"]
+
+N = TypeVar("N", float, float | None)
 
 _Positions = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 _DESCRIBED = ("linear", "yarn")
@@ -126,14 +128,29 @@ def scaling_type(
 def _scaled(name: str) -> Callable[[Config], float | None]:
     """Return a source: a value of the scaling, as a float, where metadata describes the scaling."""
     read = number(*_scaling(name))
-    return lambda config: read(config) if _scaling_type(config) else None
+    return lambda config: _no_zero(config, name, read(config)) if _scaling_type(config) else None
+
+
+def _no_zero(config: Config, name: str, value: N) -> N:
+    """Return a value of the scaling; 0, which model files have for none, is none to nobody else."""
+    if value == 0:
+        raise ModelFileError(
+            "no rotation can be scaled so",
+            where=f"{config.file}: rope_scaling.{name}",
+            wanted="more than 0",
+            got=value,
+            fix="take a checkpoint without it",
+        )
+    return value
 
 
 def _original_context(config: Config) -> int | None:
     if not _scaling_type(config):
         return None
     declared = config.get(*_scaling("original_max_position_embeddings"), type=int)
-    return int(config.require("max_position_embeddings", int) if declared is None else declared)
+    if declared is None:
+        return int(config.require("max_position_embeddings", int))
+    return int(_no_zero(config, "original_max_position_embeddings", declared))
 
 
 def _magnitude(config: Config) -> float | None:

@@ -86,6 +86,15 @@ def test_a_rotation_that_cannot_be(refuse, config, tensors, factors):
     assert "config.json: rope" in error.where
 
 
+@pytest.mark.parametrize("name", ["factor", "original_max_position_embeddings"])
+def test_a_zero_is_not_taken_for_none(name, refuse, config, tensors):
+    """A model file has 0 for what it does not say; to transformers it is a number."""
+    scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}
+    error = refuse(config | {"rope_scaling": scaling | {name: 0}}, tensors)
+    assert "config.json: rope" in error.where
+    assert name in error.where
+
+
 def test_integers_are_no_weights(refuse, config, tensors):
     name = "model.layers.0.mlp.up_proj.weight"
     tensors[name] = tensors[name].view(np.int32)
