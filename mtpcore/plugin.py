@@ -44,6 +44,7 @@ from mtpcore.models.blocks import (
 )
 from mtpcore.models.decoder import decoder, dense_layer, dense_trunk
 from mtpcore.models.depth import (
+    DEPTH_UNREAD,
     CodebookHparams,
     depth_config,
     depth_decoder,
@@ -115,6 +116,7 @@ __all__ = [
     "Config",
     "Count",
     "DECODER",
+    "DEPTH_UNREAD",
     "DRAFT_VOCABULARY",
     "Depth",
     "DraftTree",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,12 @@ from mtpcore.conversion.declared import ask
 from mtpcore.conversion.published import read_json
 from mtpcore.declarations.checkpoint import Checkpoint, Config
 from mtpcore.declarations.companion import Companion
+from mtpcore.declarations.patterns import pattern
 from mtpcore.declarations.spec import DrafterSpec, ModelSpec
 from mtpcore.discovery.registry import Registry
 from mtpcore.errors import ModelFileError, PluginError
 
-__all__ = ["Family", "count_heads", "find_family", "further_folders", "pattern", "read_config"]
+__all__ = ["Family", "count_heads", "find_family", "further_folders", "read_config"]
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
@@ -301,22 +301,6 @@ def canonical_names(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, s
             )
         canonical[spelled] = name
     return canonical
-
-
-def pattern(name: str) -> re.Pattern[str]:
-    """Return what a table's name matches; its number of a block or head is group ``n`` or ``i``.
-
-    A ``*`` stands for anything.
-    """
-    parts = re.split(r"\{([nie])\}", name)
-    spelled, used = "", set()
-    for at, part in enumerate(parts):
-        if at % 2 == 0:
-            spelled += re.escape(part).replace(r"\*", ".*")
-        else:
-            spelled += r"\d{1,6}" if part in used else rf"(?P<{part}>\d{{1,6}})"
-            used.add(part)
-    return re.compile(spelled)
 
 
 def count_heads(heads: str, names: Iterable[str], n_layers: int, folder: Path) -> int:

@@ -11,10 +11,11 @@ import msgspec
 import numpy as np
 
 from mtpcore.conversion.declared import ask
-from mtpcore.conversion.family import Family, pattern
+from mtpcore.conversion.family import Family
 from mtpcore.conversion.parts import MTP, left_out_of
 from mtpcore.conversion.published import PublishedTensor, convert_json
 from mtpcore.declarations.checkpoint import Checkpoint, Config, Rename
+from mtpcore.declarations.patterns import pattern
 from mtpcore.errors import ModelFileError, PluginError
 from mtpcore.gguf.types import BLOCKS, block_type
 

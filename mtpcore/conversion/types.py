@@ -8,7 +8,7 @@ from typing import Literal
 
 from gguf import GGMLQuantizationType, LlamaFileType
 
-from mtpcore.conversion.family import pattern
+from mtpcore.declarations.patterns import pattern
 from mtpcore.errors import ModelFileError, PluginError
 from mtpcore.gguf.types import BLOCKS, F16, F32
 

@@ -23,6 +23,7 @@ from mtpcore.drafting.fed import FedRole
 from mtpcore.drafting.proposers import DeclaredProposer
 from mtpcore.drafting.vocabulary import shared_tokens
 from mtpcore.errors import LinkError, PluginError, spell
+from mtpcore.runtime.accounting import account
 from mtpcore.runtime.context import Context
 
 if TYPE_CHECKING:
@@ -192,6 +193,7 @@ def _roles(
             may_draft = shared_tokens(llm.model, source, tokens)
         elif source is not llm.model:
             source.borrow_from(llm.model)
+            account(source)
             if is_independent(spec):
                 may_draft = shared_tokens(llm.model, source, tokens)
             else:

@@ -366,6 +366,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         The file beside it that holds a part of the model, where files come in two.
     min_types : tuple of (str, str)
         Pattern of tensor names and the smallest type in which ``quantize`` may store them.
+    unread : tuple of (str, str)
+        Pattern of tensors that no graph reads, or with ``{arch}.`` in front of metadata keys that
+        ``hparams`` does not ask for, and why files may hold them all the same. ``{n}`` stands for
+        a number, ``*`` for anything. What else is left unread is refused.
     checkpoint : Checkpoint, optional
     layouts : tuple of Checkpoint
         Other layouts in which checkpoints of the family are published.
@@ -385,6 +389,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     codebooks: Callable[..., Codebooks] | None = None
     companion: Companion | None = None
     min_types: tuple[tuple[str, str], ...] = ()
+    unread: tuple[tuple[str, str], ...] = ()
     checkpoint: Checkpoint | None = None
     layouts: tuple[Checkpoint, ...] = ()
     plugin: str = ""
@@ -438,8 +443,9 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
         width of the target's taps, and ``n_vocab`` counts the target's tokens.
     standalone : bool
         Whether it is a draft model, in its own file with its own architecture.
-    min_types, checkpoint, layouts, plugin, version
-        As a ModelSpec's; ``layouts`` of a drafter in its own file.
+    min_types, unread, checkpoint, layouts, plugin, version
+        As a ModelSpec's; ``layouts`` of a drafter in its own file. ``unread`` also names what a
+        proposer reads itself.
     evidence : str
         Where the declaration comes from: paper, source, measurement with its size.
     """
@@ -462,6 +468,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     graphs: tuple[tuple[str, Builder], ...] = ()
     hparams: Callable[..., ModelSizes] | None = None
     min_types: tuple[tuple[str, str], ...] = ()
+    unread: tuple[tuple[str, str], ...] = ()
     standalone: bool = False
     checkpoint: Checkpoint | None = None
     layouts: tuple[Checkpoint, ...] = ()

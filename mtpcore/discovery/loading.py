@@ -26,13 +26,16 @@ from mtpcore.discovery.sidecars import (
 )
 from mtpcore.errors import ModelFileError, MtpcoreError, PluginError, spell
 from mtpcore.gguf import Fields, ModelFile, merge, open_model_file
+from mtpcore.runtime.accounting import account
 from mtpcore.runtime.fit import (
     FittedDrafter,
     block_of,
     fit_drafter,
     fits,
+    fits_architecture,
     holds,
     lacking,
+    named_keys,
     read_hparams,
 )
 from mtpcore.runtime.model import Layout, Model
@@ -119,11 +122,22 @@ def load_model(
             model = _load_with_sidecar(file, known, repack)
         else:
             model = _make(file, known, mtp)
+        _account(model, file, known, mtp)
         model.repack = repack
         return model
     except BaseException:
         file.close()
         raise
+
+
+def _account(model: Model, file: ModelFile, known: Registry, mtp: bool) -> None:
+    """Account for what the file holds; heads' part of it is theirs though they are not loaded."""
+    try:
+        account(model)
+    except ModelFileError:
+        if mtp:
+            raise
+        account(_make(file, known, True))
 
 
 def _with_companion(file: ModelFile, given: Path | None, known: Registry) -> ModelFile:
@@ -171,6 +185,7 @@ def _complete(file: ModelFile, beside: ModelFile, known: Registry) -> Model:
             + (f"; left out: {known.absent}" if known.absent else ""),
         )
     check_drafters(model)
+    account(model)
     if model.program() != _make(file, known, False).program():
         raise ModelFileError(
             "the head's file would change the model's own graph",
@@ -324,7 +339,16 @@ def _make(file: ModelFile, known: Registry, mtp: bool) -> Model:
         layout = "mtp-only"
     left_out = set() if mtp else in_head
     tensors = {name: tensor for name, tensor in file.tensors.items() if name not in left_out}
-    return Model(file, spec, hparams, fitted, tensors=tensors, layout=layout, absent=known.absent)
+    return Model(
+        file,
+        spec,
+        hparams,
+        fitted,
+        tensors=tensors,
+        layout=layout,
+        keys_read=fields.asked,
+        absent=known.absent,
+    )
 
 
 def _fit(known: Registry, fields: Fields, file: ModelFile, hparams: Any) -> list[FittedDrafter]:
@@ -333,6 +357,8 @@ def _fit(known: Registry, fields: Fields, file: ModelFile, hparams: Any) -> list
     for spec in known.drafters:
         if spec.standalone:
             continue
+        if fits_architecture(spec, file.architecture):
+            fields.asked.update(map(fields.key, named_keys(spec)))  # also where it has no tensors
         try:
             drafter = fit_drafter(spec, fields, file.tensors, hparams.n_layers, hparams)
         except Exception as error:  # a plugin's hparams may raise anything
@@ -362,7 +388,15 @@ def _make_standalone(file: ModelFile, fields: Fields, known: Registry) -> Model:
         if drafter is not None:
             fitted.append(drafter)
     if fitted:
-        return Model(file, None, fitted[0].hparams, fitted, layout="mtp-only", absent=known.absent)
+        return Model(
+            file,
+            None,
+            fitted[0].hparams,
+            fitted,
+            layout="mtp-only",
+            keys_read=fields.asked,
+            absent=known.absent,
+        )
     architectures = {*known.architectures, *(a for s in mine for a in s.fit.architectures)}
     raise ModelFileError(
         "no plugin knows this architecture",

@@ -25,6 +25,7 @@ from mtpcore.errors import ModelFileError, spell
 from mtpcore.gguf import ModelFile
 from mtpcore.gguf.types import BLOCKS
 from mtpcore.graph import GraphType
+from mtpcore.runtime.accounting import account
 from mtpcore.runtime.model import Model
 
 __all__ = [
@@ -196,6 +197,7 @@ def check_draft_model(target: Model, draft_model: Model) -> None:
         target.program(taps=[t for f in spec.feeds if f.src == "target" for t in f.taps])
         for graph, _ in spec.graphs:
             draft_model.program(graph, drafter=spec)
+        account(draft_model)
         every = np.arange(target.hparams.n_vocab, dtype=np.int32)
         tokens = shared_tokens(target, draft_model, None) if is_independent(spec) else None
         find_rows(draft_model, spec, every if tokens is None else tokens)

@@ -9,6 +9,7 @@ from mtpcore.gguf.header import Header, Metadata, TensorInfo, Value, parse_heade
 from mtpcore.gguf.joined_tensor import JoinedTensor
 from mtpcore.gguf.merge import merge
 from mtpcore.gguf.metadata import Fields, convert
+from mtpcore.gguf.needless import NEEDLESS_TENSORS, is_needless
 from mtpcore.gguf.stream import StreamedFile, StreamedTensor, stream_model_files
 from mtpcore.gguf.tensor import Tensor
 from mtpcore.gguf.tensor_rows import TensorRows
@@ -16,6 +17,7 @@ from mtpcore.gguf.tokenizer import TextStream, Tokenizer, read_tokenizer
 from mtpcore.gguf.writer import write_model_file
 
 __all__ = [
+    "NEEDLESS_TENSORS",
     "ChatTemplate",
     "Fields",
     "Header",
@@ -31,6 +33,7 @@ __all__ = [
     "Tokenizer",
     "Value",
     "convert",
+    "is_needless",
     "merge",
     "open_model_file",
     "parse_header",

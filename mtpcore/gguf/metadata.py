@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from types import GenericAlias
 from typing import Annotated, Any, TypeVar, get_origin, overload
@@ -39,15 +40,39 @@ class Fields:
     architecture : str
     file : str
         For errors.
+    asked : set of str, optional
+        Gets the name of every key that is asked for, whether it is there or not: what loading
+        finds unread is refused.
     """
 
-    def __init__(self, metadata: Metadata, architecture: str, file: str = "metadata") -> None:
+    def __init__(
+        self,
+        metadata: Metadata,
+        architecture: str,
+        file: str = "metadata",
+        *,
+        asked: set[str] | None = None,
+    ) -> None:
         self.metadata, self.architecture, self.file = metadata, architecture, file
+        self.asked: set[str] = set() if asked is None else asked
 
     @classmethod
     def of(cls, model: ModelFile) -> Fields:
         """Return the fields of an open file."""
         return cls(model.metadata, model.architecture, str(model.path))
+
+    def replace(self, values: Mapping[str, Any]) -> Fields:
+        """Return these fields with other values of some keys, which may contain ``{arch}``."""
+        known = self.metadata | {self.key(key): value for key, value in values.items()}
+        return Fields(known, self.architecture, self.file, asked=self.asked)
+
+    def within(self, name: str) -> Fields:
+        """Return the fields of a part of the model: ``{arch}`` then means ``{arch}.<name>``."""
+        return Fields(self.metadata, f"{self.architecture}.{name}", self.file, asked=self.asked)
+
+    def dismiss(self, *keys: str) -> None:
+        """Count keys as asked for that mean nothing in this file, by what others say."""
+        self.asked.update(map(self.key, keys))
 
     def key(self, key: str) -> str:
         """Put the architecture in for ``{arch}``."""
@@ -74,6 +99,7 @@ class Fields:
         ModelFileError
             If it is missing or of another type.
         """
+        self.asked.add(self.key(key))
         if self.key(key) not in self.metadata:
             raise self.error(key, "the key is missing", wanted=type)
         return self._convert(key, self.metadata[self.key(key)], type)
@@ -84,6 +110,7 @@ class Fields:
     def get(self, key: str, type: Any, default: Any) -> Any: ...
     def get(self, key: str, type: Any, default: Any) -> Any:
         """Read a key, or return ``default`` where it is missing."""
+        self.asked.add(self.key(key))
         return self.require(key, type) if key in self else default
 
     def per_layer(

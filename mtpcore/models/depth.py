@@ -18,7 +18,20 @@ from mtpcore.models.hparams import Hparams
 from mtpcore.models.published import Metadata, in_heads, on_layers
 from mtpcore.models.rope import Rope
 
-__all__ = ["CodebookHparams", "depth_config", "depth_decoder", "depth_keys", "in_depth"]
+__all__ = [
+    "DEPTH_UNREAD",
+    "CodebookHparams",
+    "depth_config",
+    "depth_decoder",
+    "depth_keys",
+    "in_depth",
+]
+
+DEPTH_UNREAD: tuple[tuple[str, str], ...] = (
+    ("{arch}.depth.*feed_forward_length", "the matrices are so wide"),
+    ("{arch}.depth.attention.value_length", "the matrices are so wide"),
+)
+"""Keys of a depth decoder that are not asked for, and why."""
 
 _Code = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
 _Codes = Annotated[int, msgspec.Meta(ge=2, le=1 << 24)]
@@ -50,7 +63,7 @@ class CodebookHparams(Hparams, frozen=True, kw_only=True):
     @classmethod
     def read_more(cls, fields: Fields) -> dict[str, object]:
         """Return the depth decoder's, whose keys begin with ``{arch}.depth.``."""
-        within = Fields(fields.metadata, f"{fields.architecture}.depth", fields.file)
+        within = fields.within("depth")
         depth = convert(within, Hparams)
         rope = Rope.read(within, depth.head_width, cls.rope_style)
         return {"depth": msgspec.structs.replace(depth, n_layers=depth.n_blocks, rope=rope)}

@@ -50,7 +50,8 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
             raise fields.error("{arch}.expert_gating_func", "unknown gate", wanted=_GATES, got=code)
         kind = _GATES[code] if code else gate
         # llama.cpp saves 0 for a family whose routing it does not read, and no norm beside it.
-        said = fields.get("{arch}.expert_weights_norm", bool, normalise)
+        said = fields.get("{arch}.norm_top_k_prob", bool, normalise)  # as Ollama writes it
+        said = fields.get("{arch}.expert_weights_norm", bool, said)
         return cls(
             n_used=fields.require("{arch}.expert_used_count", Count),
             gate=kind,

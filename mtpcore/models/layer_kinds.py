@@ -82,7 +82,11 @@ class LayerKind(msgspec.Struct, frozen=True):
         n_heads = fields.require("{arch}.attention.head_count", Count)
         pattern = windowed_blocks(fields, n_blocks, period)
         n_kv = fields.per_layer("{arch}.attention.head_count_kv", n_blocks, Count)
-        window = fields.require("{arch}.attention.sliding_window", Count) if any(pattern) else 0
+        if any(pattern):
+            window = fields.require("{arch}.attention.sliding_window", Count)
+        else:
+            window = 0
+            fields.dismiss("{arch}.attention.sliding_window")
         width = fields.require("{arch}.attention.key_length", Count)
         near_width = fields.get("{arch}.attention.key_length_swa", Count, width)
         own = "{arch}.rope.dimension_count_swa" in fields or near_width != width

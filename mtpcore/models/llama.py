@@ -133,5 +133,12 @@ LLAMA = ModelSpec(
     build=build,
     ties=(OUTPUT_TIE,),
     min_types=(ROUTER_TYPE,),
+    unread=(
+        (
+            "{arch}.rope.scaling.yarn_log_multiplier",
+            "files made of Mistral's own format have it; the rise of scores that it is for is not "
+            "in these models, and no engine reads it here",
+        ),
+    ),
     checkpoint=CHECKPOINT,
 )

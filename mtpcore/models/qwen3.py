@@ -36,6 +36,7 @@ QWEN3 = ModelSpec(
     hparams=Hparams.read,
     build=dense_trunk,
     ties=(OUTPUT_TIE,),
+    unread=(("cls.output.weight", "a reranker's scores; no text comes from them"),),
     checkpoint=Checkpoint(
         architectures=frozenset({"Qwen3ForCausalLM"}),
         tensors=(

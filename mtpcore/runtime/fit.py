@@ -15,7 +15,17 @@ from mtpcore.declarations.spec import Block, DrafterSpec, Feed, Fit, Heads, Mode
 from mtpcore.errors import MtpcoreError, PluginError, spell
 from mtpcore.gguf import Fields
 
-__all__ = ["FittedDrafter", "block_of", "fit_drafter", "fits", "holds", "lacking", "read_hparams"]
+__all__ = [
+    "FittedDrafter",
+    "block_of",
+    "fit_drafter",
+    "fits",
+    "fits_architecture",
+    "holds",
+    "lacking",
+    "named_keys",
+    "read_hparams",
+]
 
 log = logging.getLogger("mtpcore")
 
@@ -81,10 +91,15 @@ def block_of(tensor: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def fits_architecture(spec: ModelSpec | DrafterSpec, architecture: str) -> bool:
+    """Say whether an architecture is a spec's."""
+    return not spec.fit.architectures or architecture in spec.fit.architectures
+
+
 def fits(spec: ModelSpec | DrafterSpec, architecture: str, tensors: Collection[str]) -> bool:
     """Say whether architecture and tensors without a block are a spec's."""
     fit = spec.fit
-    if fit.architectures and architecture not in fit.architectures:
+    if not fits_architecture(spec, architecture):
         return False
     present = all(name in tensors for name in fit.tensors if "{n}" not in name)
     return present and not any(name in tensors for name in fit.absent)
@@ -226,6 +241,17 @@ def _warn(
             declared,
             n_heads,
         )
+
+
+def named_keys(spec: DrafterSpec) -> set[str]:
+    """Return the metadata keys that a declaration names in place of numbers."""
+    block, taps = spec.block, [tap for feed in spec.feeds for tap in feed.taps]
+    values = [spec.fit.count_key, spec.heads.count, *(feed.width for feed in spec.feeds)]
+    values += [block.size, block.mask, block.from_pending, block.passes] if block else []
+    names = {value.name if isinstance(value, Key) else value for value in values}
+    return {name for name in names if isinstance(name, str)} | {
+        layer for tap in taps if (layer := tap.partition(":")[2]) and not layer.isdigit()
+    }
 
 
 def _resolve(spec: DrafterSpec, fields: Fields, n_heads: int) -> DrafterSpec:

@@ -67,7 +67,7 @@ class Model(Uncopied):
 
     Parameters
     ----------
-    file, spec, hparams, tensors, layout, absent
+    file, spec, hparams, tensors, layout, keys_read, absent
         As the attributes say.
     fitted : sequence of FittedDrafter
         The drafters that the file holds, the most promising first.
@@ -86,6 +86,8 @@ class Model(Uncopied):
         Whether weights are packed for the kernels, or read where they lie in the file.
     file_layout : str
         ``combined``, ``trunk-only`` or ``mtp-only``: what the files hold, loaded or not.
+    keys_read : set of str
+        Metadata keys that declarations asked for.
     absent_plugins : str
         Installed plugins that were not asked, and why; empty if there are none.
     sidecars : tuple of Sidecar
@@ -110,6 +112,7 @@ class Model(Uncopied):
         *,
         tensors: Mapping[str, Tensor] | None = None,
         layout: Layout = "combined",
+        keys_read: set[str] | None = None,
         absent: str = "",
     ) -> None:
         self._file, self.spec, self.hparams = file, spec, hparams
@@ -126,6 +129,7 @@ class Model(Uncopied):
         self._programs: dict[Any, Program] = {}
         give_lock(self, "lock", RLock)
         self.file_layout, self.absent_plugins = layout, absent
+        self.keys_read = set() if keys_read is None else keys_read
         self.sidecars: tuple[Sidecar, ...] = ()
         self.draft_model_opener: Callable[[], Model] | None = None
         self._draft_model: ReferenceType[Model] | None = None

@@ -45,7 +45,8 @@ COMPANION = Companion(
 
 def knowing(companion=COMPANION):
     module = types.ModuleType("in_two")
-    spec = msgspec.structs.replace(toy.TRUNK, companion=companion)
+    unread = (("{arch}.told", "for this test"),)
+    spec = msgspec.structs.replace(toy.TRUNK, companion=companion, unread=unread)
     module.mtpcore_models = hookimpl(lambda: [spec], specname="mtpcore_models")
     return Registry.of(module)
 

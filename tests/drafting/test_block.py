@@ -37,6 +37,7 @@ SPEC = toy.replaced(
     shape="block",
     block=Block(size=4, mask=N_VOCAB - 1),
     feeds=(MASKED,),
+    unread=(("blk.{n}.mask.weight", "declarations of this test may read another one"),),
 )
 
 

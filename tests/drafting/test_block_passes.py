@@ -267,6 +267,7 @@ def in_passes(build, passes):
         shape="block",
         block=Block(size=SIZE, mask=N_VOCAB - 1, post_head="post", passes=passes),
         feeds=feeds,
+        unread=(("blk.{n}.mixer.weight", "post-heads that do not mix have no use for it"),),
     )
 
 

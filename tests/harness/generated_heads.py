@@ -38,10 +38,12 @@ def write_drafter(path, architecture, kind):
         "llama.vocab_size": s.n_vocab,
         "llama.target_layers": [0, 1, 1],
         "llama.target_hidden_size": s.width,
-        "llama.block_size": 8,
-        "llama.attention.causal": False,
         "tokenizer.ggml.mask_token_id": s.n_vocab - 2,
     }
+    if architecture != EAGLE3:
+        metadata["llama.block_size"] = 8
+    if architecture == DFLASH:
+        metadata["llama.attention.causal"] = False
     write = _add_block if architecture == DFLASH else _add_fused
     write(tensors, rng, kind)
     if architecture == PEAGLE:

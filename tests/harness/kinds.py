@@ -82,11 +82,13 @@ class Counting(FedProposer):
 GROWN = TreeShape(depth=2, width=2, n_nodes=4)
 LAST_LAYER = SharedMemory(layers=lambda stored, h: [stored[-1].layer])
 MASKED = Feed(slot="hidden", mask=N + "mask.weight")
+UNREAD = (("*", "one file is for drafters of all kinds"),)
 CHAIN = DrafterSpec(
     name="toy",
     fit=Fit(architectures=frozenset({"llama"}), tensors=(N + "join.weight",)),
     build=build("chain"),
     feeds=(Feed(slot="hidden", recycle="hidden"),),
+    unread=UNREAD,
 )
 KINDS = {
     "chain": CHAIN,
@@ -100,6 +102,7 @@ KINDS = {
         build=build("draft model"),
         hparams=Hparams.read,
         standalone=True,
+        unread=UNREAD,
     ),
     "proposer": replace(
         CHAIN,
@@ -152,9 +155,9 @@ def by_heads(**fields):
 
 def reduced(spec, kind):
     def few(g, inputs, h):
-        return ends(g, body(kind)(g, inputs, h), "few.weight")
+        return ends(g, body(kind)(g, inputs, h), "blk.1.few.weight")
 
-    return replace(spec, vocabulary="few", build=few)
+    return replace(spec, vocabulary="blk.1.few", build=few)
 
 
 def shared(spec, kind):
@@ -301,8 +304,8 @@ def write_files(folder):
         "token_embd.weight": matrix(N_VOCAB, WIDTH),
         "output.weight": matrix(N_VOCAB, WIDTH),
         "output_norm.weight": np.ones(WIDTH, np.float32),
-        "few": np.array([7, 3, 9, 1], np.int32),
-        "few.weight": matrix(4, WIDTH),
+        "blk.1.few": np.array([7, 3, 9, 1], np.int32),
+        "blk.1.few.weight": matrix(4, WIDTH),
         **layer(0),
     }
     heads, apart = {}, dict(weights)

@@ -44,6 +44,7 @@ STEPS = DrafterSpec(
     build=step,
     feeds=(Feed(slot="state", recycle="state", width=Key("toy.narrow", NARROW)),),
     heads=Heads(order="each-step"),
+    unread=(("blk.{n}.embed.weight", "heads that read no drafts have no use for it"),),
 )
 CELL = msgspec.structs.replace(
     STEPS,

@@ -1,6 +1,15 @@
 """CSM, the Conversational Speech Model: a backbone, and a depth decoder of codes behind it."""
 
-from mtpcore.plugin import CodebookHparams, Codebooks, Feed, Fit, ModelSpec, first_of, hookimpl
+from mtpcore.plugin import (
+    DEPTH_UNREAD,
+    CodebookHparams,
+    Codebooks,
+    Feed,
+    Fit,
+    ModelSpec,
+    first_of,
+    hookimpl,
+)
 from mtpcore_csm.checkpoint import CHECKPOINT, TORCHTUNE
 from mtpcore_csm.graph import backbone, depth
 
@@ -34,6 +43,7 @@ CSM = ModelSpec(
         first_of("depth.audio_embd.weight", "audio_embd.weight"),
     ),
     codebooks=codebooks,
+    unread=DEPTH_UNREAD,
     checkpoint=CHECKPOINT,
     layouts=(TORCHTUNE,),
 )

@@ -30,6 +30,9 @@ TRUNK = ModelSpec(
     build=trunk,
     ties=(OUTPUT_TIE,),
     min_types=(ROUTER_TYPE,),
+    unread=(
+        ("blk.{n}.attn_kv_b.weight", "attn_k_b and attn_v_b hold it, too, in ik_llama.cpp's files"),
+    ),
     checkpoint=TRUNK_CHECKPOINT,
 )
 

@@ -40,8 +40,7 @@ class DeepseekHparams(Hparams, frozen=True, kw_only=True):
         if not fields.get(GATE, int, 0) and any(
             name.endswith(".exp_probs_b.bias") for name in tensors
         ):
-            known = {**fields.metadata, fields.key(GATE): SIGMOID}
-            fields = Fields(known, fields.architecture, fields.file)
+            fields = fields.replace({GATE: SIGMOID})
         return super().read(fields, tensors)
 
     @classmethod

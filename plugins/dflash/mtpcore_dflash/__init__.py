@@ -88,6 +88,10 @@ DSPARK = msgspec.structs.replace(
             evidence="vLLM and llama.cpp add the previous token's logits to those of the row",
         ),
     ),
+    unread=(
+        ("conf_proj.*", "how many drafts to verify is measured, not said by the confidence head"),
+        ("{arch}.has_confidence_head", "likewise"),
+    ),
     checkpoint=DSPARK_CHECKPOINT,
     evidence="a published preview for GLM-5.2: .711, .560, .464, ... by position, 2.75 tokens a "
     "pass; beside DFlash with the same backbone 2.52 to 2.30 accepted",

@@ -111,6 +111,7 @@ def _layers(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Value:
             h,
             kind=h.kind(n),
             mask=h.mask(n),
+            sinks=f"blk.{n}.attn_sinks.weight",
             factors="rope_freqs.weight",
         )
         x = g.add(x, attended)

@@ -35,6 +35,7 @@ def model(name: str, hparams: type[QwenHparams], checkpoint: Checkpoint) -> Mode
         build=trunk,
         ties=(OUTPUT_TIE,),
         min_types=(*EXACT, ("blk.{n}.ssm_conv1d.weight", "F32")),
+        unread=(("blk.{n}.ssm_in.weight", "attn_qkv and attn_gate count where both are there"),),
         checkpoint=checkpoint,
     )
 

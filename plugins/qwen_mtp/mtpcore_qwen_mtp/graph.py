@@ -125,10 +125,10 @@ def count_key_heads_once(fields: Fields) -> Fields:
         raise fields.error(key, "layers of attention differ", wanted="one number", got=counts)
     if not found:
         return fields
-    known: dict[str, Any] = fields.metadata | {fields.key(key): found.pop()}
-    if 0 in counts:
-        known.setdefault(fields.key(RECURRENT), [not count for count in counts])
-    return Fields(known, fields.architecture, fields.file)
+    known: dict[str, Any] = {key: found.pop()}
+    if 0 in counts and RECURRENT not in fields:
+        known[RECURRENT] = [not count for count in counts]
+    return fields.replace(known)
 
 
 def delta_net(g: GraphBuilder, a: Value, n: int, h: QwenHparams) -> Value:

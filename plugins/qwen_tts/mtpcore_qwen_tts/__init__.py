@@ -1,6 +1,6 @@
 """Qwen3-TTS: a talker that reads text beside speech, and a code predictor behind it."""
 
-from mtpcore.plugin import Codebooks, Feed, Fit, ModelSpec, first_of, hookimpl
+from mtpcore.plugin import DEPTH_UNREAD, Codebooks, Feed, Fit, ModelSpec, first_of, hookimpl
 from mtpcore_qwen_tts import sound
 from mtpcore_qwen_tts.checkpoint import CHECKPOINT, WHOLE
 from mtpcore_qwen_tts.companion import COMPANION
@@ -36,6 +36,13 @@ QWEN3_TTS = ModelSpec(
     # Between its matrices the feed-forward part has values beyond F16, to which llama.cpp rounds
     # what it multiplies by a matrix of F16.
     min_types=(("a.gen.code.blk.{n}.ffn_down.weight", "F32"), *sound.LEAST),
+    unread=(
+        *DEPTH_UNREAD,
+        ("{arch}.codec.*", "marks that stand in prompts"),
+        ("{arch}.language.*", "marks that stand in prompts"),
+        ("{arch}.speaker.*", "marks that stand in prompts"),
+        ("{arch}.depth.proj*", "what the companion is for other programs"),
+    ),
     checkpoint=CHECKPOINT,
     layouts=(WHOLE,),
 )

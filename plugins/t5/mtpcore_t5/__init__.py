@@ -24,6 +24,13 @@ T5 = ModelSpec(
     encoder="encoder",
     ties=(OUTPUT_TIE,),
     min_types=(("enc.blk.{n}.attn_rel_b.weight", "F32"), ("dec.blk.{n}.attn_rel_b.weight", "F32")),
+    unread=(
+        ("dec.blk.{n}.cross_attn_rel_b.weight", "cross attention knows no positions"),
+        ("{arch}.attention.key_length", "the matrices are so wide"),
+        ("{arch}.attention.head_count_kv", "the matrices are so wide"),
+        ("{arch}.attention.relative_buckets_count", "the tables have so many rows"),
+        ("{arch}.rope.*", "nothing is rotated"),
+    ),
     checkpoint=T5_CHECKPOINT,
     layouts=(UMT5_CHECKPOINT,),
 )
