@@ -132,7 +132,7 @@ def _scaled(name: str) -> Callable[[Config], float | None]:
 
 
 def _no_zero(config: Config, name: str, value: N) -> N:
-    """Return a value of the scaling; 0, which model files have for none, is none to nobody else."""
+    """Return a value of the scaling; refuse 0, which only model files have for none."""
     if value == 0:
         raise ModelFileError(
             "no rotation can be scaled so",
