@@ -43,7 +43,7 @@ def execute(options: argparse.Namespace) -> int:
         rows = [(plugin["name"], _summary(plugin)) for plugin in described]
         rows.append((LOOKUP.name, "drafter that every model has: copies from earlier in the text"))
         width = max(len(name) for name, _ in rows)
-        print("\n".join(f"{name:{width}}  {summary}" for name, summary in rows))
+        print("\n".join(f"{name:{width}}  {summary}" for name, summary in rows), flush=True)
         note("-v says which files they fit, what they need, and where they come from")
     if selected is not None:
         note(f"{SWITCH} is {selected!r}: of third-party plugins only these are used")

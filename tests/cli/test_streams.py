@@ -61,7 +61,7 @@ def test_arguments_are_utf8_in_every_locale(glm):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("-c", 1 << 40), "wanted a whole number >= 1 and < 2147483648"),
+        (("-c", 1 << 40), "wanted a whole number >= 0 and < 2147483648"),
         (("--stop", ""), "--stop: wanted a text, got an empty one"),
     ],
 )
