@@ -46,7 +46,7 @@ def test_parts(command, tmp_path):
         f"mtpcore: wrote {trunk}, {spell_bytes(size(trunk))}",
     ]
     assert command("convert", checkpoint("glm-11"), head, "--mtp", "only")[0] == 0
-    run = ("run", trunk, "-p", "def", "-n", 8, "--temp", 0, "--draft", 2)
+    run = ("run", trunk, "-p", "def", "-n", 8, "--temp", 0, "--drafter", "glm_nextn")
     assert command(*run)[0] == 1
     assert command(*run, "--mtp-path", head)[0] == 0
 
