@@ -1,10 +1,12 @@
 """Guards: which act is running on contexts that belong together."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from threading import Lock, RLock
+from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["Guard", "perform", "perform_together"]
+__all__ = ["Guard", "holding", "perform", "perform_together"]
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 class Guard:
@@ -26,6 +28,16 @@ class Guard:
 
     def is_elsewhere(self, turn: int) -> bool:
         """Whether another thread is at the act that was the ``turn``-th one to take it."""
+
+def holding(
+    lock: Lock | RLock, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+) -> R:
+    """Call a function while holding a lock, and wait for that before.
+
+    The lock is free afterwards, whatever raises, and at whichever bytecode. ``with`` cannot say so:
+    a signal's exception comes up behind a call, and from CPython 3.14 on the call that takes the
+    lock is one of these.
+    """
 
 def perform(function: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
     """Call a function as an act under the guard of its first argument, ``args[0].guard``.

@@ -2,7 +2,7 @@
 
 A guard is taken and left around the call in compiled code: there is no bytecode in between, at
 which a signal, a tracer or another thread could come in. Whatever the act raises, and wherever, the
-guard is afterwards what it was before.
+guard is afterwards what it was before. The same holds for a lock of ``threading``.
 """
 
 import threading
@@ -21,6 +21,14 @@ cdef class Guard:
 
     def is_elsewhere(self, unsigned long turn):
         return self.taken and self.turn == turn and self.thread != PyThread_get_thread_ident()
+
+
+def holding(lock, function, /, *args, **kwargs):
+    lock.acquire()
+    try:
+        return function(*args, **kwargs)
+    finally:
+        lock.release()
 
 
 def perform(function, tuple args not None, dict kwargs not None):

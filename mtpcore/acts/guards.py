@@ -13,9 +13,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from mtpcore._ext._guard import Guard, perform, perform_together
+from mtpcore._ext._guard import Guard, holding, perform, perform_together
 
-__all__ = ["Guard", "act", "act_of_all"]
+__all__ = ["Guard", "act", "act_of_all", "exclusive", "holding"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,6 +35,16 @@ def act(function: Callable[P, R]) -> Callable[P, R]:
         return perform(function, args, kwargs)
 
     return guarded
+
+
+def exclusive(function: Callable[P, R]) -> Callable[P, R]:
+    """Let one thread at a time run a method: it holds its object's ``lock``."""
+
+    @wraps(function)
+    def alone(*args: P.args, **kwargs: P.kwargs) -> R:
+        return holding(args[0].lock, function, *args, **kwargs)  # type: ignore[attr-defined]
+
+    return alone
 
 
 def act_of_all(initialise: Callable[P, None]) -> Callable[P, None]:

@@ -10,7 +10,7 @@ from types import FrameType, TracebackType
 from typing import Any, Protocol, cast
 
 from mtpcore.acts.frames import newest_frames
-from mtpcore.acts.guards import Guard
+from mtpcore.acts.guards import Guard, holding
 from mtpcore.boundary.forks import give_lock
 
 __all__ = ["Journal", "Saved", "Transaction"]
@@ -65,15 +65,16 @@ class Journal:
         Calls that only ask for a sequence's length come here too, in any thread: the next act
         begins only when no thread is still settling the one before.
         """
-        if self._open is None:
+        if self._open is not None:
+            holding(_settling, self._settle)
+
+    def _settle(self) -> None:
+        act = self._open
+        if act is None or self._is_running(act):
             return
-        with _settling:
-            act = self._open
-            if act is None or self._is_running(act):
-                return
-            if self._open is act:  # a thread that was at it may have come to its end meanwhile
-                act.settle()
-                self._open = None
+        if self._open is act:  # a thread that was at it may have come to its end meanwhile
+            act.settle()
+            self._open = None
 
     def _is_running(self, act: Transaction) -> bool:
         """Say whether a thread is at an act; what an exception left behind is not running.

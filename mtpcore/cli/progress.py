@@ -49,12 +49,15 @@ def progress(title: str, count: Count, unit: Unit = "tokens") -> Iterator[None]:
         return
     over, watch = threading.Event(), _draw if sys.stderr.isatty() else _write
     watcher = threading.Thread(target=watch, args=(title, count, unit, over), daemon=True)
-    watcher.start()
+    has_begun = False
     try:
+        watcher.start()
+        has_begun = True
         yield
     finally:
         over.set()
-        watcher.join()
+        if has_begun:  # an interrupt may have come up while it began
+            watcher.join()
 
 
 @contextmanager

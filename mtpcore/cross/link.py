@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import nullcontext
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.acts.guards import holding
 from mtpcore.boundary.arguments import offers
 from mtpcore.cross.contexts import codes_contexts, drafter_contexts, feeding_contexts
 from mtpcore.cross.cross import Cross
@@ -96,8 +96,9 @@ def link(
     tokens = _tokens_of(llm, draft_vocabulary)
     if draft_model is None and any(_lies_beside(llm.model, one) for one in several):
         draft_model = llm.model.open_draft_model()
-    with draft_model.lock if draft_model is not None else nullcontext():
-        return _link(llm, several, draft_model, tree, tokens)
+    if draft_model is None:
+        return _link(llm, several, None, tree, tokens)
+    return holding(draft_model.lock, _link, llm, several, draft_model, tree, tokens)
 
 
 def _lies_beside(model: Model, drafter: DrafterLike) -> bool:

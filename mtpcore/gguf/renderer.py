@@ -19,6 +19,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
+from mtpcore.acts.guards import holding
 from mtpcore.errors import MtpcoreError
 
 __all__ = ["MAX_MEMORY", "MAX_SECONDS", "MAX_TEXT", "Limits", "RefusalError", "Renderer"]
@@ -126,18 +127,20 @@ class Renderer:
         if self._owner != os.getpid():  # a fork: the process belongs to the one that it came of
             self._owner, self._lock = os.getpid(), Lock()
             _end(self._running)
-        with self._lock:
-            try:
-                kind, text = self._ask(message, n_items)
-            except _NoAnswer as error:
-                _end(self._running)
-                raise self._error(MtpcoreError, str(error), error.fix) from None
-            except BaseException:  # an interrupt, too: the answer must not be taken for the next
-                _end(self._running)
-                raise
+        kind, text = holding(self._lock, self._ask_or_end, message, n_items)
         if kind != b"text":
             raise self._error(RefusalError, text)
         return text
+
+    def _ask_or_end(self, message: bytes | None, n_items: int) -> tuple[bytes, str]:
+        try:
+            return self._ask(message, n_items)
+        except _NoAnswer as error:
+            _end(self._running)
+            raise self._error(MtpcoreError, str(error), error.fix) from None
+        except BaseException:  # an interrupt, too: the answer must not be taken for the next
+            _end(self._running)
+            raise
 
     def _ask(self, message: bytes | None, n_items: int) -> tuple[bytes, str]:
         kind, text = b"text", ""

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sized
 from functools import cached_property
 
+from mtpcore.acts.guards import holding
 from mtpcore.boundary.arguments import Flag, Whole64, read, read_below
 from mtpcore.boundary.forks import give_lock
 from mtpcore.errors import ModelFileError, MtpcoreError, spell
@@ -88,8 +89,7 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise MtpcoreError("text is not valid Unicode", where="encode", got=error) from None
         add_special, parse_special = _flag(add_special), _flag(parse_special)
-        with self._lock:
-            tokens = self._encoder.encode(text, parse_special=parse_special)
+        tokens = holding(self._lock, self._encoder.encode, text, parse_special=parse_special)
         if add_special and self.vocabulary.add_bos and self.bos is not None:
             tokens.insert(0, self.bos)
         if add_special and self.vocabulary.add_eos and self.eos is not None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from contextvars import ContextVar, copy_context
 from functools import cached_property
 from pathlib import Path
 from threading import RLock
 from types import MappingProxyType, TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from weakref import ReferenceType, ref
 
 import msgspec
 
+from mtpcore.acts.guards import exclusive, holding
 from mtpcore.boundary.arguments import expect, read_below
 from mtpcore.boundary.copies import Uncopied
 from mtpcore.boundary.forks import give_lock
@@ -54,6 +54,8 @@ from mtpcore.runtime.lending import PackedWeights, TieUse, borrow, check_target,
 from mtpcore.runtime.sidecar import Sidecar
 
 __all__ = ["Layout", "Model"]
+
+T = TypeVar("T")
 
 Layout = Literal["combined", "trunk-only", "mtp-only"]
 """What a file holds: a trunk with a head, a trunk alone, or a drafter alone."""
@@ -101,7 +103,7 @@ class Model(Uncopied):
 
     _instead = "load the file in each process: load_model(path)"
 
-    lock: AbstractContextManager[object]
+    lock: RLock
 
     def __init__(
         self,
@@ -301,6 +303,7 @@ class Model(Uncopied):
             ),
         )
 
+    @exclusive
     def open_draft_model(self) -> Model | None:
         """Return the model of the drafter in a sidecar, or None where no sidecar has its own.
 
@@ -312,14 +315,13 @@ class Model(Uncopied):
         ModelFileError
             The sidecar cannot be read any more.
         """
-        with self.lock:
-            if self.draft_model_opener is None:
-                return None
-            opened = self._draft_model() if self._draft_model is not None else None
-            if opened is None or opened.is_closed:
-                opened = self.draft_model_opener()
-                self._draft_model = ref(opened)
-            return opened
+        if self.draft_model_opener is None:
+            return None
+        opened = self._draft_model() if self._draft_model is not None else None
+        if opened is None or opened.is_closed:
+            opened = self.draft_model_opener()
+            self._draft_model = ref(opened)
+        return opened
 
     def borrow_from(self, target: Model) -> None:
         """Let ``target:name`` in ties mean a tensor of ``target``; linking calls it.
@@ -335,8 +337,7 @@ class Model(Uncopied):
         expect(target, Model, "a drafter borrows from a model", error=LinkError)
         if target is self:
             return
-        with self.lock:
-            self._borrow_from(target)
+        holding(self.lock, self._borrow_from, target)
 
     def _borrow_from(self, target: Model) -> None:
         if self._target is target:
@@ -359,13 +360,13 @@ class Model(Uncopied):
         self.packed.lender = target.packed
         self._target = target  # last: in a child that was forked before, all is done once more
 
+    @exclusive
     def give_back(self) -> None:
         """Undo ``borrow_from``, before a context was made that others can see."""
-        with self.lock:
-            self._target = self.packed.lender = None
-            tensors = {name: t for name, t in self.tensors.items() if not name.startswith(TARGET)}
-            self.tensors = MappingProxyType(tensors)
-            self._programs.clear()
+        self._target = self.packed.lender = None
+        tensors = {name: t for name, t in self.tensors.items() if not name.startswith(TARGET)}
+        self.tensors = MappingProxyType(tensors)
+        self._programs.clear()
 
     @property
     def is_closed(self) -> bool:
@@ -415,25 +416,35 @@ class Model(Uncopied):
         n_heads = fitted.n_heads if fitted else 1
         head = read_below(head, n_heads, "no such head", where=spec.name, error=GraphError)
         key = (kind.name, points, spec.name, fitted is None, head)
-        with self.lock:
-            if self._is_closed:
-                raise ModelFileError(
-                    "the file is closed", where=str(self.path), fix="load the model again"
+        return holding(self.lock, self._program, key, kind, points, spec, fitted, head)
+
+    def _program(
+        self,
+        key: Any,
+        kind: GraphType,
+        taps: tuple[Tap, ...],
+        spec: ModelSpec | DrafterSpec,
+        fitted: FittedDrafter | None,
+        head: int,
+    ) -> Program:
+        if self._is_closed:
+            raise ModelFileError(
+                "the file is closed", where=str(self.path), fix="load the model again"
+            )
+        if key not in self._programs:
+            if key in _asked.get():
+                raise GraphError(
+                    "a feed reads what its own graph makes",
+                    where=spec.full_name,
+                    wanted="taps of a graph that can be built before the one with the slot",
+                    fix="declare a graph of its own for what the feed reads: graphs=, and "
+                    "Feed(graph=)",
                 )
-            if key not in self._programs:
-                if key in _asked.get():
-                    raise GraphError(
-                        "a feed reads what its own graph makes",
-                        where=spec.full_name,
-                        wanted="taps of a graph that can be built before the one with the slot",
-                        fix="declare a graph of its own for what the feed reads: graphs=, and "
-                        "Feed(graph=)",
-                    )
-                # What is noted there ends with the call, wherever an interrupt cuts that off.
-                asked = copy_context()
-                asked.run(_asked.set, (*_asked.get(), key))
-                self._programs[key] = asked.run(self._build, kind, points, spec, fitted, head)
-            return self._programs[key]
+            # What is noted there ends with the call, wherever an interrupt cuts that off.
+            asked = copy_context()
+            asked.run(_asked.set, (*_asked.get(), key))
+            self._programs[key] = asked.run(self._build, kind, taps, spec, fitted, head)
+        return self._programs[key]
 
     def _trunk(self) -> ModelSpec:
         if self.spec is None or self.file_layout == "mtp-only":
@@ -659,27 +670,22 @@ class Model(Uncopied):
             report += report_ties(g, fitted.spec.ties, self.tensors, self.head_only)
         return tuple(dict.fromkeys(report))
 
-    @property
-    def planning_locks(
-        self,
-    ) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-        """What a thread holds while it plans: each weight is packed once for all contexts.
+    def plan_alone(self, make: Callable[[], T]) -> T:
+        """Let one thread at a time make plans: each weight is packed once for all contexts."""
+        if self._target is None:
+            return holding(self.lock, make)
+        return holding(self.lock, holding, self._target.lock, make)
 
-        This model's lock and the target's, or this one's once more. They are taken by ``with``
-        itself: where a context manager in Python took them, a signal could leave them taken.
-        """
-        return self.lock, self.lock if self._target is None else self._target.lock
-
+    @exclusive
     def close(self) -> None:
         """Close the files and release the packed weights: no further context can be made.
 
         Contexts that have made their plan, by ``process`` or ``prepare``, can still be used; their
         memory is freed with the last of them.
         """
-        with self.lock:
-            self._is_closed = True
-            self.packed.clear()
-            self._file.close()
+        self._is_closed = True
+        self.packed.clear()
+        self._file.close()
 
     def __enter__(self) -> Model:
         return self

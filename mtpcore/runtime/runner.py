@@ -236,19 +236,19 @@ class GraphRunner:
             The backend cannot run the graph.
         """
         if self._plan is None:
-            batches, delivery = split_sources(self.program)
-            own, targets = self.model.planning_locks
-            with own, targets:
-                if delivery is not None and self.memory and self.memory.delivered:
-                    stores = [self.memory.delivered.store]
-                    self._delivery_plan = self._make_plan(delivery, stores, None)
-                read = self.memory or self.lent
-                stores = [group.store for group in read.groups] if read else []
-                recurrent = self.memory.recurrent if self.memory else None
-                self._plan = self._make_plan(
-                    batches, stores, recurrent.store if recurrent else None
-                )
+            self._plan = self.model.plan_alone(self._make_plans)
         return self._plan
+
+    def _make_plans(self) -> Plan:
+        """Return the plan, after that of deliveries where the graph has some."""
+        batches, delivery = split_sources(self.program)
+        if delivery is not None and self.memory and self.memory.delivered:
+            stores = [self.memory.delivered.store]
+            self._delivery_plan = self._make_plan(delivery, stores, None)
+        read = self.memory or self.lent
+        stores = [group.store for group in read.groups] if read else []
+        recurrent = self.memory.recurrent if self.memory else None
+        return self._make_plan(batches, stores, recurrent.store if recurrent else None)
 
     def prepare(self, *, pack: bool) -> None:
         """Make the plans, and let them pack at once what their runs would; see ``plan``."""

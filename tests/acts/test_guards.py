@@ -2,8 +2,10 @@
 
 import gc
 import inspect
+import random
 import signal
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +16,7 @@ from harness.held import Held
 
 import mtpcore
 from mtpcore import Batch, BusyError, Context, Cross, Generator, MtpcoreError, link, load_model
-from mtpcore.acts.guards import Guard, act
+from mtpcore.acts.guards import Guard, act, holding
 from mtpcore.acts.journal import Journal
 from mtpcore.decoding import Controller
 
@@ -365,3 +367,42 @@ def test_signals_leave_the_guard_free():
         signal.signal(signal.SIGALRM, before)
         gc.enable()
     assert raised > 5
+
+
+def test_no_signal_leaves_a_lock_taken():
+    """At whichever moment: while it waits, when it is taken, and within."""
+    chance, lock, n_raised, is_over = random.Random(2), threading.RLock(), 0, threading.Event()
+
+    def take_turns():
+        while not is_over.is_set():
+            holding(lock, sum, [1, 2])
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    other = threading.Thread(target=take_turns, daemon=True)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        other.start()
+        while n_raised < 300:
+            try:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 2e-4))
+                    while True:
+                        assert holding(lock, max, [1, 2], default=0) == 2
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                n_raised += 1
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    is_over.set()
+    other.join(60)
+    assert not other.is_alive()
+
+
+def test_what_a_call_raises_leaves_its_lock_free():
+    lock = threading.Lock()
+    with pytest.raises(ZeroDivisionError):
+        holding(lock, divmod, 1, 0)
+    assert not lock.locked()

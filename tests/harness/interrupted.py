@@ -115,13 +115,16 @@ class Alarms:
 
     def _raise(self, number, frame):
         self._next()
+        is_inside = False
         while frame is not None and not self._is_silent:
-            if "hypothesis" in frame.f_code.co_filename:  # its hook of the garbage collector, which
-                return  # nothing can come out of
-            if frame.f_code.co_filename.startswith(PACKAGE):
-                self.n_raised += 1
-                raise KeyboardInterrupt
+            # Nothing can come out of a destructor, or of hypothesis's hook of the collector.
+            if "hypothesis" in frame.f_code.co_filename or frame.f_code.co_name == "__del__":
+                return
+            is_inside = is_inside or frame.f_code.co_filename.startswith(PACKAGE)
             frame = frame.f_back
+        if is_inside:
+            self.n_raised += 1
+            raise KeyboardInterrupt
 
 
 def finish(generator, patience=2000):

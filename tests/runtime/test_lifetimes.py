@@ -132,7 +132,7 @@ def test_a_fork_while_another_thread_makes_contexts_leaves_the_child_free_to_mak
     target, head = load_model("demo:eagle3"), load_model("demo:eagle3-draft")
 
     def hold():
-        with model.planning_locks[1] if THREAD == "plans" else head.lock:
+        with model.lock if THREAD == "plans" else head.lock:
             inside.set()
             go_on.wait()
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.acts.guards import exclusive
 from mtpcore.backends.cuda.device import Device, DeviceArray
 
 __all__ = ["Ring"]
@@ -32,8 +33,9 @@ class Ring:
         self._buffers: list[NDArray[np.uint8]] = []  # made when the first bytes need them
         self._marks: list[Any] = [None] * n_buffers
         self._filled, self._n_used = 0, 0
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
 
+    @exclusive
     def send(self, array: NDArray[Any], target: DeviceArray, at: int) -> None:
         """Send an array's bytes to byte ``at`` of another; the array may change afterwards.
 
@@ -43,19 +45,18 @@ class Ring:
             The device does not answer, or the host has no memory that can be pinned.
         """
         raw, begin = np.ascontiguousarray(array).reshape(-1).view(np.uint8), 0
-        with self._lock:
-            while begin < len(raw):
-                free = self._find_room()
-                n = min(len(free), len(raw) - begin)
-                free[:n] = raw[begin : begin + n]
-                self._n_used += n
-                self._device.send(free[:n], target, at + begin)
-                begin += n
+        while begin < len(raw):
+            free = self._find_room()
+            n = min(len(free), len(raw) - begin)
+            free[:n] = raw[begin : begin + n]
+            self._n_used += n
+            self._device.send(free[:n], target, at + begin)
+            begin += n
 
+    @exclusive
     def mark(self) -> Any:
         """Return a mark behind all that was sent, for ``Device.wait``."""
-        with self._lock:
-            return self._device.mark()
+        return self._device.mark()
 
     def _find_room(self) -> NDArray[np.uint8]:
         """Return what is free of the buffer that is being filled; there is some."""

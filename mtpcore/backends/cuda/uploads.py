@@ -13,6 +13,7 @@ from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
+from mtpcore.acts.guards import exclusive
 from mtpcore.backends.base import WeightTensor
 from mtpcore.backends.cuda.device import Device
 from mtpcore.backends.cuda.launch.products import DeviceMatrix
@@ -107,35 +108,35 @@ class Upload:
         self._rows: list[NDArray[np.uint8]] | None = [part.reshape(-1, of_row) for part in raw]
         self.matrix, self.bytes_left = self._room.matrix, n_bytes
         self._mark: Any = None
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
 
+    @exclusive
     def send(self, ring: Ring, check: Callable[[], None]) -> None:
         """Send all rows that are left, and let the system reclaim their pages of the file.
 
         Where that fails they are left as they were; ``check`` raises what ends it early.
         """
-        with self._lock:
-            parts, first = self._rows, 0
-            if parts is None:
-                return
-            try:
-                for tensor, rows in zip(self._tensors, parts, strict=True):
-                    for begin, end in _windows((len(rows) // self._shape[-2], *self._shape[-2:])):
-                        check()
-                        self._room.fill(ring, first + begin, rows[begin:end])
-                        tensor.release(begin, end)
-                        self.bytes_left -= rows[begin:end].nbytes
-                    first += len(rows)
-                self._mark, self._rows = ring.mark(), None
-            finally:
-                self.bytes_left = 0 if self._rows is None else sum(rows.nbytes for rows in parts)
+        parts, first = self._rows, 0
+        if parts is None:
+            return
+        try:
+            for tensor, rows in zip(self._tensors, parts, strict=True):
+                for begin, end in _windows((len(rows) // self._shape[-2], *self._shape[-2:])):
+                    check()
+                    self._room.fill(ring, first + begin, rows[begin:end])
+                    tensor.release(begin, end)
+                    self.bytes_left -= rows[begin:end].nbytes
+                first += len(rows)
+            self._mark, self._rows = ring.mark(), None
+        finally:
+            self.bytes_left = 0 if self._rows is None else sum(rows.nbytes for rows in parts)
 
+    @exclusive
     def wait(self) -> None:
         """Wait until what was sent has arrived."""
-        with self._lock:
-            if self._mark is not None:
-                self._device.wait(self._mark)
-                self._mark = None
+        if self._mark is not None:
+            self._device.wait(self._mark)
+            self._mark = None
 
 
 def convert(
