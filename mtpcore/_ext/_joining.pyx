@@ -2,17 +2,25 @@
 
 from cpython.list cimport PyList_GET_SIZE
 from cpython.unicode cimport PyUnicode_Concat
-from libc.math cimport NAN
-from libc.stdint cimport int64_t
-from libc.stdlib cimport free, malloc
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
 
-cdef int64_t JOINED = -1  # in place of a piece that is part of the one before it
+cdef enum:
+    KNOWN_BITS = 16  # of the number of pairs that are remembered
+
+cdef int32_t JOINED = -1  # in place of a piece that is part of the one before it
 
 
 cdef struct Joint:
     double rank
-    int64_t left, right  # places
-    int64_t left_piece, right_piece, piece
+    int32_t left  # the place of its left piece
+    int32_t piece
+
+
+cdef struct Known:
+    uint64_t pair  # 0: none
+    double rank
+    int32_t piece  # -1: none
 
 
 cdef inline bint comes_before(const Joint *one, const Joint *other) noexcept nogil:
@@ -54,7 +62,16 @@ cdef class Joiner:
     cdef const double[::1] scores
     cdef bint has_scores, whole_words
     cdef int64_t n
+    cdef Known *known  # what pairs make that texts repeat; one may take another's place
     cdef readonly str missed  # the last pair that has a rank and makes no token
+
+    def __cinit__(self):
+        self.known = <Known *> calloc(1 << KNOWN_BITS, sizeof(Known))
+        if self.known == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.known)
 
     def __init__(
         self, list texts not None, dict ids not None, const unsigned char[::1] joinable not None,
@@ -63,12 +80,14 @@ cdef class Joiner:
         self.texts, self.ids, self.joinable, self.ranks = texts, ids, joinable, ranks
         self.scores, self.has_scores, self.whole_words = scores, scores is not None, whole_words
         self.n = PyList_GET_SIZE(texts)
+        if self.n > INT32_MAX:
+            raise OverflowError("more tokens than an id may name")
         if joinable.shape[0] != self.n or (self.has_scores and scores.shape[0] != self.n):
             raise IndexError("not one entry a token")
         if self.has_scores == (ranks is not None):
             raise ValueError("scores or ranks")
 
-    cdef int64_t find(self, str text) except -2:
+    cdef int32_t find(self, str text) except -2:
         """Return the token of a joint text; -1 where none is made of others."""
         cdef object found = self.ids.get(text)
         cdef int64_t token
@@ -77,54 +96,68 @@ cdef class Joiner:
         token = found
         if not 0 <= token < self.n:
             raise IndexError(f"token {token} of {self.n}")
-        return token if self.joinable[token] else -1
+        return <int32_t> token if self.joinable[token] else -1
 
-    cdef bint offer(self, Joint *joint) except -1:
-        """Look up what two neighbours make; say whether they make anything."""
-        cdef str left, right, pair
-        if not (self.joinable[joint.left_piece] and self.joinable[joint.right_piece]):
-            return False
-        left, right = self.texts[joint.left_piece], self.texts[joint.right_piece]
-        if not self.has_scores:
-            pair = PyUnicode_Concat(PyUnicode_Concat(left, " "), right)
-            rank = self.ranks.get(pair)
-            if rank is None:
-                return False
-            joint.rank = rank
-        joint.piece = self.find(PyUnicode_Concat(left, right))
-        if self.has_scores and joint.piece >= 0:
-            joint.rank = -self.scores[joint.piece]
-        elif joint.piece < 0 and not self.has_scores:
-            self.missed = pair
-        return joint.piece >= 0
+    cdef Known *find_pair(self, int32_t left, int32_t right) except NULL:
+        """Return what two pieces make."""
+        cdef uint64_t pair = <uint64_t> left * <uint64_t> self.n + <uint64_t> right + 1
+        cdef Known *known = &self.known[(pair * <uint64_t> 0x9E3779B97F4A7C15) >> (64 - KNOWN_BITS)]
+        if known.pair != pair:
+            known.pair = 0  # until all of it is known
+            known.piece = -1
+            if self.joinable[left] and self.joinable[right]:
+                self.look_up(known, self.texts[left], self.texts[right])
+            known.pair = pair
+        return known
 
-    cdef int64_t join_word(self, int64_t *pieces, int64_t n) except -1:
+    cdef int look_up(self, Known *known, str left, str right) except -1:
+        """Set the piece that two texts make, and its rank."""
+        cdef str pair
+        if self.has_scores:
+            known.piece = self.find(PyUnicode_Concat(left, right))
+            if known.piece >= 0:
+                known.rank = -self.scores[known.piece]
+            return 0
+        pair = PyUnicode_Concat(PyUnicode_Concat(left, " "), right)
+        rank = self.ranks.get(pair)
+        if rank is not None:
+            known.rank = rank
+            known.piece = self.find(PyUnicode_Concat(left, right))
+            if known.piece < 0:
+                self.missed = pair
+        return 0
+
+    cdef int32_t join_word(self, int32_t *pieces, int32_t n) except -1:
         """Join the pieces of one word in their place; return how many are left."""
-        cdef int64_t *before = <int64_t *> malloc((2 * n + 1) * sizeof(int64_t))
-        cdef int64_t *after = before + n
-        cdef Joint *heap = <Joint *> malloc((3 * n + 1) * sizeof(Joint))
+        cdef int32_t *before = <int32_t *> malloc(2 * <size_t> n * sizeof(int32_t))
+        cdef int32_t *after = before + n
+        cdef Joint *heap = <Joint *> malloc(3 * <size_t> n * sizeof(Joint))
         cdef Joint joint
-        cdef int64_t n_heap = 0, i, side, left, right
+        cdef Known *known
+        cdef int64_t n_heap = 0
+        cdef int32_t i, side, left, right
         try:
             if before == NULL or heap == NULL:
                 raise MemoryError
             for i in range(n):
                 before[i], after[i] = i - 1, i + 1
             for i in range(n - 1):
-                joint = Joint(NAN, i, i + 1, pieces[i], pieces[i + 1], 0)
-                if self.offer(&joint):
-                    heap[n_heap] = joint
+                known = self.find_pair(pieces[i], pieces[i + 1])
+                if known.piece >= 0:
+                    heap[n_heap] = Joint(known.rank, i, known.piece)
                     sift_up(heap, n_heap)
                     n_heap += 1
             while n_heap > 0:
-                joint = heap[0]
-                n_heap -= 1
-                if n_heap > 0:
-                    heap[0] = heap[n_heap]
-                    sift_down(heap, n_heap)
-                left, right = joint.left, joint.right
-                if pieces[left] != joint.left_piece or pieces[right] != joint.right_piece:
-                    continue  # one of them has become part of another piece
+                joint, n_heap = heap[0], n_heap - 1
+                heap[0] = heap[n_heap]
+                sift_down(heap, n_heap)
+                left = joint.left
+                right = after[left]
+                if pieces[left] == JOINED or right >= n:
+                    continue
+                known = self.find_pair(pieces[left], pieces[right])
+                if known.piece != joint.piece or known.rank != joint.rank:
+                    continue  # one of them has grown
                 pieces[left], pieces[right] = joint.piece, JOINED
                 after[left] = after[right]
                 if after[left] < n:
@@ -133,9 +166,9 @@ cdef class Joiner:
                     i = before[left] if side == 0 else left
                     if i < 0 or after[i] >= n:
                         continue
-                    joint = Joint(NAN, i, after[i], pieces[i], pieces[after[i]], 0)
-                    if self.offer(&joint):
-                        heap[n_heap] = joint
+                    known = self.find_pair(pieces[i], pieces[after[i]])
+                    if known.piece >= 0:
+                        heap[n_heap] = Joint(known.rank, i, known.piece)
                         sift_up(heap, n_heap)
                         n_heap += 1
             left = 0
@@ -149,24 +182,28 @@ cdef class Joiner:
             free(heap)
 
     def join(self, list pieces not None, list words not None):
-        cdef int64_t n = PyList_GET_SIZE(pieces), i, begin = 0, end, n_left, whole
-        cdef int64_t *found
+        cdef int64_t n = PyList_GET_SIZE(pieces), i, begin = 0, end, token
+        cdef int32_t n_left, whole
+        cdef int32_t *found
         cdef list joined = []
         if PyList_GET_SIZE(words) != n:
             raise IndexError("not one word a piece")
-        found = <int64_t *> malloc((n + 1) * sizeof(int64_t))
+        if n > INT32_MAX:
+            raise OverflowError("more letters than a text may have")
+        found = <int32_t *> malloc(<size_t> (n + 1) * sizeof(int32_t))
         if found == NULL:
             raise MemoryError
         try:
             for i in range(n):
-                found[i] = pieces[i]
-                if not 0 <= found[i] < self.n:
-                    raise IndexError(f"token {found[i]} of {self.n}")
+                token = pieces[i]
+                if not 0 <= token < self.n:
+                    raise IndexError(f"token {token} of {self.n}")
+                found[i] = <int32_t> token
             while begin < n:
                 end = begin + 1
                 while end < n and words[end] == words[begin]:
                     end += 1
-                n_left = end - begin
+                n_left = <int32_t> (end - begin)
                 if n_left > 1:
                     whole = -1
                     if self.whole_words:

@@ -95,3 +95,17 @@ def test_what_lies_outside_is_refused(pieces, words, changes):
 def test_scores_or_ranks_order_the_joints(order):
     with pytest.raises(ValueError, match="scores or ranks"):
         Joiner(TEXTS, IDS, JOINABLE, **order)
+
+
+def test_pairs_are_remembered_as_they_are():
+    """There are more of them than are remembered at a time."""
+    letters = [chr(0x4E00 + i) for i in range(500)]
+    joints = [a + b for a, b in itertools.pairwise(letters)]
+    texts = [*letters, *joints]
+    ids = {text: token for token, text in enumerate(texts)}
+    joiner = Joiner(texts, ids, np.ones(len(texts), np.uint8), np.zeros(len(texts)))
+    pairs = [*itertools.product(range(500), repeat=2)] * 2
+    words = [word for word in range(len(pairs)) for _ in range(2)]
+    found = joiner.join([letter for pair in pairs for letter in pair], words)
+    expected = [ids[texts[a] + texts[b]] if b == a + 1 else (a, b) for a, b in pairs]
+    assert found == [t for e in expected for t in (e if isinstance(e, tuple) else (e,))]
