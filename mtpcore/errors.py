@@ -19,6 +19,7 @@ __all__ = [
     "LinkError",
     "ModelFileError",
     "MtpcoreError",
+    "NoTokenError",
     "PluginError",
     "SamplingError",
     "StateError",
@@ -138,6 +139,10 @@ class CopyError(MtpcoreError, TypeError):
 
 class SamplingError(MtpcoreError, ValueError):
     """Sampler settings are out of range."""
+
+
+class NoTokenError(SamplingError):
+    """No token is left to choose: all are forbidden, or no logit is a number."""
 
 
 class StateError(MtpcoreError, ValueError):

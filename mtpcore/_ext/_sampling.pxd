@@ -25,6 +25,8 @@ cdef extern from "sampler/sampler.h" nogil:
     ctypedef struct mtp_winner:
         pass
 
+    enum: MTP_NO_TOKEN
+
     bint mtp_can_fuse(const mtp_sampling *sampling) noexcept
     mtp_sampler_scratch *mtp_sampler_scratch_new(int64_t n_vocab, int64_t n_ids) noexcept
     void mtp_sampler_scratch_free(mtp_sampler_scratch *scratch) noexcept

@@ -6,6 +6,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+NO_TOKEN: int
+"""What stands for a token where none was left to choose: less than -1."""
+
 class Settings(Protocol):
     """What `Sampler` reads: the fields of `mtpcore.sampling.Sampling`, already checked."""
 
@@ -117,6 +120,8 @@ class Sampler:
 
         Raises
         ------
+        NoTokenError
+            Every logit is -inf, after bias, penalties and mask: no token is left to choose.
         SamplingError
             A shape, an id or an index is out of range, or another thread drafts with the scratch.
         """
@@ -133,7 +138,8 @@ class Sampler:
         """Choose a token as `choose` does; return its probability too.
 
         The probability is the token's share in the softmax at temperature 1 after bias, penalties
-        and mask, before the cuts; 0 where every logit is -inf.
+        and mask, before the cuts. Where no token is left to choose this returns ``NO_TOKEN`` and 0:
+        a drafter then proposes nothing.
         """
 
     def rank(
@@ -152,7 +158,8 @@ class Sampler:
         logits, history, n_prompt, index, token_ids
             As in `choose`.
         n : int
-            How many are wanted. Above temperature 0 the cuts may leave fewer.
+            How many are wanted. Above temperature 0 the cuts may leave fewer, and where every logit
+            is -inf there is none.
 
         Returns
         -------

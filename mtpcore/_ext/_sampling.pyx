@@ -8,7 +8,9 @@ from libc.stdint cimport int32_t, int64_t, uint32_t
 
 import numpy as np
 
-from mtpcore.errors import SamplingError
+from mtpcore.errors import NoTokenError, SamplingError
+
+NO_TOKEN = MTP_NO_TOKEN
 
 cdef extern from "core/logarithm.h" nogil:
     double mtp_log(double x) noexcept
@@ -72,7 +74,13 @@ cdef class Sampler:
     def choose(self, const float[::1] logits not None, const int32_t[::1] history not None,
                int64_t n_prompt, int64_t index, const int32_t[::1] token_ids=None,
                const uint32_t[::1] mask=None):
-        return self._choose(logits, history, n_prompt, index, token_ids, mask, NULL)
+        token_id = self._choose(logits, history, n_prompt, index, token_ids, mask, NULL)
+        if token_id == MTP_NO_TOKEN:
+            raise NoTokenError(
+                "no token is left to choose", where=f"index {index}",
+                got="every logit minus infinity, or no number",
+                fix="let settings, masks and processors allow one token at least")
+        return token_id
 
     def choose_with_probability(self, const float[::1] logits not None,
                                 const int32_t[::1] history not None, int64_t n_prompt,

@@ -8,7 +8,7 @@ C-contiguous.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -45,6 +45,10 @@ __all__ = [
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
+
+
+CHOSEN: Final = "chosen token"
+"""The name of what fused sampling makes; outputs of a graph are words, and so have other names."""
 
 
 class FusedSampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,8 +210,9 @@ class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     penalties read, ``n_prompt[i]`` of them its prompt; the token chosen after them has index
     ``index[i]``, or n where no indices are given.
     At most ``k[i]`` drafts are made; one that is less probable than ``p_min[i]`` is dropped and
-    ends them, and so does a recycled row that is not finite or a token without an embedding.
-    ``token_ids`` int32[n_logits] names the token of each logit where that is not its index.
+    ends them, and so does a recycled row that is not finite, a token without an embedding, or a row
+    that leaves no token to choose. ``token_ids`` int32[n_logits] names the token of each logit, if
+    that is not its index.
 
     A ``verification`` may be run, too.
 
@@ -408,8 +413,9 @@ class Plan(Protocol):
         """Run all rows (at most ``n_batch``) and return new arrays by output name.
 
         ``logits`` is float32[n_outputs, n_vocab]; every other output float32[n, width]. Where the
-        batch comes with ``fused_sampling``, the plan may add ``chosen`` int32[n_outputs], -1 for
-        those without a sampler; ``logits`` are then of these alone. The places of all rows
+        batch comes with ``fused_sampling``, the plan may add ``CHOSEN`` int32[n_outputs], -1 for
+        those without a sampler, ``NO_TOKEN`` where no token was left to choose; ``logits`` are then
+        of those without one alone. The places of all rows
         are reserved in ``memory`` beforehand.
 
         A plan on a device may return arrays of its own kind: with a shape, a length, slices of

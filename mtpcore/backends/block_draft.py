@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import F32, CheckedBatch, DraftRun, FusedSampling, Plan, PostHead
+from mtpcore._ext._sampling import NO_TOKEN
+from mtpcore.backends.base import CHOSEN, F32, CheckedBatch, DraftRun, FusedSampling, Plan, PostHead
 from mtpcore.errors import BatchError
 from mtpcore.graph.program import OUTPUTS, Program
 from mtpcore.memory.base import Memory
@@ -242,24 +243,23 @@ def _choose(
 ) -> list[list[int]]:
     """Return each sequence's drafts: those before, and one of each output behind them."""
     logits = np.asarray(arrays["logits"])
-    chosen = np.asarray(arrays.get("chosen", np.full(len(logits), -1)))
-    at_home = np.cumsum(chosen < 0) - 1  # the row of logits of each that has one
+    chosen = np.asarray(arrays.get(CHOSEN, np.full(len(logits), -1)))
+    at_home = np.cumsum(chosen == -1) - 1  # the row of logits of each that has one
     drafts: list[list[int]] = []
     for i, span in enumerate(spans):
         ids = [*before[i]]
         for at in span:
             token = int(chosen[at])
-            if token < 0:
+            if token == -1:
                 row = logits[at_home[at]]
                 text = np.concatenate([run.history[i], np.array(ids, np.int32)])
-                asked = row, text, run.n_prompt[i], run.indices[i] + len(ids), run.token_ids
-                if p_min[i] <= 0:  # then the sum over all logits is spared
-                    token, is_good = run.samplers[i].choose(*asked), True
-                else:
-                    token, probability = run.samplers[i].choose_with_probability(*asked)
-                    is_good = probability >= p_min[i]
-                if not is_good or np.isnan(row).any():
+                token, probability = run.samplers[i].choose_with_probability(
+                    row, text, run.n_prompt[i], run.indices[i] + len(ids), run.token_ids
+                )
+                if probability < p_min[i] or np.isnan(row).any():
                     break
+            if token == NO_TOKEN:
+                break
             ids.append(token)
         drafts.append(ids)
     return drafts

@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import F32, CheckedBatch, DraftRun, FusedSampling, Plan
+from mtpcore._ext._sampling import NO_TOKEN
+from mtpcore.backends.base import CHOSEN, F32, CheckedBatch, DraftRun, FusedSampling, Plan
 from mtpcore.backends.block_draft import check_block, draft_block
 from mtpcore.errors import BatchError
 from mtpcore.graph.parts import part_sizes
@@ -131,15 +132,15 @@ def draft_steps(plan: Plan, run: DraftRun, memory: Memory | None) -> tuple[list[
             wanted = _fused_sampling(run, active, texts, [len(drafts[i]) for i in active])
             batch = msgspec.structs.replace(batch, fused_sampling=wanted)
         arrays, program = plan.run(batch, memory), plan.program
-        chosen = arrays.get("chosen", np.full(len(active), -1))
-        at_home = np.cumsum(chosen < 0) - 1  # the row of logits of each that has one
+        chosen = arrays.get(CHOSEN, np.full(len(active), -1))
+        at_home = np.cumsum(chosen == -1) - 1  # the row of logits of each that has one
         n_passes += 1
         live, going = going, []
         for at, i in enumerate(active):
             if i not in live or run.k[i] < 1:
                 continue
             token = int(chosen[at])
-            if token < 0:
+            if token == -1:
                 token, probability = run.samplers[i].choose_with_probability(
                     arrays["logits"][at_home[at]],
                     texts[at],
@@ -149,6 +150,8 @@ def draft_steps(plan: Plan, run: DraftRun, memory: Memory | None) -> tuple[list[
                 )
                 if probability < run.p_min[i]:
                     continue
+            if token == NO_TOKEN:
+                continue
             drafts[i].append(token)
             recycled = {
                 slot: arrays[name][at if program.shape(name)[0] == OUTPUTS else batch.outputs[at]]

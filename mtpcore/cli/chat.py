@@ -78,6 +78,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most tokens of an answer; -1 (the default): until it ends or the context is full",
     )
+    shared.add_special_option(text)
     shared.add_room_options(text)
     shared.add_draft_options(parser)
     shared.add_sampling_options(parser)
@@ -136,6 +137,7 @@ class _Chat:
         self._has_colour = uses_colour(options.color, sys.stdout)
         self._says_speed = self._turns.is_terminal or options.verbose
         self._system: str | None = options.system
+        self._special: bool = options.special
         self._messages: Messages = []
         """Without the system prompt."""
         self._commands: dict[str, Callable[[str], None]] = {
@@ -283,7 +285,7 @@ class _Chat:
             note(str(error))
         except KeyboardInterrupt:
             note("stopped")
-        answer = "".join(written)
+        answer = self._say_again(written) if self._special else "".join(written)
         if answer:
             self._messages = [*self._messages, {"role": "assistant", "content": answer}]
         else:
@@ -295,6 +297,7 @@ class _Chat:
         with self._lm.stream(
             prompt,
             max_tokens=None if self._n < 0 else self._n,
+            special=self._special,
             when_full=self._when_full,
             n_keep=self._n_keep,
             sampling=self._sampling,
@@ -309,6 +312,12 @@ class _Chat:
                 if written and not "".join(written).endswith("\n"):
                     print(flush=True)
             self._say_how_it_ended(stream.completion)
+
+    def _say_again(self, written: list[Piece]) -> str:
+        """Return an answer without control tokens: they are shown, but no part of what was said."""
+        stream = self._lm.tokenizer.stream()
+        said = [stream.push(token) for piece in written for token in piece.tokens]
+        return "".join(said) + stream.flush()
 
     def _refuse_length(self, n_tokens: int) -> None:
         back = "; the up arrow brings the question back" if self._turns.is_terminal else ""

@@ -202,6 +202,13 @@ def add_context_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_special_option(group: argparse._ArgumentGroup) -> None:
+    """Add whether the text shows control tokens."""
+    group.add_argument(
+        "-sp", "--special", action="store_true", help="show control tokens, as <|im_start|>"
+    )
+
+
 def add_room_options(group: argparse._ArgumentGroup) -> None:
     """Add what happens when the context is full."""
     group.add_argument(

@@ -75,9 +75,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="stop string: the text ends before it; repeatable",
+        help="stop string: the text ends before it, as before <|im_start|>; repeatable",
     )
     text.add_argument("--ignore-eos", action="store_true", help="continue after end-of-text tokens")
+    shared.add_special_option(text)
     shared.add_room_options(text)
     shared.add_draft_options(parser)
     shared.add_sampling_options(parser)
@@ -202,6 +203,7 @@ def _add(generator: Generator, prompt: list[int], options: argparse.Namespace) -
         max_tokens=None if options.predict < 0 else options.predict,
         stop=options.stop,
         ignore_eos=options.ignore_eos,
+        special=options.special,
         when_full=options.when_full,
         n_keep=options.keep,
     )

@@ -97,7 +97,9 @@ class LiveText:
         self, request: Request, tokenizer: Tokenizer | None, out: TextIO, colour: bool
     ) -> None:
         self._request, self._out, self._colour = request, out, colour
-        self._decoder = tokenizer.stream(start=bool(request.source)) if tokenizer else None
+        self._decoder = None
+        if tokenizer is not None:
+            self._decoder = tokenizer.stream(special=request.special, start=bool(request.source))
         self._n_tokens = self._written = 0
         self._pieces: list[tuple[str, bool]] = []
         self._at_line_start = True

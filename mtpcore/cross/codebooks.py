@@ -85,15 +85,15 @@ class CodebookDecoder:
         kept: F32 = np.where(self._is_mark, np.float32(-np.inf), logits)
         return kept
 
-    def decode(self, jobs: Sequence[FrameJob]) -> dict[int, I32]:
-        """Return the frame int32[count] of each sequence."""
-        frames: dict[int, I32] = {}
+    def decode(self, jobs: Sequence[FrameJob]) -> dict[int, I32 | None]:
+        """Return the frame int32[count] of each sequence; None where no code was left to choose."""
+        frames: dict[int, I32 | None] = {}
         n_together = self.runner.n_batch // 2
         for begin in range(0, len(jobs), n_together):
             frames |= self._decode_together(jobs[begin : begin + n_together])
         return frames
 
-    def _decode_together(self, jobs: Sequence[FrameJob]) -> dict[int, I32]:
+    def _decode_together(self, jobs: Sequence[FrameJob]) -> dict[int, I32 | None]:
         box, count = self._links.inboxes(self.role)[_SLOT], self.codebooks.count
         embeddings = np.zeros((2 * len(jobs), box.width), np.float32)
         for i, job in enumerate(jobs):
@@ -117,7 +117,7 @@ class CodebookDecoder:
         for job in jobs:
             self.runner.rewind(job.seq, 0)
         return {
-            job.seq: np.array([job.first, *others], np.int32)
+            job.seq: np.array([job.first, *others], np.int32) if len(others) == count - 1 else None
             for job, others in zip(jobs, codes, strict=True)
         }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from os import PathLike
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,7 +34,7 @@ from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import Link
 from mtpcore.drafting.drafters import Drafter
 from mtpcore.drafting.fed import FedRole
-from mtpcore.errors import BatchError, LinkError, spell
+from mtpcore.errors import BatchError, LinkError, NoTokenError, spell
 from mtpcore.links.links import Links
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.prompt import Prompt
@@ -45,6 +45,7 @@ from mtpcore.sampling import LogitsProcessor, Sampling
 __all__ = ["Cross"]
 
 DrafterNames = Sequence[str]
+T = TypeVar("T")
 GREEDY = Sampling.greedy()
 
 
@@ -275,7 +276,7 @@ class Cross(Uncopied):
             and no logits are made.
         processors : mapping of seq to callable, optional
             Called with the tokens and the logits of each position that the target comes to, before
-            it chooses there; each may change the logits in place. See ``LogitsProcessor``.
+            it chooses there; each may change the logits. See ``LogitsProcessor``.
         logits : bool
             Whether the output has the logits of all drafted rows. Where a token is chosen while
             they are computed they are not kept otherwise.
@@ -290,6 +291,9 @@ class Cross(Uncopied):
         ------
         BatchError, CapacityError
             Ids that are no tokens, nothing pending, no room; nothing changed.
+        NoTokenError
+            Where the target comes to no token is left to choose; nothing changed. A generator ends
+            the text there.
         """
         drafts = read_ids(drafts, "drafts")
         given = read_ids({} if prefill is None else prefill, "prefill")
@@ -298,9 +302,12 @@ class Cross(Uncopied):
         keep: bool = read(logits, Flag, "logits is yes or no")
         settings = self._settings(drafts, sampling)
         with self.transaction({**drafts, **given}):
-            return self.speculation.verify(
+            verdicts = self.speculation.verify(
                 drafts, settings, given, unfinished, watching, logits=keep
             )
+            for seq, verdict in verdicts.items():
+                _chosen(seq, None if verdict.is_stuck else verdict)
+            return verdicts
 
     @act
     def accept(self, seq: int, n: int | None = None) -> None:
@@ -380,6 +387,8 @@ class Cross(Uncopied):
             The model writes no codes, or no role chooses them.
         BatchError
             A sequence has nothing to continue from.
+        NoTokenError
+            No code is left to choose.
         """
         if self.speculation.codes is None:
             codebooks = self.llm.model.codebooks
@@ -395,7 +404,8 @@ class Cross(Uncopied):
         wanted = list(dict.fromkeys(map(self.llm.check_seq, given)))
         texts = {seq: integers(text, "codes") for seq, text in pairs_of(earlier or {}, "earlier")}
         with self.transaction(wanted):
-            return self.speculation.frame(wanted, sampling, depth_sampling, texts)
+            frames = self.speculation.frame(wanted, sampling, depth_sampling, texts)
+            return {seq: _chosen(seq, frame) for seq, frame in frames.items()}
 
     @act
     def connect(self, link: Link) -> None:
@@ -460,6 +470,11 @@ class Cross(Uncopied):
 
         Where none was chosen and the newest row has logits, it is chosen now, by ``sampling``
         (None: only look). ``processor`` may change the logits before, see ``LogitsProcessor``.
+
+        Raises
+        ------
+        NoTokenError
+            No token is left to choose.
         """
         self.journal.settle()
         if processor is not None:
@@ -661,3 +676,21 @@ class Cross(Uncopied):
                 self.speculation.settle(context.runner, seq)
                 digests[name] = context.runner.digest(seq)
             return digests
+
+
+def _chosen(seq: int, chosen: T | None) -> T:
+    """Return what was chosen for a sequence.
+
+    Raises
+    ------
+    NoTokenError
+        Nothing was left to choose.
+    """
+    if chosen is None:
+        raise NoTokenError(
+            "no token is left to choose",
+            where=f"sequence {seq}",
+            got="every logit minus infinity, or no number",
+            fix="let settings and processors allow one token at least",
+        )
+    return chosen

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mtpcore._ext._sampling import Sampler, Scratch
 from mtpcore.boundary.arrays import is_integer
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows, Piece
-from mtpcore.errors import BatchError, LinkError, spell
+from mtpcore.errors import BatchError, LinkError, NoTokenError, spell
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.output import Output
 from mtpcore.runtime.runner import GraphRunner
@@ -37,6 +37,9 @@ class Verdict(msgspec.Struct, frozen=True):
     ``tokens`` are both together, in order. ``committed`` is what ``accept(seq)`` adds to the text:
     the token that was pending and the accepted drafts. ``path`` are the accepted drafts by their
     number in the draft: 0, 1, 2, ... of a chain, the nodes on the way of a tree.
+
+    Where no token was left to choose behind them, ``next_token`` is -1, and none of ``tokens``: a
+    generator ends the text, and ``Cross.verify`` raises.
     """
 
     accepted: int
@@ -44,6 +47,11 @@ class Verdict(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
     committed: tuple[int, ...]
     path: tuple[int, ...]
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether no token was left to choose behind the accepted drafts."""
+        return self.next_token < 0
 
 
 class SequenceState:
@@ -277,6 +285,8 @@ class SequenceStates:
         ------
         BatchError
             No token was chosen, and there are no logits.
+        NoTokenError
+            There are, and no token is left to choose.
         """
         state = self._states[seq]
         token = state.pending
@@ -292,6 +302,15 @@ class SequenceStates:
                 else "process() tokens with outputs='last' first",
             )
         return token
+
+    def try_choose(
+        self, seq: int, sampling: Sampling, processor: LogitsProcessor | None = None
+    ) -> int | None:
+        """Choose as ``choose`` does; return None where no token is left."""
+        try:
+            return self.choose(seq, sampling, processor)
+        except NoTokenError:
+            return None
 
     def note(self, batch: Batch, output: Output, rows: Mapping[int, NDArray[np.intp]]) -> None:
         """Note the tokens of these rows, by sequence, which the target has processed.

@@ -24,7 +24,7 @@ from mtpcore.cross.verification import RoundBatch, Verdicts, match_drafts, tree_
 from mtpcore.declarations.draft_tree import Draft, DraftTree
 from mtpcore.drafting.drafters import Drafter, DraftJob, Verify
 from mtpcore.drafting.embedding_rows import NO_ROWS
-from mtpcore.errors import BatchError, CapacityError, LinkError, spell
+from mtpcore.errors import BatchError, CapacityError, LinkError, NoTokenError, spell
 from mtpcore.links.links import Links
 from mtpcore.runtime.batch import Batch, Wanted
 from mtpcore.runtime.output import Output
@@ -315,10 +315,14 @@ class Speculation:
         sampling: Samplings,
         depth_sampling: Samplings | None,
         earlier: Mapping[int, NDArray[np.int32]],
-    ) -> dict[int, NDArray[np.int32]]:
-        """Choose the frame of codes that follows each sequence; see ``Cross.frame``."""
+    ) -> dict[int, NDArray[np.int32] | None]:
+        """Choose the frame of codes that follows each sequence; see ``Cross.frame``.
+
+        None where no code was left to choose.
+        """
         codes, jobs = self.codes, []
         assert codes is not None
+        frames: dict[int, NDArray[np.int32] | None] = dict.fromkeys(seqs)
         for s in seqs:
             state, settings = self.states.decided(s), setting_of(sampling, s)
             if state.last_logits is None:
@@ -330,10 +334,13 @@ class Speculation:
             text = earlier.get(s, np.zeros(0, np.int32))
             sampler = self.states.sampler(s, settings)
             logits = codes.allowed(state.last_logits)
-            first = sampler.choose(logits, text, 0, codes.index(state.n))
+            try:
+                first = sampler.choose(logits, text, 0, codes.index(state.n))
+            except NoTokenError:
+                continue
             inner = settings if depth_sampling is None else setting_of(depth_sampling, s)
             jobs.append(FrameJob(s, state.n, first, self.states.sampler_of_codes(s, inner)))
-        return codes.decode(jobs)
+        return frames | codes.decode(jobs)
 
     # Verifying
 
@@ -453,11 +460,14 @@ class Speculation:
         history[state.n] = batch.tokens[begin]  # behind n nothing counts until it is accepted
 
         def choose(row: int, tokens: NDArray[np.int32]) -> int:
-            token = output.chosen_at(begin + row)
-            if token is not None:
-                return token
-            logits = process_logits(processor, tokens, output.logits_at(begin + row))
-            return sampler.choose(logits, tokens, state.n_prompt, len(tokens))
+            try:
+                token = output.chosen_at(begin + row)
+                if token is not None:
+                    return token
+                logits = process_logits(processor, tokens, output.logits_at(begin + row))
+                return sampler.choose(logits, tokens, state.n_prompt, len(tokens))
+            except NoTokenError:
+                return -1
 
         return match_drafts(draft, choose, history)
 
@@ -522,7 +532,10 @@ class Speculation:
         self._rewind(seq, length)
         state.undecided = None
         state.commit(length)
-        state.set_pending(verdict.tokens[n])
+        if n < len(verdict.tokens):
+            state.set_pending(verdict.tokens[n])
+        else:
+            state.pending = None  # no token was left to choose
 
     # Sequences
 

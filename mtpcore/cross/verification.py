@@ -121,7 +121,7 @@ def match_drafts(
     ----------
     choose : callable
         ``choose(row, tokens)``: the target's choice after ``tokens``, from logits row 0 for the
-        pending token and row 1 + i for node i.
+        pending token and row 1 + i for node i; -1 where no token is left.
     history : int32[n + room for the draft]
         The tokens up to the pending one and room; the path is written there.
     """
@@ -163,10 +163,11 @@ def _match_chain(
 
 
 def _verdict(chosen: Sequence[int], path: Sequence[int], *, pending: int) -> Verdict:
+    """Return what was chosen: the drafts of a path, and behind them a token, or -1."""
     return Verdict(
         accepted=len(path),
         next_token=chosen[-1],
-        tokens=tuple(chosen),
+        tokens=tuple(chosen if chosen[-1] >= 0 else chosen[:-1]),
         committed=(pending, *chosen[:-1]),
         path=tuple(path),
     )

@@ -6,6 +6,7 @@ nothing behind it has to.
 
 from __future__ import annotations
 
+import re
 import types
 from collections import Counter
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import msgspec
 from msgspec.structs import fields
 
 from mtpcore.declarations.spec import (
+    INPUTS,
     Block,
     Codebooks,
     DrafterSpec,
@@ -149,6 +151,13 @@ def _tuple_matcher(matchers: list[Matcher], args: tuple[Any, ...]) -> Matcher:
 _MEANT_OTHERWISE = ("auto", "draft_model")
 """Names for the best drafter, and for the trunk of a draft model."""
 
+_OF_ROLES = {
+    "draft": re.compile(r"llm|target|head\d+"),
+    "llm": re.compile(r"target|draft\d*(_.*)?"),
+}
+"""By the graph that ``build`` makes, names that further graphs may not have: a Cross has roles that
+are called or spelled so."""
+
 
 def _main(spec: ModelSpec | DrafterSpec) -> str:
     """Return the type of the graph that ``build`` makes."""
@@ -165,9 +174,11 @@ def _check_names(spec: ModelSpec | DrafterSpec) -> None:
             wanted="another one",
             got=repr(spec.name),
         )
-    types_of_graphs = [_main(spec), *(name for name, _ in spec.graphs)]
+    main = _main(spec)
+    types_of_graphs = [main, *(name for name, _ in spec.graphs)]
     for name in types_of_graphs:
-        if not name.isidentifier() or name == "target" or types_of_graphs.count(name) > 1:
+        is_taken = name != main and _OF_ROLES[main].fullmatch(name)
+        if not name.isidentifier() or is_taken or types_of_graphs.count(name) > 1:
             raise PluginError(
                 "types of graphs have identifiers of their own", where="graphs", got=repr(name)
             )
@@ -181,6 +192,14 @@ def _check_feeds(spec: ModelSpec | DrafterSpec) -> None:
     sources = {"target", _main(spec), *graphs}
     for feed in spec.feeds:
         where = f"feed of slot {feed.slot!r}"
+        is_row = feed.slot == "embeddings" and isinstance(spec, ModelSpec) and feed.graph
+        if feed.slot in INPUTS and not is_row:
+            raise PluginError(
+                "the name of what a graph reads of every batch",
+                where=where,
+                wanted=f"a slot of another name than {', '.join(INPUTS)}",
+                got=repr(feed.slot),
+            )
         for name, known in ((feed.graph, {"", *graphs}), (feed.src, sources)):
             if name not in known:
                 raise PluginError(

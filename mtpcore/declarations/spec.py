@@ -155,6 +155,11 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     missing: Missing = "refused"
 
 
+INPUTS = ("tokens", "positions", "embeddings", "codes")
+"""What graphs read of a batch, whatever feeds them: no slot has such a name, but that a trunk's
+further graph may be fed ``embeddings``."""
+
+
 class Feed(msgspec.Struct, frozen=True, kw_only=True):
     """A slot of a graph and where its rows come from.
 

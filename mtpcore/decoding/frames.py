@@ -31,8 +31,8 @@ class FrameRequest:
     """A prompt, its settings, and the frames that were written so far.
 
     ``frames`` are int32[count] each, without the one that ended the text. ``finish_reason``:
-    ``end`` (a frame that ends), ``length`` (``max_frames`` or the context's end), ``cancelled``, or
-    None while it runs.
+    ``end`` (a frame that ends), ``length`` (``max_frames`` or the context's end), ``no_token`` (no
+    code was left to choose), ``cancelled``, or None while it runs.
 
     Parameters
     ----------
@@ -308,9 +308,11 @@ class Frames(RequestQueue[FrameRequest]):
             )
         )
 
-    def _advance(self, request: FrameRequest, frame: I32) -> _Progress:
-        """Return where a frame brings a request; nothing of it changes."""
+    def _advance(self, request: FrameRequest, frame: I32 | None) -> _Progress:
+        """Return where a frame brings a request, or its end; nothing of it changes."""
         n, codebooks = len(request.frames), self.codebooks
+        if frame is None:
+            return _Progress(n, None, "no_token")
         if codebooks.end is not None and (frame[: codebooks.n_end] == codebooks.end).all():
             return _Progress(n, None, "end")
         is_full = len(request.prompt) + n >= self.cross.llm.n_ctx

@@ -137,7 +137,11 @@ class Generator(RequestQueue[Request]):
             The longest text; None: until the context is full, or without end where it is shifted.
             Default: 128.
         stop : str or sequence of str
-            The text ends before the first of these.
+            The text ends before the first of these, control tokens included: ``"<|im_start|>"``.
+        stop_token_ids : int or sequence of int
+            The text ends before these tokens, whatever ``ignore_eos`` says.
+        special : bool
+            Whether the text shows control tokens; by default they are no part of it.
         ignore_eos : bool
             Whether the text goes on after end-of-text tokens.
         sampling, draft, draft_sampler, p_min
@@ -210,6 +214,13 @@ class Generator(RequestQueue[Request]):
             start_token=None if reader is llm else getattr(llm.model.hparams, "start_token", None),
         )
         n_vocab, least = llm.model.hparams.n_vocab, 0
+        if unknown := [t for t in request.stop_token_ids if not 0 <= t < n_vocab]:
+            raise BatchError(
+                "no such token",
+                where="stop_token_ids",
+                wanted=f"0..{n_vocab - 1}",
+                got=min(unknown),
+            )
         if request.rows is not None:
             least = -1
             _check_rows(llm, request.rows, is_encoded=reader is not llm)

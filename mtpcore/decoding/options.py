@@ -17,6 +17,8 @@ class RequestOptions(TypedDict, total=False):
 
     max_tokens: int | None
     stop: str | Sequence[str]
+    stop_token_ids: int | Sequence[int]
+    special: bool
     ignore_eos: bool
     sampling: Sampling | None
     draft: int | Literal["auto"] | None
@@ -32,6 +34,8 @@ class RequestOptions(TypedDict, total=False):
 REQUEST_DEFAULTS = RequestOptions(
     max_tokens=128,
     stop=(),
+    stop_token_ids=(),
+    special=False,
     ignore_eos=False,
     sampling=None,
     draft=None,

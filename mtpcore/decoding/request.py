@@ -11,13 +11,14 @@ import msgspec
 from msgspec import Meta
 
 from mtpcore.boundary.arguments import Draft, Flag, Length, Probability, one_of, read
-from mtpcore.boundary.arrays import integers
+from mtpcore.boundary.arrays import integers, is_integer
 from mtpcore.cross import DraftSampler
 from mtpcore.cross.by_sequence import read_names
 from mtpcore.decoding.logprobs import TokenLogprobs
 from mtpcore.decoding.options import RequestOptions
+from mtpcore.decoding.written_text import WrittenText
 from mtpcore.errors import BatchError, spell
-from mtpcore.gguf import TextStream, Tokenizer
+from mtpcore.gguf import Tokenizer
 from mtpcore.runtime.prompt import Prompt
 from mtpcore.sampling import Sampling, check_sampling
 
@@ -43,16 +44,15 @@ NO_LIMIT: Final = 1 << 53
 """A ``max_tokens`` that no text reaches."""
 
 _NO_TOKENS: frozenset[int] = frozenset()
-FinishReason = Literal["stop", "length", "end", "cancelled"]
+FinishReason = Literal["stop", "length", "end", "no_token", "cancelled"]
 WhenFull: TypeAlias = Literal["stop", "shift"]
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Where a request stands after a round: what was there before, and these tokens.
 
-    ``begin`` tokens were there before. ``text`` and ``cut`` are of all tokens, as are the counts;
-    ``stream`` holds the bytes of an unfinished character. ``n_prefilled`` tokens of the prompt were
-    processed.
+    ``begin`` tokens were there before. ``text`` and ``cut`` are of all tokens, as are the counts.
+    ``n_prefilled`` tokens of the prompt were processed.
     """
 
     begin: int
@@ -63,8 +63,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     drafted: list[bool]
     text_ends: list[int]
     logprobs: list[TokenLogprobs]
-    text: str
-    stream: TextStream | None
+    text: WrittenText
     cut: int | None = None
     reason: FinishReason | None = None
 
@@ -96,7 +95,7 @@ class Request:
     rows : Prompt or None
         The prompt, where it has rows that are no tokens.
     tokens : list of int
-        The generated ids, without the end-of-text token.
+        The generated ids, without the end-of-text token or a stop token.
     drafted : list of bool
         Whether each token was an accepted draft.
     text_ends : list of int
@@ -104,8 +103,9 @@ class Request:
     logprobs : list of TokenLogprobs
         How likely each token was, where that was asked for.
     finish_reason : str or None
-        ``end`` (end-of-text token), ``stop`` (stop string), ``length`` (``max_tokens`` or the
-        context's end) or ``cancelled``; None while it runs.
+        ``end`` (end-of-text token), ``stop`` (stop string or token), ``length`` (``max_tokens`` or
+        the context's end), ``no_token`` (no token was left to choose: settings or the logits
+        processor forbid all, or no logit is a number) or ``cancelled``; None while it runs.
     n_cached, n_prefilled : int
         Tokens of the prompt that were in the KV cache already, and that are there now.
     n_passes, n_drafted : int
@@ -152,6 +152,8 @@ class Request:
             raise BatchError(
                 "stop strings need a tokenizer, and the model file has none", fix="leave stop out"
             )
+        self.stop_token_ids = _read_stop_tokens(options["stop_token_ids"])
+        self.special: bool = read(options["special"], Flag, "special is yes or no")
         self.sampling = check_sampling(options["sampling"])
         if tokenizer is not None and tokenizer.suppressed:
             self.sampling = _forbid(tokenizer.suppressed, self.sampling)
@@ -181,8 +183,9 @@ class Request:
         self.stops: set[int] = set()
         self.is_queued = self.resting = self.is_left = False
         self._tokenizer = tokenizer
-        self._stream = tokenizer.stream(start=bool(self.source)) if tokenizer else None
-        self._text = ""
+        self._written = WrittenText(
+            tokenizer, self.stop, special=self.special, start=bool(self.source)
+        )
         self._cut: int | None = None
 
     def __repr__(self) -> str:
@@ -199,7 +202,7 @@ class Request:
     @property
     def text(self) -> str:
         """The generated text; bytes of an unfinished character are held back until the end."""
-        return self._text if self._cut is None else self._text[: self._cut]
+        return self._written.text[: self._cut]
 
     def token_text(self, token: int) -> str:
         """Return what a token writes; empty without a tokenizer, and where it does not know it."""
@@ -234,13 +237,7 @@ class Request:
 
     def settled_text(self) -> str:
         """Return the text that no later stop string can take back."""
-        if self.done or not self.stop:
-            return self.text
-        held = max(
-            (n for s in self.stop for n in range(1, len(s)) if self._text.endswith(s[:n])),
-            default=0,
-        )
-        return self._text[: len(self._text) - held]
+        return self.text if self.done else self._written.text[: self._written.n_settled]
 
     def begin_at(self, n: int) -> None:
         """Begin behind ``n`` tokens of the prompt, which are in the KV cache already."""
@@ -259,11 +256,12 @@ class Request:
         n_drafted: int | None = None,
         logprobs: Sequence[TokenLogprobs] = (),
         is_full: bool = False,
+        is_stuck: bool = False,
     ) -> Progress:
         """Return where these tokens bring the request, in order; nothing of it changes.
 
-        End-of-text, stop strings, the budget and the end of the context are applied here and
-        nowhere else.
+        End-of-text, stop strings and tokens, the budget and the end of the context are applied here
+        and nowhere else.
 
         Parameters
         ----------
@@ -279,11 +277,13 @@ class Request:
             Those of the tokens, where they were asked for.
         is_full : bool
             Whether the context has no room for anything after these tokens.
+        is_stuck : bool
+            Whether no token was left to choose after them.
         """
         begin, ends = len(self.tokens), _NO_TOKENS
         if self._tokenizer is not None and not self.ignore_eos:
             ends = self._tokenizer.end_tokens
-        text, stream = self._text, copy(self._stream)
+        text = copy(self._written)
         taken: list[int] = []
         text_ends: list[int] = []
         cut: int | None = None
@@ -292,20 +292,24 @@ class Request:
             if token in ends:
                 reason = "end"
                 break
+            if token in self.stop_token_ids:
+                reason = "stop"
+                break
             taken.append(token)
-            if stream is not None:
-                text += stream.push(token)
-            text_ends.append(len(text))
-            if self.stop and (stops := [at for s in self.stop if (at := text.find(s)) >= 0]):
-                reason, cut = "stop", min(stops)
+            cut = text.push(token)
+            text_ends.append(len(text.text))
+            if cut is not None:
+                reason = "stop"
                 break
             if begin + len(taken) >= self.max_tokens:
                 reason = "length"
                 break
+        if reason is None and is_stuck:
+            reason = "no_token"
         if reason is None and is_full and self.when_full == "stop":
             reason = "length"
-        if reason is not None and cut is None and stream is not None:
-            text += stream.flush()
+        if reason is not None and cut is None:
+            text.flush()
         return Progress(
             begin=begin,
             n_prefilled=self.n_prefilled + n_prompt,
@@ -316,7 +320,6 @@ class Request:
             text_ends=text_ends,
             logprobs=list(logprobs[: len(taken)]),
             text=text,
-            stream=stream,
             cut=cut,
             reason=reason,
         )
@@ -324,8 +327,8 @@ class Request:
     def finish(self, reason: FinishReason) -> Progress:
         """Return the request's end for a ``reason``, without a token; nothing of it changes."""
         last = self.advance((), 0)
-        flushed = "" if last.stream is None else last.stream.flush()
-        return msgspec.structs.replace(last, text=last.text + flushed, reason=reason)
+        last.text.flush()  # a copy
+        return msgspec.structs.replace(last, reason=reason)
 
     def end(self, reason: FinishReason) -> None:
         """Finish for a ``reason``, without a further token."""
@@ -338,7 +341,7 @@ class Request:
         self.drafted[progress.begin :] = progress.drafted
         self.text_ends[progress.begin :] = progress.text_ends
         self.logprobs[progress.begin :] = progress.logprobs
-        self._text, self._cut, self._stream = progress.text, progress.cut, progress.stream
+        self._written, self._cut = progress.text, progress.cut
         self.n_prefilled = progress.n_prefilled
         self.n_passes, self.n_drafted = progress.n_passes, progress.n_drafted
         self.finish_reason = progress.reason
@@ -376,6 +379,15 @@ def _read_stop(stop: Any) -> tuple[str, ...]:
         wanted="a text, or a sequence of texts",
         fix='stop="\\n\\n", or leave it out',
     )
+
+
+def _read_stop_tokens(ids: Any) -> frozenset[int]:
+    array = integers([ids] if is_integer(ids) else ids, "stop_token_ids")
+    if array.ndim != 1:
+        raise BatchError(
+            "stop_token_ids is a token id or a list of them", got=f"shape {array.shape}"
+        )
+    return frozenset(array.tolist())
 
 
 def read_draft(draft: object) -> int | Literal["auto"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,15 +24,16 @@ class RoundLogits:
         self._request = request
         self._rows: list[NDArray[np.float64]] = []
 
-    def __call__(self, tokens: NDArray[np.int32], logits: NDArray[np.float32]) -> None:
-        """Take the row from which the token after ``tokens`` is chosen."""
+    def __call__(self, tokens: NDArray[np.int32], logits: NDArray[np.float32]) -> Any:
+        """Take the row from which the token after ``tokens`` is chosen; return the processor's."""
         request = self._request
         if self._is_behind_the_end(tokens):
-            return
+            return None
         if request.n_logprobs is not None:
             self._rows.append(log_softmax(logits))
         if request.logits_processor is not None:
-            request.logits_processor(tokens, logits)
+            return request.logits_processor(tokens, logits)
+        return None
 
     def _is_behind_the_end(self, tokens: NDArray[np.int32]) -> bool:
         """Say whether the text ends within the drafts of this round: no token follows then."""

@@ -218,11 +218,15 @@ def _read(
         stats.cached_tokens += request.n_cached
         stats.cached_prompts += request.n_cached > 0
     tokens: Sequence[int] = ()
+    is_stuck = False
     if _ends_prompt(request, n):
-        tokens = (cross.speculation.states.choose(seq, request.sampling, logits),)
+        token = cross.speculation.states.try_choose(seq, request.sampling, logits)
+        is_stuck, tokens = token is None, () if token is None else (token,)
     is_full = bool(tokens) and cross.llm.runner.lengths[seq] >= cross.llm.n_ctx
     logprobs = logits.logprobs(tokens) if logits else ()
-    progress = request.advance(tokens, 0, n_prompt=n, logprobs=logprobs, is_full=is_full)
+    progress = request.advance(
+        tokens, 0, n_prompt=n, logprobs=logprobs, is_full=is_full, is_stuck=is_stuck
+    )
     stats.prompts += len(progress.tokens)
     stats.tokens += len(progress.tokens)
     return progress
@@ -246,6 +250,7 @@ def _accept(
         n_drafted=len(draft),
         logprobs=logits.logprobs(verdict.tokens) if logits else (),
         is_full=cross.llm.runner.lengths[seq] >= cross.llm.n_ctx,
+        is_stuck=verdict.is_stuck,
     )
     stats.tokens += len(progress.tokens)
     if len(draft):

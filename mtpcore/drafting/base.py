@@ -21,8 +21,8 @@ logger = logging.getLogger("mtpcore")
 class BaseDrafter:
     """A drafter with any number of graphs; ``mtpcore.drafting.drafters.Drafter`` without ``draft``.
 
-    ``paused`` counts how often a sequence got no further draft because a row was not finite, or a
-    token is not in the drafter's vocabulary.
+    ``paused`` counts how often a sequence got no further draft because a row was not finite, the
+    drafter does not have a token, or none was left to choose.
 
     Parameters
     ----------
@@ -77,8 +77,9 @@ class BaseDrafter:
         """Count a sequence that gets no further draft; warn of the first one."""
         if not self.paused:
             logger.warning(
-                "drafter %s: sequence %d, position %d has a hidden row that is not finite, or a "
-                "token that the drafter does not have; no drafts from it (said once, counted)",
+                "drafter %s: sequence %d, position %d has a hidden row that is not finite, a "
+                "token that the drafter does not have, or none left to choose; no drafts from it "
+                "(said once, counted)",
                 self.name,
                 seq,
                 place,

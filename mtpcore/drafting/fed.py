@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore._ext._sampling import NO_TOKEN
 from mtpcore.boundary.arguments import read_below
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.proposer import FedProposer
@@ -65,7 +66,7 @@ class JobAsk:
             len(history),
             token_ids,
         )
-        return None if probability < job.p_min else token
+        return None if token == NO_TOKEN or probability < job.p_min else token
 
     def rank(
         self, logits: F32, n: int, drafts: Sequence[int] = (), token_ids: I32 | None = None

@@ -66,6 +66,16 @@ class Tokenizer:
                 "the tokenizer cannot be built", where="tokenizer", got=error
             ) from error
 
+    @cached_property
+    def special_texts(self) -> tuple[str, ...]:
+        """The control tokens as ``decode(special=True)`` spells them, in the order of their ids."""
+        vocabulary = self.vocabulary
+        return tuple(
+            text
+            for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
+            if kind in SPECIAL and text
+        )
+
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Turn text into tokens.
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Literal, Protocol
 
 from mtpcore.declarations.spec import TARGET, Tap, Tie
-from mtpcore.errors import GraphError
+from mtpcore.errors import GraphError, PluginError, spell
 from mtpcore.graph.inference import check, fit_weights, infer
 from mtpcore.graph.inputs import Inputs, Outputs
 from mtpcore.graph.program import (
@@ -964,8 +964,8 @@ class GraphBuilder:
         """Offer a tap; it becomes an output if it was asked for."""
         point = Tap.parse(tap)
         self._offered.append(str(point))
-        if point in self._wanted_taps:
-            self._taps[str(point)] = x
+        if point in self._wanted_taps and self._taps.setdefault(str(point), x).id != x.id:
+            raise GraphError(f"two taps are called {str(point)!r}", where=self.name)
         return x
 
     def finish(self, results: Outputs) -> Program:
@@ -1006,7 +1006,11 @@ class GraphBuilder:
 
     def _outputs_of(self, results: Outputs) -> dict[str, int]:
         """Return the ids of logits, of other results and of taps, checked, by name."""
-        outputs = {name: value.id for name, value in (*results.rows.items(), *self._taps.items())}
+        outputs: dict[str, int] = {}
+        for name, value in (*results.rows.items(), *self._taps.items()):
+            self._check_name(name)
+            if outputs.setdefault(name, value.id) != value.id:
+                raise GraphError(f"two outputs are called {name!r}", where=self.name)
         if results.logits is not None:
             if len(results.logits.shape) != 2 or results.logits.shape[0] != OUTPUTS:
                 raise GraphError(
@@ -1032,6 +1036,22 @@ class GraphBuilder:
                     got=self._values[i].name,
                 )
         return outputs
+
+    def _check_name(self, name: str) -> None:
+        """Refuse a name of an output that is no tap's, or that of the logits."""
+        try:
+            Tap.parse(name)
+        except PluginError:
+            is_one = False
+        else:
+            is_one = name != "logits"
+        if not is_one:
+            raise GraphError(
+                "no name of an output",
+                where=self.name,
+                wanted="a word in lower case, as 'hidden', and 'logits' only in Outputs(logits=)",
+                got=spell(name),
+            )
 
 
 def _in_order(layers: Mapping[int, MemoryLayer]) -> tuple[MemoryLayer, ...]:

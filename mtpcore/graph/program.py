@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.declarations.spec import INPUTS
 from mtpcore.graph.parts import part_sizes
 
 __all__ = [
@@ -212,11 +213,10 @@ class Program(msgspec.Struct, frozen=True):
 
     def slots(self) -> dict[str, int]:
         """Return the width of each slot that has a row for each token."""
-        own = ("tokens", "positions", "embeddings", "codes")
         return {
             name: int(self.values[value].shape[1])
             for name, value in self.inputs.items()
-            if name not in own and self.values[value].shape[0] == TOKENS
+            if name not in INPUTS and self.values[value].shape[0] == TOKENS
         }
 
     @property

@@ -88,8 +88,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     tokens : tuple of int
         Its token ids, without the token that ended it.
     finish_reason : str
-        ``end`` (the model ended the text), ``stop`` (a stop string) or ``length`` (``max_tokens``,
-        or the context is full).
+        ``end`` (the model ended the text), ``stop`` (a stop string or token), ``length``
+        (``max_tokens``, or the context is full) or ``no_token`` (no token was left to choose:
+        settings or the logits processor forbid all).
     logprobs : tuple of TokenLogprobs, or None
         One for each token, where they were asked for.
     sampling : Sampling

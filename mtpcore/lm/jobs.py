@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mtpcore.decoding import Request
 from mtpcore.errors import BusyError
 from mtpcore.lm.completion import Completion, CompletionStats, Piece
+from mtpcore.sampling import read_answer
 
 __all__ = ["Job"]
 
@@ -49,11 +50,11 @@ class Job:
             request.logits_processor = self._process
         self._begin = self._end = perf_counter()
 
-    def _process(self, tokens: NDArray[np.int32], logits: NDArray[np.float32]) -> None:
-        """Call the consumer's processor, and note what it raises: that is for the consumer."""
+    def _process(self, tokens: NDArray[np.int32], logits: NDArray[np.float32]) -> Any:
+        """Call the consumer's processor, and note what it does wrong: that is for the consumer."""
         assert self._processor is not None
         try:
-            self._processor(tokens, logits)
+            return read_answer(self._processor(tokens, logits[:]), logits)
         except Exception as error:
             self.raised = error
             raise

@@ -40,6 +40,15 @@ from mtpcore.sampling import Sampling
 __all__ = ["LM"]
 
 _show_options = show_options(TextOptions, TEXT_DEFAULTS)
+_OF_TEMPLATES = {
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "now",
+    "strftime_now",
+    "self",
+}
 _SHOWN = Annotated[bool | None, Meta(description="True, False or None")]
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]
@@ -294,7 +303,11 @@ class LM(Uncopied):
             The budget; default: until the model ends the text or the context is full. Without a
             budget, and shifted, a text that the model does not end has no end.
         stop : str or sequence of str
-            The text ends before any of these.
+            The text ends before any of these, control tokens included: ``"<|im_start|>"``.
+        stop_token_ids : int or sequence of int
+            The text ends before these tokens, whatever ``ignore_eos`` says.
+        special : bool
+            Whether the text shows control tokens; by default they are no part of it.
         ignore_eos : bool
             Whether the text goes on after a token that ends it.
         temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty
@@ -646,12 +659,12 @@ class LM(Uncopied):
                 fix="give generate() the text as the model knows it",
             )
         more = _read_template_options(template_options)
-        taken = {"messages", "tools", "add_generation_prompt", "continue_final_message", "now"}
-        if taken & set(more):
+        taken = _OF_TEMPLATES & set(more)
+        if taken:
             raise MtpcoreError(
                 "these are no options of a template",
                 where="chat",
-                got=", ".join(sorted(taken & set(more))),
+                got=", ".join(sorted(taken)),
             )
         text = template.render(
             [{"role": "user", "content": messages}] if isinstance(messages, str) else messages,

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore._ext._sampling import Sampler
+from mtpcore._ext._sampling import NO_TOKEN, Sampler
 from mtpcore.backends.base import FusedSampling
 from mtpcore.boundary.arrays import is_integer
-from mtpcore.errors import BatchError, SamplingError, spell
+from mtpcore.errors import BatchError, NoTokenError, SamplingError, spell
 
 __all__ = ["sample_logits", "read_fused_sampling"]
 
@@ -133,7 +133,10 @@ def _check_sampler(sampler: Any, index: Any, where: str, *, has_text: bool) -> N
 
 
 def sample_logits(fused_sampling: FusedSampling, arrays: Mapping[str, NDArray[Any]]) -> I32:
-    """Return the token that each row of logits chooses, -1 where it has no sampler."""
+    """Return the token that each row of logits chooses.
+
+    -1 where it has no sampler, ``NO_TOKEN`` where no token is left to choose.
+    """
     if "logits" not in arrays:
         raise BatchError(
             "the graph has no logits to choose from",
@@ -147,8 +150,12 @@ def sample_logits(fused_sampling: FusedSampling, arrays: Mapping[str, NDArray[An
         *(fused_sampling.samplers, fused_sampling.indices, arrays["logits"], texts, n_prompt),
         strict=True,
     )
-    chosen = [
-        -1 if sampler is None else sampler.choose(row, text, n_before, index, ids)
-        for sampler, index, row, text, n_before in rows
-    ]
-    return np.array(chosen, np.int32)
+    chosen = np.full(n, -1, np.int32)
+    for i, (sampler, index, row, text, n_before) in enumerate(rows):
+        if sampler is None:
+            continue
+        try:
+            chosen[i] = sampler.choose(row, text, n_before, index, ids)
+        except NoTokenError:
+            chosen[i] = NO_TOKEN
+    return chosen

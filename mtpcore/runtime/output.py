@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore._ext._sampling import NO_TOKEN
+from mtpcore.backends.base import CHOSEN
 from mtpcore.boundary.arguments import read, read_below
-from mtpcore.errors import BatchError, spell
+from mtpcore.errors import BatchError, NoTokenError, spell
 
 __all__ = ["Output"]
 
@@ -37,6 +39,7 @@ class Output:
         self.seq, self.pos, self.outputs = seq, pos, outputs
         self.rows_of_seq = rows_of_seq
         self._arrays = arrays
+        self._chosen: NDArray[np.int32] | None = arrays.get(CHOSEN)
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {array.shape}" for name, array in self._arrays.items())
@@ -44,8 +47,8 @@ class Output:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What there is: taps, ``logits`` and ``chosen``."""
-        return tuple(self._arrays)
+        """What there is: taps and ``logits``."""
+        return tuple(name for name in self._arrays if name != CHOSEN)
 
     @property
     def logits(self) -> F32:
@@ -56,11 +59,11 @@ class Output:
         BatchError
             The graph has no logits, or tokens were chosen in place of some: see ``logits_at``.
         """
-        chosen = self._arrays.get("chosen")
-        if chosen is not None and (chosen >= 0).any():
+        chosen = self._chosen
+        if chosen is not None and (chosen != -1).any():
             raise BatchError(
                 "tokens were chosen in place of logits",
-                where=f"output {int(np.argmax(chosen >= 0))}",
+                where=f"output {int(np.argmax(chosen != -1))}",
                 got=int(chosen.max()),
                 fix="logits_at(i) has those of the others; or leave fused_sampling= out",
             )
@@ -69,12 +72,35 @@ class Output:
 
     @property
     def chosen(self) -> NDArray[np.int32] | None:
-        """int32[n_outputs], the token of each output, or -1; None without ``fused_sampling``."""
-        return self._arrays.get("chosen")
+        """int32[n_outputs], the token of each output, or -1; None without ``fused_sampling``.
+
+        Raises
+        ------
+        NoTokenError
+            As ``chosen_at``, for any output.
+        """
+        chosen = self._chosen
+        if chosen is not None and (chosen == NO_TOKEN).any():
+            self.chosen_at(int(np.argmax(chosen == NO_TOKEN)))
+        return chosen
 
     def chosen_at(self, output: int) -> int | None:
-        """Return the token that one output chose; None where it chose none."""
-        token = -1 if self.chosen is None else int(self.chosen[self._checked(output)])
+        """Return the token that one output chose; None where it had no sampler.
+
+        Raises
+        ------
+        NoTokenError
+            No token was left to choose there: every logit is minus infinity, or no number.
+        """
+        output, chosen = self._checked(output), self._chosen
+        token = -1 if chosen is None else int(chosen[output])
+        if token == NO_TOKEN:
+            raise NoTokenError(
+                "no token is left to choose",
+                where=f"output {output}",
+                got="every logit minus infinity, or no number",
+                fix="let settings allow one token at least",
+            )
         return None if token < 0 else token
 
     def logits_at(self, output: int) -> F32:
@@ -85,8 +111,8 @@ class Output:
         BatchError
             There is none, or it chose a token in place of them.
         """
-        output, chosen = self._checked(output), self.chosen
-        if chosen is not None and chosen[output] >= 0:
+        output, chosen = self._checked(output), self._chosen
+        if chosen is not None and chosen[output] != -1:
             raise BatchError(
                 "a token was chosen in place of logits",
                 where=f"output {output}",
@@ -95,7 +121,7 @@ class Output:
             )
         logits = self._array("logits")
         if chosen is not None and len(logits) < len(chosen):  # those of the others alone
-            output = int(np.count_nonzero(chosen[:output] < 0))
+            output = int(np.count_nonzero(chosen[:output] == -1))
         row: F32 = logits[output]
         return row
 
@@ -155,7 +181,7 @@ class Output:
             raise BatchError(
                 "no such output",
                 where=spell(name),
-                got=", ".join(self._arrays),
+                got=", ".join(self.names),
                 fix="name it in Context(taps=...); logits: leave fused_sampling= out",
             )
         return self._arrays[name]

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import CheckedBatch, Plan
+from mtpcore.backends.base import CHOSEN, CheckedBatch, Plan
 from mtpcore.errors import BatchError
 from mtpcore.runtime.admission import Ranges
 from mtpcore.runtime.fused_sampling import sample_logits
@@ -48,9 +48,9 @@ def run_parts(
 def finish(batch: CheckedBatch, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Return what a plan made of a batch, read-only, with the tokens that are chosen of it."""
     fused_sampling = batch.fused_sampling
-    if fused_sampling is not None and "chosen" not in arrays:
-        arrays["chosen"] = sample_logits(fused_sampling, arrays)
-        arrays["logits"] = arrays["logits"][arrays["chosen"] < 0]
+    if fused_sampling is not None and CHOSEN not in arrays:
+        arrays[CHOSEN] = sample_logits(fused_sampling, arrays)
+        arrays["logits"] = arrays["logits"][arrays[CHOSEN] == -1]
     if fused_sampling and fused_sampling.samplers and None not in fused_sampling.samplers:
         arrays.pop("logits", None)
     for array in arrays.values():

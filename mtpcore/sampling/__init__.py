@@ -1,7 +1,7 @@
 """Sampling: settings, the compiled sampler, and its definition in NumPy."""
 
 from mtpcore._ext._sampling import Sampler, Scratch
-from mtpcore.sampling.processor import LogitsProcessor, process_logits
+from mtpcore.sampling.processor import LogitsProcessor, process_logits, read_answer
 from mtpcore.sampling.recommended import USUAL, Recommended, read_recommended
 from mtpcore.sampling.settings import Sampling, check_sampling
 
@@ -14,5 +14,6 @@ __all__ = [
     "Scratch",
     "check_sampling",
     "process_logits",
+    "read_answer",
     "read_recommended",
 ]

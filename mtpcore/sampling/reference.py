@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore._ext._sampling import NO_TOKEN
 from mtpcore.sampling.settings import Sampling
 
 __all__ = ["adjust", "choose", "cut", "gumbel", "masses", "philox", "rank"]
@@ -135,12 +136,14 @@ def choose(
     token_ids: NDArray[np.int32] | None = None,
     allowed: NDArray[np.bool_] | None = None,
 ) -> int:
-    """Return the chosen token id; parameters as in `adjust`, and the chosen token's index."""
+    """Return the chosen token id, NO_TOKEN where none is left to choose.
+
+    Parameters as in `adjust`, and the chosen token's index.
+    """
     ids = np.arange(len(logits), dtype=np.int32) if token_ids is None else token_ids
     adjusted = adjust(sampling, logits, history, n_prompt, ids, allowed)
     if adjusted.max() == -np.inf:
-        valid = np.ones(len(ids), bool) if allowed is None else allowed[ids]
-        return int(ids[valid.argmax()])
+        return NO_TOKEN
     if sampling.temperature == 0:
         return int(ids[adjusted.argmax()])
     rows = np.sort(cut(sampling, adjusted))
@@ -167,7 +170,7 @@ def rank(
     ids = np.arange(len(logits), dtype=np.int32) if token_ids is None else token_ids
     adjusted = adjust(sampling, logits, history, n_prompt, ids)
     if adjusted.max() == -np.inf:
-        return ids[:1], np.zeros(1, np.float32), np.zeros(1)
+        return ids[:0], np.zeros(0, np.float32), np.zeros(0)
     wide, temperature = adjusted.astype(np.float64), sampling.temperature
     if temperature == 0:
         rows, scores, noise = np.flatnonzero(wide > -np.inf), wide, np.zeros(len(wide))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from programs import N_LOGITS, N_VOCAB, WIDTH, head, random_tensors
 
-from mtpcore.backends.base import CheckedBatch, FusedSampling
+from mtpcore.backends.base import CHOSEN, CheckedBatch, FusedSampling
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.errors import BatchError, SamplingError
 from mtpcore.graph import GraphBuilder, Outputs
@@ -92,7 +92,7 @@ def test_tokens_are_those_of_written_logits(data, n_logits, n, threads, repack):
     plain = run(one, rows)
     made = run(one, msgspec.structs.replace(rows, fused_sampling=wanted))
     assert np.array_equal(made["hidden"], plain["hidden"])
-    assert made["chosen"].tolist() == chosen_from(plain["logits"], wanted)
+    assert made[CHOSEN].tolist() == chosen_from(plain["logits"], wanted)
     kept = plain["logits"][written if outputs else []]
     assert np.array_equal(made["logits"], kept, equal_nan=True)
 
@@ -114,7 +114,7 @@ def test_of_equal_logits_the_lowest_row_is_chosen(threads):
     logits = run(one, rows)["logits"]
     assert (logits[:, alike] == logits[:, alike[:1]]).all()
     assert {int(row.argmax()) for row in logits} == {0, alike[0]}  # the largest are these, or zeros
-    made = run(one, msgspec.structs.replace(rows, fused_sampling=wanted))["chosen"]
+    made = run(one, msgspec.structs.replace(rows, fused_sampling=wanted))[CHOSEN]
     assert made.tolist() == [int(ids[row.argmax()]) for row in logits]
 
 
@@ -138,7 +138,7 @@ def test_logits_that_are_more_than_a_product_are_written(build):
         rows_of(3, [0, 2]), slots={}, fused_sampling=fused_sampling(2, N_VOCAB)
     )
     made = one.run(rows, None)
-    assert "chosen" not in made
+    assert CHOSEN not in made
     assert made["logits"].shape == (2, N_VOCAB)
     assert np.isfinite(made["logits"]).all()
     if "soft" in made:
@@ -162,7 +162,7 @@ def test_choices_that_do_not_fit_are_errors():
         with pytest.raises(error):
             run(one, msgspec.structs.replace(rows, fused_sampling=wrong))
     made = run(one, msgspec.structs.replace(rows, fused_sampling=good))
-    assert made["chosen"].tolist() == chosen_from(run(one, rows)["logits"], good)
+    assert made[CHOSEN].tolist() == chosen_from(run(one, rows)["logits"], good)
 
 
 @pytest.mark.parametrize(

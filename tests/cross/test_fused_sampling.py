@@ -3,7 +3,7 @@
 import pytest
 from harness.families import FAMILIES
 
-from mtpcore.backends.base import FusedSampling
+from mtpcore.backends.base import CHOSEN, FusedSampling
 from mtpcore.decoding import Generator
 from mtpcore.errors import BatchError
 from mtpcore.runtime.batch import Batch
@@ -26,7 +26,7 @@ class Noting:
 
     def run(self, rows, memory):
         made = self.plan.run(rows, memory)
-        self.asked.append("chosen" in made)
+        self.asked.append(CHOSEN in made)
         self.written.append(len(made["logits"]))
         return made
 

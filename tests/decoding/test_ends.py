@@ -286,3 +286,91 @@ def test_a_delivery_that_raises():
         run(generator)
     assert request.tokens == TRUTH[:30]
     assert len(calls) > 6
+
+
+CONTROL = sorted({*TRUTH[3:9:2]})
+
+
+def spell(tokens):
+    """The text with control tokens, and where each token begins in it; and the same without."""
+    shown, hidden = Letters(control=CONTROL), Letters(control=CONTROL, special=False)
+    return [(shown.push(token), hidden.push(token)) for token in tokens]
+
+
+@searching(120)
+@given(
+    draft=st.integers(0, 8),
+    special=st.booleans(),
+    kind=st.sampled_from(["one", "with text", "text", "ids"]),
+    at=st.integers(0, 14),
+    length=st.integers(1, 9),
+    end=st.integers(0, 30),
+    ignore_eos=st.booleans(),
+    max_tokens=st.integers(1, 20),
+)
+def test_control_tokens_and_ids_stop_at_one_place(
+    draft, special, kind, at, length, end, ignore_eos, max_tokens
+):
+    """With and without drafts: tokens, text, log-probabilities and what is settled on the way."""
+    pieces = spell(TRUTH)
+    spelled, hidden = ("".join(piece) for piece in zip(*pieces, strict=True))
+    stop = {
+        "one": f"<{chr(ord('A') + CONTROL[at % len(CONTROL)])}>",
+        "with text": "".join(piece for piece, _ in pieces[at : at + 3]),
+        "text": (spelled if special else hidden)[at : at + length],
+        "ids": (),
+    }[kind]
+    ids = [TRUTH[at]] if kind == "ids" else []
+    model = HashModel()
+    model.tokenizer = Letters(TRUTH[end], control=CONTROL)
+    cross, _ = cross_of(Scripted(SCRIPTS["right"], [[*PROMPT, *TRUTH]]), model=model)
+    generator = Generator(cross, sampling=SAMPLING, draft=draft)
+    request = generator.add(
+        PROMPT,
+        max_tokens=max_tokens,
+        stop=stop,
+        stop_token_ids=ids,
+        special=special,
+        ignore_eos=ignore_eos,
+        logprobs=0,
+    )
+    settled = []
+    while generator.active:
+        generator.step()
+        settled.append(request.settled_text())
+    by_spelling = special or any(text in stop for text in model.tokenizer.special_texts)
+    wanted, reason, text = [], "length", ""
+    for token in TRUTH[:max_tokens]:
+        if (token == TRUTH[end] and not ignore_eos) or token in ids:
+            reason = "end" if token == TRUTH[end] and not ignore_eos else "stop"
+            break
+        wanted.append(token)
+        found = "".join(piece[not by_spelling] for piece in spell(wanted))
+        if stop and stop in found:
+            reason = "stop"
+            break
+    shown = spell(wanted)
+    text = "".join(piece[not special] for piece in shown)
+    if reason == "stop" and stop:
+        place = "".join(piece[not by_spelling] for piece in shown).index(stop)
+        if special or not by_spelling:
+            text = text[:place]
+        else:  # the text before the token, or the letter, with which the stop string begins
+            ends = [sum(len(piece) for piece, _ in shown[:i]) for i in range(len(shown))]
+            text = "".join(
+                piece for (_, piece), begin in zip(shown, ends, strict=True) if begin < place
+            )
+    assert (request.tokens, request.finish_reason, request.text) == (wanted, reason, text)
+    assert len(request.logprobs) == len(wanted)
+    assert all(text.startswith(part) for part in settled)
+    assert cross.tokens(0) == []
+
+
+def test_stop_tokens_that_are_none_are_refused():
+    generator, _ = generator_of()
+    for ids in ([N_VOCAB], [-1], "ab", [1.5], [True], [[1]]):
+        with pytest.raises(BatchError):
+            generator.add(PROMPT, stop_token_ids=ids)
+    request = generator.add(PROMPT, max_tokens=30, stop_token_ids=TRUTH[4])
+    run(generator)
+    assert (request.tokens, request.finish_reason) == (TRUTH[: TRUTH.index(TRUTH[4])], "stop")

@@ -213,15 +213,19 @@ def run(generator, patience=1000):
 
 
 class Letters:
-    """Token i is the letter of that number; some tokens end a text."""
+    """Token i is the letter of that number; some end a text, and control tokens are hidden."""
 
-    def __init__(self, *end_tokens):
+    def __init__(self, *end_tokens, control=(), special=True):
         self.end_tokens, self.suppressed = frozenset(end_tokens), ()
+        self.control, self.special = frozenset(control), special
+        self.special_texts = tuple(f"<{chr(ord('A') + token)}>" for token in sorted(control))
 
-    def stream(self, start=False):
-        return self
+    def stream(self, special=False, start=False):
+        return Letters(*self.end_tokens, control=self.control, special=special)
 
     def push(self, token):
+        if token in self.control:
+            return f"<{chr(ord('A') + token)}>" if self.special else ""
         return chr(ord("a") + token)
 
     def flush(self):

@@ -35,8 +35,8 @@ def test_equals_the_definition(situation, index, n, isa):
     assert np.allclose(probabilities, wanted[1], rtol=1e-6, atol=1e-12)
     assert np.allclose(shares, wanted[2], rtol=1e-9, atol=1e-12)
     token, probability = sampler.choose_with_probability(*given, token_ids)
-    assert ids[0] == token
-    assert probabilities[0] == np.float32(probability)
+    assert [*ids[:1]] == [token][: token >= 0]
+    assert probabilities[:1].tolist() == [np.float32(probability)][: token >= 0]
     assert len(set(ids.tolist())) == len(ids) <= n
     assert (np.diff(shares) <= 0).all()
     assert shares.sum() <= 1 + 1e-9
@@ -78,7 +78,7 @@ def test_what_the_cuts_leave():
     ids, probabilities, shares = Sampler(Sampling(seed=1), Scratch(5)).rank(
         nothing, NO_HISTORY, 0, 0, 3
     )
-    assert (ids.tolist(), probabilities.tolist(), shares.tolist()) == ([0], [0.0], [0.0])
+    assert len(ids) == len(probabilities) == len(shares) == 0
 
 
 def test_what_cannot_be_ranked():

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpcore._ext import _cpu, _sampling
-from mtpcore.errors import BackendError, SamplingError
+from mtpcore._ext._sampling import NO_TOKEN
+from mtpcore.errors import BackendError, NoTokenError, SamplingError
 from mtpcore.sampling import Sampler, Sampling, Scratch, reference
 
 NO_HISTORY = np.zeros(0, np.int32)
@@ -39,7 +40,11 @@ def test_equals_the_definition(situation, index):
     wanted = reference.choose(sampling, logits, history, n_prompt, index, token_ids, allowed)
     got, p = sampler.choose_with_probability(logits, history, n_prompt, index, token_ids, mask)
     assert got == wanted
-    assert sampler.choose(logits, history, n_prompt, index, token_ids, mask) == wanted
+    if wanted == NO_TOKEN:
+        with pytest.raises(NoTokenError):
+            sampler.choose(logits, history, n_prompt, index, token_ids, mask)
+    else:
+        assert sampler.choose(logits, history, n_prompt, index, token_ids, mask) == wanted
     ids = np.arange(len(logits), dtype=np.int32) if token_ids is None else token_ids
     adjusted = reference.adjust(sampling, logits, history, n_prompt, ids, allowed)
     if adjusted.max() == -np.inf:
@@ -212,9 +217,14 @@ def test_what_is_not_a_number_is_never_chosen():
             sampling = Sampling(temperature=temperature, seed=5, **cut)
             assert choose(sampling, [nan, nan, 1.0, -inf]) == 2
             assert choose(sampling, [nan, 1.0, inf, inf]) == 2
-            assert choose(sampling, [nan, nan, -inf]) == 0
-            assert choose(sampling, [nan, nan, nan], mask=words([0, 1, 1])) == 1
-            assert choose(sampling, [1.0, 2.0, 3.0], mask=words([0, 0, 0])) == 0
+            for logits, mask in (
+                ([nan, nan, -inf], None),
+                ([nan, nan, nan], words([0, 1, 1])),
+                ([1.0, 2.0, 3.0], words([0, 0, 0])),
+                ([nan, 2.0, 3.0], words([1, 0, 0])),
+            ):
+                with pytest.raises(NoTokenError, match="no token is left"):
+                    choose(sampling, logits, mask=mask)
             assert choose(sampling, [1.0, 2.0, 3.0], mask=words([0, 1, 0])) == 1
 
 

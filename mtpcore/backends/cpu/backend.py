@@ -14,6 +14,7 @@ from mtpcore._ext._cpu import check_environment
 from mtpcore._ext._draft import draft
 from mtpcore._ext._plan import BY_COLUMNS, BY_ROWS, IN_COPIES, Executor
 from mtpcore.backends.base import (
+    CHOSEN,
     F32,
     CheckedBatch,
     DraftPass,
@@ -237,7 +238,7 @@ class CpuPlan:
         chosen = self._executor.run(
             batch, pages, external, logits, arrays.get("logits"), _states_of(memory)
         )
-        return arrays if chosen is None else {**arrays, "chosen": chosen}
+        return arrays if chosen is None else {**arrays, CHOSEN: chosen}
 
     @property
     def chooses_after_texts(self) -> bool:

@@ -208,6 +208,8 @@ class Choice:
     def result(self, wanted: FusedSampling) -> tuple[I32, F32]:
         """Wait for the token of each output, -1 where it has no sampler, and the logits of these.
 
+        A token is ``NO_TOKEN`` where none was left to choose.
+
         Returns
         -------
         chosen : int32[n_outputs]
@@ -217,7 +219,7 @@ class Choice:
         chosen = np.full(len(wanted.samplers), -1, np.int32)
         if who:
             chosen[[row for *_, row in who]] = self._device.download(self.ids, len(who))
-        return chosen, self._rows(np.flatnonzero(chosen < 0))
+        return chosen, self._rows(np.flatnonzero(chosen == -1))
 
     def _adjust(
         self,

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mtpcore.backends.base import (
+    CHOSEN,
     F32,
     CheckedBatch,
     DraftRun,
@@ -156,7 +157,7 @@ class CudaPlan:
                 n = len(batch.outputs if is_of_outputs else batch.tokens)
                 made[name] = self._output(self.arrays[i], n)
         if self.choice and wanted is not None:
-            made["chosen"], made["logits"] = self.choice.result(wanted)
+            made[CHOSEN], made["logits"] = self.choice.result(wanted)
         return made
 
     def check(self, batch: CheckedBatch, memory: Memory | None) -> None:

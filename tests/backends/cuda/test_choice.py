@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from programs import N_VOCAB, WIDTH, head, random_tensors
 
-from mtpcore.backends.base import CheckedBatch, FusedSampling
+from mtpcore.backends.base import CHOSEN, CheckedBatch, FusedSampling
 from mtpcore.backends.cuda import CudaBackend
 from mtpcore.errors import BatchError, SamplingError
 from mtpcore.graph import GraphBuilder, Outputs
@@ -89,10 +89,10 @@ def test_tokens_are_those_of_logits_at_home(one, data, n, shift):
     ids = ids if ids is None else np.ascontiguousarray(ids)
     wanted, rows = fused_sampling(len(outputs), ids=ids, without=without), rows_of(n, outputs)
     plain, made = run(one, rows), run(one, rows, wanted)
-    assert made.keys() == {*plain, "chosen"}
+    assert made.keys() == {*plain, CHOSEN}
     assert np.array_equal(made["hidden"], plain["hidden"])
-    assert made["chosen"].dtype == np.int32
-    assert made["chosen"].tolist() == chosen_from(plain["logits"], wanted)
+    assert made[CHOSEN].dtype == np.int32
+    assert made[CHOSEN].tolist() == chosen_from(plain["logits"], wanted)
     kept = plain["logits"][[i for i in range(len(outputs)) if i in without]]
     assert np.array_equal(made["logits"], kept, equal_nan=True)
 
@@ -123,7 +123,7 @@ def test_other_outputs_may_be_made_of_the_logits(backend):
     rows = msgspec.structs.replace(rows_of(3, [0, 2]), slots={})
     plain, wanted = plan.run(rows, None), fused_sampling(2, N_VOCAB)
     made = plan.run(msgspec.structs.replace(rows, fused_sampling=wanted), None)
-    assert made["chosen"].tolist() == chosen_from(plain["logits"], wanted)
+    assert made[CHOSEN].tolist() == chosen_from(plain["logits"], wanted)
     assert made["logits"].shape == (0, N_VOCAB)
     assert np.array_equal(made["soft"], plain["soft"])
 
@@ -135,7 +135,7 @@ def test_names_of_tokens_may_change_from_run_to_run(one):
     for shift in (0, 5, 5, 9):
         ids[:] = np.arange(N_LOGITS) + shift
         for wanted in (fused_sampling(2, ids=ids), fused_sampling(2)):
-            assert run(one, rows, wanted)["chosen"].tolist() == chosen_from(plain, wanted)
+            assert run(one, rows, wanted)[CHOSEN].tolist() == chosen_from(plain, wanted)
 
 
 def test_choices_that_do_not_fit_are_errors(one):
@@ -156,4 +156,4 @@ def test_choices_that_do_not_fit_are_errors(one):
         with pytest.raises(error):
             run(one, rows, wrong)
     made = run(one, rows, good)
-    assert made["chosen"].tolist() == chosen_from(run(one, rows)["logits"], good)
+    assert made[CHOSEN].tolist() == chosen_from(run(one, rows)["logits"], good)

@@ -27,7 +27,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from programs import N_LOGITS, N_VOCAB, head, post_head
 
-from mtpcore.backends.base import CheckedBatch, DraftRun, FusedSampling, Verification
+from mtpcore.backends.base import CHOSEN, CheckedBatch, DraftRun, FusedSampling, Verification
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.cuda import CudaBackend
 from mtpcore.backends.cuda.compile import Kernel
@@ -350,7 +350,7 @@ def test_what_verifies_runs_behind_all_drafts(one, behind, target, sampling, mak
             fused = msgspec.structs.replace(fused, texts=texts)
             batch = msgspec.structs.replace(batch, fused_sampling=fused)
         wanted = target.plan.run(batch, target.memory)
-        assert {*made} == {*wanted} >= {"hidden", "logits" if sampling is None else "chosen"}
+        assert {*made} == {*wanted} >= {"hidden", "logits" if sampling is None else CHOSEN}
         for name, rows in wanted.items():
             assert made[name].tobytes() == np.asarray(rows).tobytes(), name
         clear(*plans)

@@ -8,6 +8,7 @@ from harness.families import FAMILIES
 from harness.fixtures import model_file
 
 from mtpcore import Batch, DraftTree, Generator
+from mtpcore.backends.base import CHOSEN
 from mtpcore.backends.cuda.plan import CudaPlan
 from mtpcore.memory import LOG
 from mtpcore.sampling import Sampling
@@ -91,7 +92,7 @@ def test_texts_are_those_of_choices_at_home(on_device, monkeypatch, sampling):
     run, draft, n_chosen = CudaPlan.run, CudaPlan.draft, []
 
     def count(made):
-        n_chosen.append((made["chosen"] >= 0).sum() if made and "chosen" in made else 0)
+        n_chosen.append((made[CHOSEN] >= 0).sum() if made and CHOSEN in made else 0)
         return made
 
     def draft_and_count(plan, wanted, memory):

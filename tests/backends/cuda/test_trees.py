@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from programs import N_LOGITS, N_VOCAB, WIDTH, head, random_tensors
 
 from mtpcore import Batch
-from mtpcore.backends.base import CheckedBatch, FusedSampling, TreePass, TreeRun, Verification
+from mtpcore.backends.base import (
+    CHOSEN,
+    CheckedBatch,
+    FusedSampling,
+    TreePass,
+    TreeRun,
+    Verification,
+)
 from mtpcore.backends.cuda import CudaBackend
 from mtpcore.backends.cuda.choice import Choice
 from mtpcore.backends.cuda.launch.passes import DRAFT
@@ -373,7 +380,7 @@ def assert_verified(one, target, shape, sampling, k=3):
         stored = [target.memory.digest(seq) for seq in range(2)]
         asked, _ = rows_to_verify(held, [tree[:2] for tree in grown], sampler)
         wanted = target.plan.run(asked, target.memory)
-        assert {*made} == {*wanted} >= {"hidden", "logits" if sampling is None else "chosen"}
+        assert {*made} == {*wanted} >= {"hidden", "logits" if sampling is None else CHOSEN}
         for name, rows in wanted.items():
             assert made[name].tobytes() == np.asarray(rows).tobytes(), name
         assert stored == [target.memory.digest(seq) for seq in range(2)]

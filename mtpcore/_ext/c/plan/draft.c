@@ -180,9 +180,14 @@ static int has_nan(const float *x, int64_t n)
     return has;
 }
 
-/* Note a draft behind those that its sequence has. */
-static void note(loop *self, const mtp_draft_sequence *own, int64_t number, int32_t token)
+/* Note a draft behind those that its sequence has; where no token was left to choose its drafts end
+ * before it. */
+static void note(loop *self, mtp_draft_sequence *own, int64_t number, int32_t token)
 {
+    if (token == MTP_NO_TOKEN) {
+        own->k = number;
+        return;
+    }
     int32_t *to = own->history + own->n_history + number;
     self->n_changed += *to != token;
     *to = token;
@@ -455,7 +460,7 @@ static void go_on(loop *self, mtp_draft_pass *pass, int n_threads)
 {
     mtp_draft *draft = self->draft;
     for (int64_t at = 0; at < pass->sampling.n; at++) {
-        const mtp_draft_sequence *own = sequence_of(draft, pass, at);
+        mtp_draft_sequence *own = sequence_of(draft, pass, at);
         if (own && pass->sampling.samplers[at].settings)
             note(self, own, number_of(own, at), mtp_sampling_end(&pass->sampling, at, n_threads));
     }

@@ -51,6 +51,7 @@ mtp_winner mtp_better_of(mtp_winner a, mtp_winner b)
 
 int32_t mtp_winning_token(mtp_winner winner, const int32_t *token_ids)
 {
-    const int64_t row = winner.row < 0 ? 0 : winner.row;
-    return token_ids ? token_ids[row] : (int32_t)row;
+    if (winner.row < 0)
+        return MTP_NO_TOKEN;
+    return token_ids ? token_ids[winner.row] : (int32_t)winner.row;
 }

@@ -137,14 +137,6 @@ static void share_out(const logits_row *row, const mtp_sampling *sampling, int64
     }
 }
 
-static int64_t first_allowed(const logits_row *row, const uint32_t *mask)
-{
-    for (int64_t i = 0; i < row->n_vocab; i++)
-        if (allows(mask, token_id(row, i)))
-            return i;
-    return 0;
-}
-
 /* -- one choice, by one thread or several --------------------------------------------------- */
 
 void mtp_choice_begin(mtp_sampler_scratch *scratch, const float *logits, int64_t n_vocab,
@@ -269,7 +261,7 @@ int32_t mtp_choice_end(mtp_sampler_scratch *scratch, int n, float *probability)
     if (top < 0) {
         if (probability)
             *probability = 0.0f;
-        return token_id(row, first_allowed(row, scratch->sampling->mask));
+        return MTP_NO_TOKEN;
     }
     uint64_t total = 0;
     if (scratch->needs_total)
@@ -304,12 +296,8 @@ int64_t mtp_rank(const float *logits, int64_t n_vocab, const mtp_sampling *sampl
     mtp_choice_scan(scratch, 0, 1);
     const logits_row row = scratch->row;
     const int64_t top = find_top(scratch, 1);
-    if (top < 0) {
-        ids[0] = token_id(&row, first_allowed(&row, sampling->mask));
-        probabilities[0] = 0.0f;
-        shares[0] = 0.0;
-        return 1;
-    }
+    if (top < 0)
+        return 0;
     const float max = row.logits[top];
     const uint64_t total = passes()->total_mass(row.logits, n_vocab, max);
     n = rank_rows(&row, sampling, index, max, total, n, ids, shares);

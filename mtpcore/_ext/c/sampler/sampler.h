@@ -14,12 +14,14 @@
  *          Musco, Suresh, "Coupling without communication and drafter-invariant speculative
  *          decoding", 2024).
  *
- * A NaN logit counts as -inf. Where every logit is -inf the lowest row that the mask allows is
- * chosen (row 0 if it allows none). The result has the same bits on every machine. */
+ * A NaN logit counts as -inf. Where every logit is -inf nothing is left to choose, and the choice is
+ * MTP_NO_TOKEN. The result has the same bits on every machine. */
 #ifndef MTPCORE_SAMPLER_H
 #define MTPCORE_SAMPLER_H
 
 #include <stdint.h>
+
+enum { MTP_NO_TOKEN = -2 }; /* -1 stands for rows that nobody chooses from */
 
 /* Settings, checked by the caller. A token id is always one of the target's vocabulary. */
 typedef struct {
@@ -51,7 +53,7 @@ void mtp_sampler_scratch_free(mtp_sampler_scratch *scratch);
  * probability  NULL, or where to put p of the chosen token: its share in softmax at temperature 1
  *              after bias, penalties and mask, before the cuts
  *
- * Returns a token id. Nothing is allocated. */
+ * Returns a token id, or MTP_NO_TOKEN. Nothing is allocated. */
 int32_t mtp_choose(const float *logits, int64_t n_vocab, const mtp_sampling *sampling,
                    const int32_t *history, int64_t n_history, int64_t n_prompt, int64_t index,
                    const int32_t *token_ids, mtp_sampler_scratch *scratch, float *probability);
@@ -84,7 +86,8 @@ int mtp_can_fuse(const mtp_sampling *sampling);
 void mtp_fused_piece(const mtp_sampling *sampling, int64_t index, const int32_t *token_ids,
                      const float *logits, int64_t first, int64_t n, mtp_winner *winner);
 
-/* The better of two; the token of the best of all pieces is the one that mtp_choose returns. */
+/* The better of two; the token of the best of all pieces, or MTP_NO_TOKEN, is what mtp_choose
+ * returns. */
 mtp_winner mtp_better_of(mtp_winner a, mtp_winner b);
 int32_t mtp_winning_token(mtp_winner winner, const int32_t *token_ids);
 
@@ -98,7 +101,7 @@ int32_t mtp_winning_token(mtp_winner winner, const int32_t *token_ids);
  *               seem: p e^(temperature * noise) over the sum of that for all ranked tokens and of p
  *               for all others, p as above. Never rising. At temperature 0 a share is p.
  *
- * Returns how many there are: 1 .. n. Nothing is allocated. */
+ * Returns how many there are: 0 .. n. Nothing is allocated. */
 int64_t mtp_rank(const float *logits, int64_t n_vocab, const mtp_sampling *sampling,
                  const int32_t *history, int64_t n_history, int64_t n_prompt, int64_t index,
                  const int32_t *token_ids, mtp_sampler_scratch *scratch, int64_t n, int32_t *ids,

@@ -1,5 +1,5 @@
-/* What becomes of the tokens that a pass chose: each is a draft if its sequence had all before, if the
- * rows that were read for it are finite, and if it is probable enough; and the sequence goes on if it
+/* What becomes of the tokens that a pass chose: each is a draft if there is one (no negative number), if
+ * its sequence had all before, if the rows that were read for it are finite, and if it is probable enough; and the sequence goes on if it
  * is to, the token has an embedding, and the row that is read for the next one is finite. A condition,
  * where there is one, is set if any goes on; where the pass repeats one before, if it changed a token.
  * It is not put back: passes may set it together, and it does not hold when a graph begins
@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             if (step.depth != depth)
                 continue;
             bool counts = step.before < 0 || drafts[step.before].goes_on;
-            counts = counts && rows_read.are_finite(step.first_read, step.n_read);
+            counts = counts && ids[i] >= 0 && rows_read.are_finite(step.first_read, step.n_read);
             if (totals && step.p_min > 0.0) {
                 const float *row = logits + (size_t)choosers[i].row * n_vocab;
                 const float max = row[tops[i]];

@@ -1,7 +1,6 @@
 /* The n best tokens of each row, of those that rank.cu found in its parts, with what the sampler's
  * ranking says of them (_ext/c/sampler/sampler.h): their probabilities, and their shares of the choice.
- * A row in which nobody takes part has its first token, of probability 0; places that nobody takes have
- * the token -1. `totals` are the masses of whole rows.
+ * Places that nobody takes have the token -1. `totals` are the masses of whole rows.
  * Grid: rows. Block: 256.
  */
 #include "noise.cuh"
@@ -79,8 +78,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             const double mass = (double)mass_of(row[rows[i]], max);
             one = Ranked{shares[i], (float)(mass / (double)total),
                          token_ids ? token_ids[rows[i]] : rows[i]};
-        } else if (i == 0) {
-            one.token = token_ids ? token_ids[0] : 0;
         }
         ranking[(size_t)blockIdx.x * n + i] = one;
     }

@@ -1,11 +1,12 @@
-/* The token of each row: the best of its parts' winners; the first one where there is none.
+/* The token of each row, or its place in it: the best of its parts' winners; `nobody` where there is
+ * none.
  * Grid: rows. Block: 256.
  */
 #include "winner.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     settle(const Winner *__restrict__ winners, const int *__restrict__ token_ids,
-           int *__restrict__ ids, int n_parts)
+           int *__restrict__ ids, int n_parts, int nobody)
 {
     __shared__ Winner partial[THREADS / 32];
     const Winner *of_row = winners + (size_t)blockIdx.x * n_parts;
@@ -13,7 +14,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int i = threadIdx.x; i < n_parts; i += THREADS)
         best = better(best, of_row[i]);
     best = best_of_block(best, partial);
-    const int row = best.row == NOBODY ? 0 : best.row;
-    if (threadIdx.x == 0)
-        ids[blockIdx.x] = token_ids ? token_ids[row] : row;
+    if (threadIdx.x)
+        return;
+    if (best.row == NOBODY)
+        ids[blockIdx.x] = nobody;
+    else
+        ids[blockIdx.x] = token_ids ? token_ids[best.row] : best.row;
 }

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore._ext._sampling import Sampler
+from mtpcore._ext._sampling import NO_TOKEN, Sampler
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.launch.step import THREADS, Launch
@@ -239,10 +239,14 @@ def find_tops(
 
 
 def settle(
-    winners: DeviceArray, rows: DeviceArray, n_choosers: int, token_ids: DeviceArray | None = None
+    winners: DeviceArray,
+    rows: DeviceArray,
+    n_choosers: int,
+    token_ids: DeviceArray | None = None,
+    nobody: int = 0,
 ) -> Launch:
-    """Write which logits won, or the tokens of these, to ``rows``."""
-    arguments = (winners, token_ids, rows, np.int32(winners.shape[1]))
+    """Write which logits won, or the tokens of these, to ``rows``; ``nobody`` where none did."""
+    arguments = (winners, token_ids, rows, np.int32(winners.shape[1]), np.int32(nobody))
     return Launch(_SETTLE, (n_choosers, 1), arguments)
 
 
@@ -278,7 +282,8 @@ def choose(
 
     ``choosers`` are of type ``CHOOSER``; ``token_ids`` int32[n_logits] names the token of each
     logit; ``winners`` of type ``WINNER`` [n_choosers, n_parts] is written over; ``ids``
-    int32[n_choosers] gets the tokens. ``cuts`` are those that ``cut`` found.
+    int32[n_choosers] gets the tokens, ``NO_TOKEN`` where none is left to choose. ``cuts`` are those
+    that ``cut`` found.
     """
     n_logits = logits.shape[-1]
     n = n_parts(n_logits)
@@ -287,7 +292,7 @@ def choose(
     searched = (logits, choosers, *passing, token_ids, winners, *map(np.int32, sizes))
     return [
         Launch(_CHOOSE, (n_choosers, n), searched),
-        settle(winners, ids, n_choosers, token_ids),
+        settle(winners, ids, n_choosers, token_ids, NO_TOKEN),
     ]
 
 
