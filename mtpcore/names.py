@@ -34,7 +34,7 @@ from mtpcore.runtime.layout import (
 from mtpcore.runtime.model import Model
 from mtpcore.runtime.output import Output
 from mtpcore.runtime.prompt import Audio, Codes, Image, Prompt, Rows, Video
-from mtpcore.sampling import Sampling
+from mtpcore.sampling import PureProcessor, Sampling
 
 __all__ = [
     "LM",
@@ -69,6 +69,7 @@ __all__ = [
     "PluginError",
     "Prompt",
     "Proposer",
+    "PureProcessor",
     "Request",
     "Rows",
     "Sampling",

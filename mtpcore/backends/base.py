@@ -51,6 +51,11 @@ CHOSEN: Final = "chosen token"
 """The name of what fused sampling makes; outputs of a graph are words, and so have other names."""
 
 
+ChangeLogits = Callable[[I32, F32, I32 | None], F32]
+"""``change(tokens, logits, token_ids)`` returns the logits float32[n_logits] from which the token
+after int32[n] ``tokens`` is chosen."""
+
+
 class FusedSampling(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are sampled while their logits are computed: one entry for each of m outputs.
 
@@ -214,6 +219,9 @@ class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     that leaves no token to choose. ``token_ids`` int32[n_logits] names the token of each logit, if
     that is not its index.
 
+    ``processors[i]``, where there are any, changes the logits of sequence i before they choose: the
+    host is asked between passes.
+
     A ``verification`` may be run, too.
 
     Places up to ``k[i] - 1`` after the newest row, or those of the later passes' rows, are reserved
@@ -226,6 +234,7 @@ class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     n_prompt: Sequence[int]
     k: Sequence[int]
     p_min: Sequence[float]
+    processors: Sequence[ChangeLogits | None] = ()
     index: Sequence[int] = ()
     recycle: Mapping[str, str] = {}
     token_ids: I32 | None = None
@@ -239,6 +248,15 @@ class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     def indices(self) -> list[int]:
         """The index of each sequence's first draft."""
         return [*self.index] or [len(history) for history in self.history]
+
+    def processor(self, i: int) -> ChangeLogits | None:
+        """Return what changes the logits of sequence i, if anything does."""
+        return self.processors[i] if self.processors else None
+
+    @property
+    def takes_host(self) -> bool:
+        """Whether anything but plans has a part in it: then it runs pass by pass."""
+        return any(self.processors)
 
 
 PENDING = -2

@@ -224,7 +224,9 @@ def _with_choices(
     """Return a batch whose outputs choose ``k[i]`` drafts, where that needs no text before them."""
     places = [(i, len(before[i]) + number) for i, n in enumerate(k) for number in range(n)]
     samplers = [
-        run.samplers[i] if run.samplers[i].is_gumbel_max and run.p_min[i] <= 0 else None
+        run.samplers[i]
+        if run.samplers[i].is_gumbel_max and run.p_min[i] <= 0 and not run.processor(i)
+        else None
         for i, _ in places
     ]
     if not any(samplers):
@@ -253,10 +255,14 @@ def _choose(
             if token == -1:
                 row = logits[at_home[at]]
                 text = np.concatenate([run.history[i], np.array(ids, np.int32)])
+                if np.isnan(row).any():
+                    break
+                if (change := run.processor(i)) is not None:
+                    row = change(text, row, run.token_ids)
                 token, probability = run.samplers[i].choose_with_probability(
                     row, text, run.n_prompt[i], run.indices[i] + len(ids), run.token_ids
                 )
-                if probability < p_min[i] or np.isnan(row).any():
+                if probability < p_min[i]:
                     break
             if token == NO_TOKEN:
                 break

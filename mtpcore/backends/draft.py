@@ -38,7 +38,8 @@ def n_embeddings(program: Program) -> int:
 def check_draft(run: DraftRun, program: Program) -> None:
     """Raise BatchError where a draft run does not fit itself or the programs of its passes."""
     m = len(run.k) if run.is_block else len(run.batch.outputs)
-    for name in ("samplers", "history", "n_prompt", "k", "p_min", "indices"):
+    names = ["samplers", "history", "n_prompt", "k", "p_min", "indices"]
+    for name in [*names, "processors"] if run.processors else names:
         if len(getattr(run, name)) != m:
             raise BatchError(
                 "one entry a sequence", where=name, wanted=m, got=len(getattr(run, name))
@@ -141,8 +142,9 @@ def draft_steps(plan: Plan, run: DraftRun, memory: Memory | None) -> tuple[list[
                 continue
             token = int(chosen[at])
             if token == -1:
+                row, change = arrays["logits"][at_home[at]], run.processor(i)
                 token, probability = run.samplers[i].choose_with_probability(
-                    arrays["logits"][at_home[at]],
+                    row if change is None else change(texts[at], row, run.token_ids),
                     texts[at],
                     run.n_prompt[i],
                     indices[i] + len(drafts[i]),
@@ -182,7 +184,9 @@ def _fused_sampling(
 ) -> FusedSampling:
     """Return what chooses from the rows of these sequences, each with its drafts so far."""
     return FusedSampling(
-        samplers=[None if run.p_min[i] > 0 else run.samplers[i] for i in active],
+        samplers=[
+            None if run.p_min[i] > 0 or run.processor(i) else run.samplers[i] for i in active
+        ],
         indices=[run.indices[i] + n for i, n in zip(active, n_drafts, strict=True)],
         token_ids=run.token_ids,
         texts=texts,

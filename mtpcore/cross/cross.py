@@ -151,6 +151,7 @@ class Cross(Uncopied):
         draft_sampler: DraftSampler | Mapping[int, DraftSampler] = "coupled",
         p_min: float | Mapping[int, float] = 0.0,
         drafters: DrafterNames | Mapping[int, DrafterNames] | None = None,
+        processors: Mapping[int, LogitsProcessor] | None = None,
     ) -> Draft: ...
     @overload
     def draft(
@@ -162,6 +163,7 @@ class Cross(Uncopied):
         draft_sampler: DraftSampler | Mapping[int, DraftSampler] = "coupled",
         p_min: float | Mapping[int, float] = 0.0,
         drafters: DrafterNames | Mapping[int, DrafterNames] | None = None,
+        processors: Mapping[int, LogitsProcessor] | None = None,
     ) -> dict[int, Draft]: ...
     @act
     def draft(
@@ -173,6 +175,7 @@ class Cross(Uncopied):
         draft_sampler: DraftSampler | Mapping[int, DraftSampler] = "coupled",
         p_min: float | Mapping[int, float] = 0.0,
         drafters: DrafterNames | Mapping[int, DrafterNames] | None = None,
+        processors: Mapping[int, LogitsProcessor] | None = None,
     ) -> Draft | dict[int, Draft]:
         """Draft up to ``k`` tokens after the pending one.
 
@@ -194,6 +197,9 @@ class Cross(Uncopied):
         drafters : sequence of str, or mapping of seq to them, optional
             Names of drafters, or roles: the first of them that proposes anything drafts. Default:
             all, in the order in which they were linked.
+        processors : mapping of seq to callable, optional
+            What ``verify`` will be given: those that are a ``PureProcessor`` change the drafters'
+            logits, too; the others do not, and fewer drafts are accepted.
 
         Returns
         -------
@@ -226,8 +232,11 @@ class Cross(Uncopied):
             for s, k in wanted.items()
         }
         settings = self._settings(wanted, sampling)
+        watching = read_processors({} if processors is None else processors)
         with self.transaction(wanted):
-            drafts = self.speculation.draft(plans, settings, draft_sampler, least).drafts
+            drafts = self.speculation.draft(
+                plans, settings, draft_sampler, least, processors=watching
+            ).drafts
         return drafts if several else next(iter(drafts.values()))
 
     def _settings(self, seqs: Iterable[int], given: Samplings | None) -> Samplings:

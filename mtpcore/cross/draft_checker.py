@@ -32,7 +32,7 @@ class DraftChecker:
     def __init__(self, target: GraphRunner) -> None:
         self._target = target
         self.invalid = self.paused = 0
-        self._warned = False
+        self._warned = self._has_doubted = False
 
     def check(self, name: str, job: DraftJob, draft: Any) -> Draft:
         """Return the valid part of a draft: its beginning, or a tree's upper part."""
@@ -87,6 +87,12 @@ class DraftChecker:
                 place,
             )
         self.paused += 1
+
+    def doubt(self, seq: int, what: str) -> None:
+        """Warn of the first thing that a caller's function does wrong while drafts are made."""
+        if not self._has_doubted:
+            self._has_doubted = True
+            logger.warning("sequence %d: %s (said once)", seq, what)
 
     def _warn(self, name: str, seq: int, what: str) -> None:
         """Warn of the first thing that a drafter does wrong."""

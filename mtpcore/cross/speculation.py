@@ -30,7 +30,13 @@ from mtpcore.runtime.batch import Batch, Wanted
 from mtpcore.runtime.output import Output
 from mtpcore.runtime.prompt import Prompt
 from mtpcore.runtime.runner import Deliver, GraphRunner
-from mtpcore.sampling import LogitsProcessor, Sampling, process_logits
+from mtpcore.sampling import (
+    DraftProcessor,
+    LogitsProcessor,
+    PureProcessor,
+    Sampling,
+    process_logits,
+)
 
 __all__ = ["DraftSampler", "Drafted", "Overwritten", "DraftPlan", "Samplings", "Speculation"]
 
@@ -38,6 +44,9 @@ DraftSampler = Literal["coupled", "argmax"]
 Samplings = Sampling | Mapping[int, Sampling]
 DraftPlan = Mapping[str, int]
 """Who is asked for drafts, by role and in this order, and for how many tokens."""
+
+
+NO_PROCESSORS: Mapping[int, LogitsProcessor] = {}
 
 
 class Drafted(NamedTuple):
@@ -185,11 +194,13 @@ class Speculation:
         draft_sampler: DraftSampler | Mapping[int, DraftSampler],
         p_min: float | Mapping[int, float],
         *,
+        processors: Mapping[int, LogitsProcessor] = NO_PROCESSORS,
         verified: Sequence[int] = (),
     ) -> Drafted:
         """Draft for each sequence, by the first drafter in its plan that proposes anything.
 
-        Sequences that ask the same drafter at the same turn draft together. ``verified`` are the
+        Sequences that ask the same drafter at the same turn draft together. Of ``processors`` the
+        pure ones change the drafters' logits, too. ``verified`` are the
         sequences, in order, that the next call will ``verify`` with nothing else in its pass: then
         a backend may run that pass as a part of the draft run.
         """
@@ -206,8 +217,10 @@ class Speculation:
                 text, least = state.history[: state.n + 1], setting_of(p_min, s)
                 if state.stream is not None:
                     settings = msgspec.structs.replace(settings, stream=state.stream)
+                processor = self._processor_of_drafts(s, processors.get(s))
                 jobs[s] = DraftJob(
-                    s, text, state.n_prompt, room, sampler, least, state.rows, settings
+                    *(s, text, state.n_prompt, room, sampler, least, state.rows, settings),
+                    processor=processor,
                 )
         drafted = Drafted({s: [] for s in wanted}, {}, {})
         turn = 0
@@ -235,6 +248,15 @@ class Speculation:
         for s in jobs:
             self._release(s)
         return drafted
+
+    def _processor_of_drafts(
+        self, seq: int, processor: LogitsProcessor | None
+    ) -> DraftProcessor | None:
+        """Return what changes the logits of a sequence's drafters; None: nothing."""
+        if not isinstance(processor, PureProcessor):
+            return None
+        n_vocab = self.target.model.hparams.n_vocab
+        return DraftProcessor(processor, n_vocab, partial(self.checker.doubt, seq))
 
     def _draft_by(
         self,

@@ -156,7 +156,8 @@ class Generator(RequestQueue[Request]):
         logits_processor : callable, optional
             Called with the tokens so far, int32[n_tokens], and the logits, float32[n_vocab], once
             for each token of the text, in order. It may change the logits in place, before bias,
-            penalties and cuts. With drafts it gets the same calls as without. If it raises,
+            penalties and cuts, or return others. With drafts it gets the same calls as without; one
+            that is a ``PureProcessor`` is called for drafts as well. If it raises,
             ``step`` undoes the round and raises; the next round calls it again.
         when_full : {"stop", "shift"}
             What happens when the context is full. "stop", the default, ends the text. "shift" drops

@@ -174,7 +174,10 @@ def _draft(
         return Drafted({seq: [] for seq in plans}, {}, {})
     samplers = {seq: ready[seq].draft_sampler for seq in wanted}
     least = {seq: ready[seq].p_min for seq in wanted}
-    drafted = cross.speculation.draft(wanted, samplings, samplers, least, verified=verified)
+    processors = {seq: p for seq in wanted if (p := ready[seq].logits_processor) is not None}
+    drafted = cross.speculation.draft(
+        wanted, samplings, samplers, least, processors=processors, verified=verified
+    )
     return drafted._replace(drafts={seq: drafted.drafts.get(seq, []) for seq in plans})
 
 

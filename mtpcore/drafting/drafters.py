@@ -15,7 +15,7 @@ from mtpcore.declarations.draft_tree import Draft, DraftTree
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.runtime.runner import DraftSettings, GraphRunner
-from mtpcore.sampling import Sampling
+from mtpcore.sampling import DraftProcessor, Sampling
 
 __all__ = [
     "DraftJob",
@@ -39,7 +39,7 @@ class DraftJob(msgspec.Struct, frozen=True):
     ``history`` int32[n + 1] are the sequence's tokens, the pending one last; at most ``k`` drafts
     are wanted, which is no more than the drafter's limit; a draft less probable than ``p_min`` ends
     them. ``rows`` are there where tokens are -1, for drafters that read them. ``sampling`` are the
-    settings of the target's choices.
+    settings of the target's choices. ``processor`` changes logits before they choose.
     """
 
     seq: int
@@ -50,6 +50,7 @@ class DraftJob(msgspec.Struct, frozen=True):
     p_min: float = 0.0
     rows: EmbeddingRows = NO_ROWS
     sampling: Sampling = GREEDY
+    processor: DraftProcessor | None = None
 
 
 def draft_settings(
@@ -64,6 +65,7 @@ def draft_settings(
         "history": [job.history for job in jobs],
         "n_prompt": [job.n_prompt for job in jobs],
         "p_min": [job.p_min for job in jobs],
+        "processors": [job.processor for job in jobs],
         "recycle": recycle,
         "token_ids": token_ids,
         "verification": verification,

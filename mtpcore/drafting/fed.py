@@ -60,7 +60,7 @@ class JobAsk:
         """Choose a token with the target's noise; see ``Ask``."""
         job, history = self._job, self._history(drafts)
         token, probability = job.sampler.choose_with_probability(
-            np.ascontiguousarray(logits, np.float32),
+            self._processed(logits, history, token_ids),
             history,
             job.n_prompt,
             len(history),
@@ -73,8 +73,15 @@ class JobAsk:
     ) -> I32:
         """Return the best tokens, in order; see ``Ask``."""
         job, history = self._job, self._history(drafts)
-        logits = np.ascontiguousarray(logits, np.float32)
+        logits = self._processed(logits, history, token_ids)
         return job.sampler.rank(logits, history, job.n_prompt, len(history), n, token_ids)[0]
+
+    def _processed(self, logits: F32, history: I32, token_ids: I32 | None) -> F32:
+        logits, change = np.ascontiguousarray(logits, np.float32), self._job.processor
+        if change is None:
+            return logits
+        self._job.sampler.check(len(logits), len(history), token_ids)
+        return change(history, logits, token_ids)
 
     def _history(self, drafts: Sequence[int]) -> I32:
         return np.concatenate([self._job.history, np.asarray(drafts, np.int32)])

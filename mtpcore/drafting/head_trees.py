@@ -12,7 +12,7 @@ from mtpcore.drafting.drafters import DraftJob, Verify
 from mtpcore.drafting.growing_tree import GrowingTree
 from mtpcore.drafting.heads import HeadDrafter
 from mtpcore.drafting.outline import Outlines, outline
-from mtpcore.drafting.tree_runs import Grown, PassRows, grow_at_once
+from mtpcore.drafting.tree_runs import Grown, PassRows, can_grow_at_once, grow_at_once
 from mtpcore.drafting.trees import Branch, branch
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.runner import TreeRows
@@ -54,10 +54,10 @@ class HeadTreeDrafter(HeadDrafter):
         self, wanted: list[tuple[DraftJob, int]], shape: TreeShape, verify: Verify | None
     ) -> list[Grown] | None:
         """Return the trees where all passes run in one go."""
-        if not self._heads[0].plan.grows_trees:
+        jobs, passes = [job for job, _ in wanted], []
+        if not can_grow_at_once(self._heads[0], jobs):
             return None
         joined = Outlines([outline(shape, k) for _, k in wanted])
-        jobs, passes = [job for job, _ in wanted], []
         for head in range(max(one.depth for one in joined.each)):
             rows = self._rows(head, jobs, joined)
             if rows is None:

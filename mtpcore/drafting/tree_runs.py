@@ -14,10 +14,15 @@ from mtpcore.drafting.outline import Outlines
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.runner import GraphRunner, TreeRows, run_trees
 
-__all__ = ["Grown", "PassRows", "grow_at_once"]
+__all__ = ["Grown", "PassRows", "can_grow_at_once", "grow_at_once"]
 
 Grown = tuple[DraftTree, bool]
 """A tree, and whether the rows are finite that its nodes would be run with."""
+
+
+def can_grow_at_once(runner: GraphRunner, jobs: Sequence[DraftJob]) -> bool:
+    """Say whether it is worth a try: a processor changes logits on the host."""
+    return runner.plan.grows_trees and not any(job.processor for job in jobs)
 
 
 def grow_at_once(

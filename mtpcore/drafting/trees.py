@@ -14,7 +14,7 @@ from mtpcore.drafting.chain import GraphDrafter
 from mtpcore.drafting.drafters import DraftJob, Verify
 from mtpcore.drafting.growing_tree import GrowingTree
 from mtpcore.drafting.outline import Outlines, outline
-from mtpcore.drafting.tree_runs import Grown, PassRows, grow_at_once
+from mtpcore.drafting.tree_runs import Grown, PassRows, can_grow_at_once, grow_at_once
 from mtpcore.graph.program import OUTPUTS
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.output import Output
@@ -55,7 +55,7 @@ class TreeDrafter(GraphDrafter):
         self, jobs: list[DraftJob], shape: TreeShape, verify: Verify | None
     ) -> list[Grown] | None:
         """Return the trees where all passes run in one go, and whether their rows are finite."""
-        if not self.runner.plan.grows_trees:
+        if not can_grow_at_once(self.runner, jobs):
             return None
         joined = Outlines([outline(shape, job.k) for job in jobs])
         passes = self._passes(jobs, joined)
@@ -175,8 +175,11 @@ def branch(
     for job, tree, node, at in branching:
         path = [tree.tokens[ancestor] for ancestor in tree.path(node)]
         history = np.concatenate([job.history, np.array(path, np.int32)])
+        logits = output.logits[at]
+        if job.processor is not None:
+            logits = job.processor(history, logits, token_ids)
         ranking = job.sampler.rank(
-            output.logits[at], history, job.n_prompt, len(history), tree.n_ranked(node), token_ids
+            logits, history, job.n_prompt, len(history), tree.n_ranked(node), token_ids
         )
         own = {slot: slot_rows[at] for slot, slot_rows in rows.items()}
         is_finite = all(np.isfinite(row).all() for row in own.values())

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mtpcore.decoding import Request
 from mtpcore.errors import BusyError
 from mtpcore.lm.completion import Completion, CompletionStats, Piece
-from mtpcore.sampling import read_answer
+from mtpcore.sampling import PureProcessor, read_answer
 
 __all__ = ["Job"]
 
@@ -47,7 +47,8 @@ class Job:
         self._has_text = has_text
         self._processor = request.logits_processor
         if self._processor is not None:
-            request.logits_processor = self._process
+            is_pure = isinstance(self._processor, PureProcessor)
+            request.logits_processor = PureProcessor(self._process) if is_pure else self._process
         self._begin = self._end = perf_counter()
 
     def _process(self, tokens: NDArray[np.int32], logits: NDArray[np.float32]) -> Any:

@@ -326,8 +326,9 @@ class LM(Uncopied):
             Return each token's log-probability and those of the n likeliest; 0: the token's alone.
         logits_processor : callable, optional
             Called with the tokens so far, int32[n_tokens], and the logits, float32[n_vocab], once
-            for each token of the text, in order; it may change the logits in place, before
-            ``logit_bias``, penalties and cuts. It does not call the LM.
+            for each token of the text, in order; it may change the logits in place, or return
+            others, before ``logit_bias``, penalties and cuts. One that is a ``PureProcessor`` is
+            called for drafts, too. It does not call the LM.
         when_full : {"stop", "shift"}
             When the context is full the text ends, or a part of it is dropped and it goes on; so
             does ``n_keep``, the number of first tokens that stay, as in ``Generator.add``.

@@ -15,6 +15,7 @@ from mtpcore.backends.base import (
     F32,
     I32,
     Backend,
+    ChangeLogits,
     DraftPass,
     DraftRun,
     FusedSampling,
@@ -418,6 +419,7 @@ class DraftSettings(TypedDict):
     history: Sequence[I32]
     n_prompt: Sequence[int]
     p_min: Sequence[float]
+    processors: NotRequired[Sequence[ChangeLogits | None]]
     index: NotRequired[Sequence[int]]
     recycle: NotRequired[Mapping[str, str]]
     token_ids: NotRequired[I32 | None]

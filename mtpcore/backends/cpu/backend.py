@@ -262,7 +262,7 @@ class CpuPlan:
         """Return the drafts of each sequence, and how many passes ran, all without the GIL.
 
         A run with passes of another backend's plans, or for other threads, goes pass by pass, and
-        so does one with passes of one plan, which has the rows of one batch.
+        so does one with passes of one plan, which has the rows of one batch, or with processors.
 
         Raises
         ------
@@ -275,7 +275,7 @@ class CpuPlan:
         if behind is not None:
             passes.append(DraftPass(behind.plan, behind.memory, behind.batch))
         plans = [one.plan for one in passes if self._runs_with(one.plan)]
-        if len({*map(id, plans)}) < len(passes):
+        if len({*map(id, plans)}) < len(passes) or run.takes_host:
             return draft_steps(self, run, memory)
         feeds = behind.feeds if behind else {}
         taken = [

@@ -248,7 +248,7 @@ class CudaPlan:
 
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
         """Return the drafts of each sequence and the number of passes, one after the other."""
-        if self._loop.can_run(run):
+        if not run.takes_host and self._loop.can_run(run):
             return self._loop.run(run, memory)
         return draft_steps(self, run, memory)
 
