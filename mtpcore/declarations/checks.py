@@ -58,6 +58,7 @@ def check_spec(spec: ModelSpec | DrafterSpec) -> None:
             _check_drafter(spec)
         else:
             _check_trunk(spec)
+        _check_slots(spec)
     except PluginError as error:
         raise error.at(spell(spec.name)) from None
 
@@ -192,14 +193,6 @@ def _check_feeds(spec: ModelSpec | DrafterSpec) -> None:
     sources = {"target", _main(spec), *graphs}
     for feed in spec.feeds:
         where = f"feed of slot {feed.slot!r}"
-        is_row = feed.slot == "embeddings" and isinstance(spec, ModelSpec) and feed.graph
-        if feed.slot in INPUTS and not is_row:
-            raise PluginError(
-                "the name of what a graph reads of every batch",
-                where=where,
-                wanted=f"a slot of another name than {', '.join(INPUTS)}",
-                got=repr(feed.slot),
-            )
         for name, known in ((feed.graph, {"", *graphs}), (feed.src, sources)):
             if name not in known:
                 raise PluginError(
@@ -219,6 +212,18 @@ def _check_feeds(spec: ModelSpec | DrafterSpec) -> None:
             listed = point == "layer_input" and layer and not layer.removeprefix("-").isdigit()
             if not listed:  # otherwise the layers stand in the metadata
                 Tap.parse(tap)
+
+
+def _check_slots(spec: ModelSpec | DrafterSpec) -> None:
+    for feed in spec.feeds:
+        is_row = feed.slot == "embeddings" and isinstance(spec, ModelSpec) and feed.graph
+        if feed.slot in INPUTS and not is_row:
+            raise PluginError(
+                "the name of what a graph reads of every batch",
+                where=f"feed of slot {feed.slot!r}",
+                wanted=f"a slot of another name than {', '.join(INPUTS)}",
+                got=repr(feed.slot),
+            )
 
 
 def _check_trunk(spec: ModelSpec) -> None:

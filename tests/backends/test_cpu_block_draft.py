@@ -115,8 +115,7 @@ def test_all_passes_are_one_call(way, monkeypatch):
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLINGS[1]], ids=["greedy", "cut"])
 @pytest.mark.parametrize("way", [(0, 0), (3, 0)], ids=str)
 def test_logits_that_are_no_numbers_end_drafts(way, sampling):
-    """Those behind a token whose embedding is none; where they are chosen from while they are made
-    only rows that are read are looked at."""
+    """Those behind a token whose embedding is none: rows that are read, or the logits themselves."""
 
     def edit(table):
         table[::2] = np.nan
@@ -129,8 +128,7 @@ def test_logits_that_are_no_numbers_end_drafts(way, sampling):
         found = [drafts_of(loop, one, behind, sequences, *way) for loop in (compiled, draft_steps)]
         assert found[0] == found[1]
         lengths.append({len(ids) for ids in found[0][0][0]})
-    assert min(lengths[0]) < 6
-    assert (min(lengths[1]) < 6) == (sampling is not GREEDY)
+    assert max(map(min, lengths)) < 6
 
 
 @pytest.mark.parametrize("bad", range(5))

@@ -159,7 +159,7 @@ def test_a_further_graph_feeds_the_first_or_is_fed_by_it(name):
         ("llm", "", False),
         ("target", other, False),
     ):
-        made = msgspec.structs.replace(feed, src=src, graph=graph)
+        made = msgspec.structs.replace(feed, slot="rows", src=src, graph=graph)
         changed = msgspec.structs.replace(spec, feeds=(made,))
         if is_sound:
             check_spec(changed)
