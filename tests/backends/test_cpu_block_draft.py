@@ -115,7 +115,7 @@ def test_all_passes_are_one_call(way, monkeypatch):
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLINGS[1]], ids=["greedy", "cut"])
 @pytest.mark.parametrize("way", [(0, 0), (3, 0)], ids=str)
 def test_logits_that_are_no_numbers_end_drafts(way, sampling):
-    """Those behind a token whose embedding is none: rows that are read, or the logits themselves."""
+    """Those behind a token whose embedding is none: rows that are read, or logits themselves."""
 
     def edit(table):
         table[::2] = np.nan
