@@ -152,6 +152,8 @@ def _report(
             if is_full
             else (f", cut by -n {options.predict}")
         )
+    if request.finish_reason == "no_token":
+        lines[0] += ", ended as no token was left to choose"
     if options.seed is None and generator.sampling.temperature:
         lines[0] += f" (again with --seed {generator.sampling.seed})"
     if options.verbose:
