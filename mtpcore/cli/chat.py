@@ -357,6 +357,8 @@ class _Chat:
                 f"the context of {self._lm.n_ctx} tokens is full: /clear begins a new "
                 "conversation, -c N makes room for more, --when-full shift drops old turns"
             )
+        if done.finish_reason == "no_token":
+            lines.append("the answer ended: no token was left to choose")
         if self._says_speed and stats.seconds:
             rate = f"; {stats.accepted} of {stats.drafted} drafts accepted" if stats.drafted else ""
             cut = f", cut by -n {self._n}" if stats.tokens == self._n else ""
