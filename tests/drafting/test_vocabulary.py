@@ -62,7 +62,7 @@ FEW = np.arange(1, toy.N_VOCAB, 3)
     [
         (None, "no map says"),
         (FEW[:-1], "one id for each logit"),
-        (FEW[None], "one id for each logit"),
+        (np.stack([FEW, FEW]), "one id for each logit"),
         (np.where(FEW == 4, toy.N_VOCAB, FEW), "unknown tokens"),
         (np.where(FEW == 4, -1, FEW), "unknown tokens"),
         (np.where(FEW == 4, 7, FEW), "names a token twice"),

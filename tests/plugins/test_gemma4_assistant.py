@@ -121,7 +121,7 @@ def drafts_behind(cross, text, n, k):
     begin = cross.llm.length(0)
     cross.llm.process(Batch.of(text[begin:n], pos=begin))
     cross.pending(0, Sampling(temperature=0.0, logit_bias={int(text[n]): 1e4}))
-    return [int(token) for token in cross.draft(0, k)]
+    return [int(token) for token in cross.draft(0, k, Sampling.greedy())]
 
 
 @backends

@@ -104,7 +104,7 @@ def expected_layer(s, w, at, kind, n):
     found["ffn_gate_exps.weight"] = both[:, : qwen.N_FF_EXPERT]
     found["ffn_up_exps.weight"] = both[:, qwen.N_FF_EXPERT :]
     found["ffn_down_exps.weight"] = w[mlp + "experts.down_proj"]
-    found["ffn_gate_inp_shexp.weight"] = w[mlp + "shared_expert_gate.weight"]
+    found["ffn_gate_inp_shexp.weight"] = w[mlp + "shared_expert_gate.weight"][0]
     shared = mlp + "shared_expert."
     parts = ("gate", "up", "down")
     return found | {f"ffn_{part}_shexp.weight": w[f"{shared}{part}_proj.weight"] for part in parts}
