@@ -609,8 +609,10 @@ class LM(Uncopied):
 
         Parameters
         ----------
-        messages, stream, tools, template_options, continue_final_message, **options
+        messages, stream, tools, template_options, continue_final_message
             As in ``chat``.
+        **options
+            As in ``generate``.
 
         Returns
         -------

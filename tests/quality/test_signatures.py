@@ -26,6 +26,7 @@ UNTYPED = {
     "Config.__getitem__": "JSON, read as from a dict",
     "Fields.get": "takes what msgspec.convert takes, and returns that",
     "Fields.require": "as Fields.get",
+    "LM.sampling": "fields of Sampling, which takes them as **settings",
 }
 """Public names whose signature has an ``Any``, and why."""
 
