@@ -13,6 +13,8 @@ that counts all. Each parameter of each door gets the values of the zoo, one of 
 these. After an error everything is as it was: digests, lengths, pending tokens, requests.
 """
 
+import asyncio
+import inspect
 import itertools
 import json
 import logging
@@ -72,7 +74,9 @@ def attempt(world, one, chosen):
     arguments |= {name: ZOO[value]() for name, value in chosen.items()}
     before = world.state()
     try:
-        one.call(world, **arguments)
+        answer = one.call(world, **arguments)
+        if inspect.iscoroutine(answer):
+            asyncio.run(answer)
     except mtpcore.MtpcoreError as error:
         if not str(error):
             return "refused without a word", True
