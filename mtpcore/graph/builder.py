@@ -961,7 +961,13 @@ class GraphBuilder:
         return self.add_node("outputs", [x], name=name)[0]
 
     def tap(self, tap: str, x: Value) -> Value:
-        """Offer a tap; it becomes an output if it was asked for."""
+        """Offer a tap; it becomes an output if it was asked for.
+
+        Raises
+        ------
+        GraphError
+            Another value was offered by this name, and it was asked for.
+        """
         point = Tap.parse(tap)
         self._offered.append(str(point))
         if point in self._wanted_taps and self._taps.setdefault(str(point), x).id != x.id:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.boundary.arrays import RowsLike
 from mtpcore.boundary.dlpack import is_elsewhere, to_host
 from mtpcore.errors import NoTokenError, SamplingError, spell
 
@@ -16,7 +17,7 @@ __all__ = ["DraftProcessor", "LogitsProcessor", "PureProcessor", "process_logits
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 
-LogitsProcessor = Callable[[I32, F32], Any]
+LogitsProcessor = Callable[[I32, F32], RowsLike | None]
 """``processor(tokens, logits)`` changes the logits, float32[n_vocab], in place and returns None, or
 returns others: float32[n_vocab], of NumPy or of a library that gives rows by DLPack, on the host.
 
@@ -59,7 +60,7 @@ class PureProcessor:
             )
         self._processor = processor
 
-    def __call__(self, tokens: I32, logits: F32) -> Any:
+    def __call__(self, tokens: I32, logits: F32) -> RowsLike | None:
         """Change logits, or return others; see ``LogitsProcessor``."""
         return self._processor(tokens, logits)
 

@@ -117,7 +117,7 @@ def test_a_model_without_drafter_names_plugins_that_had_no_say(tmp_path):
     ):
         with load_model(path, plugins=registry) as model, pytest.raises(PluginError) as caught:
             model.find_drafter()
-        assert caught.value.fix.endswith("install the drafter's plugin" + said)
+        assert caught.value.fix.endswith("lookup, which every model has" + said)
 
 
 def test_flag_without_tensors(load, caplog):
