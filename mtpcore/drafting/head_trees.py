@@ -41,7 +41,7 @@ class HeadTreeDrafter(HeadDrafter):
             made = self._grow_by_level(wanted, self.spec.tree)
         for (job, _), (tree, is_finite) in zip(wanted, made, strict=True):
             drafts[job.seq] = tree
-            if not is_finite:
+            if not is_finite or (not len(tree) and job.p_min <= 0):
                 self._pause(job.seq, len(job.history) - 1)
 
     @property

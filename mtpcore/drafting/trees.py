@@ -48,7 +48,7 @@ class TreeDrafter(GraphDrafter):
             made = self._grow_by_level(jobs, self.spec.tree)
         for job, (tree, is_finite) in zip(jobs, made, strict=True):
             drafts[job.seq] = tree
-            if not is_finite:
+            if not is_finite or (not len(tree) and job.p_min <= 0):
                 self._pause(job.seq, len(job.history) - 1)
 
     def _grow_at_once(

@@ -47,7 +47,7 @@ def test_text_that_a_stop_string_may_take_back_is_held(draft, n):
     for piece in lm.stream(PROMPT, max_tokens=30, stop=[false_start, stop]):
         given += piece
         request = next(iter(lm._engine._jobs), None)
-        written = letters[:end] if request is None else request.request._text
+        written = letters[:end] if request is None else request.request._written.text
         for one in (false_start, stop):
             for cut in range(1, len(one)):
                 if request is not None and written.endswith(one[:cut]):

@@ -65,7 +65,8 @@ def chosen_on(device, logits, samplings, indices, token_ids=None, rows=None):
 def chosen_by_sampler(logits, sampling, index, token_ids=None):
     n_ids = len(logits) if token_ids is None else int(token_ids.max()) + 1
     scratch = Scratch(len(logits), max(len(logits), n_ids))
-    return Sampler(sampling, scratch).choose(logits, NOTHING, 0, index, token_ids)
+    sampler = Sampler(sampling, scratch)
+    return sampler.choose_with_probability(logits, NOTHING, 0, index, token_ids)[0]
 
 
 @shared
