@@ -95,6 +95,7 @@ def _drafter(spec: DrafterSpec) -> dict[str, Any]:
                 "taps": list(feed.taps),
                 "from": feed.src,
                 "pairing": feed.pairing,
+                "recycle": feed.recycle,
                 "evidence": feed.evidence,
             }
             for feed in spec.feeds
@@ -136,14 +137,19 @@ def _lines(plugin: dict[str, Any]) -> list[str]:
         if drafter["standalone"]:
             lines.append("    file     of its own" + "".join(_of(" for ", drafter["targets"])))
         for feed in drafter["feeds"]:
-            taps = ", ".join(feed["taps"])
-            lines.append(f"    reads    {taps} of {feed['from']}, pairing {feed['pairing']}")
+            lines.append("    reads    " + _source(feed))
             lines += [f"    because  {feed['evidence']}"] if feed["evidence"] else []
         for own_name, *others in drafter["ties"]:
             lines += [f"    borrows  {own_name} from {' or '.join(others)}"] if others else []
         if drafter["evidence"]:
             lines.append(f"    evidence {drafter['evidence']}")
     return lines
+
+
+def _source(feed: dict[str, Any]) -> str:
+    if not feed["taps"]:  # a state of the drafter's own
+        return f"its own {feed['recycle']} of the step before"
+    return f"{', '.join(feed['taps'])} of {feed['from']}, pairing {feed['pairing']}"
 
 
 def _matches(spec: dict[str, Any]) -> list[str]:

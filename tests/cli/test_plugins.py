@@ -11,6 +11,7 @@ import mtpcore
 from mtpcore.cli import main, plugins
 from mtpcore.discovery.registry import SWITCH, Plugin, describe_plugins
 from mtpcore.errors import PluginError
+from mtpcore.plugin import DrafterSpec, Feed, Fit
 
 
 def test_what_is_installed_matches_and_needs(command):
@@ -24,6 +25,19 @@ def test_what_is_installed_matches_and_needs(command):
         "evidence ",
     ):
         assert said in out
+
+
+def test_a_state_of_the_drafter_s_own_is_none_of_the_target_s(command, monkeypatch):
+    head = Feed(slot="hidden", recycle="hidden")
+    state = Feed(slot="state", taps=(), width=8, recycle="memory")
+    drafter = DrafterSpec(name="d", fit=Fit(tensors=("x",)), feeds=(head, state))
+    listed = [Plugin(name="d", module="d", distributions=("d 1",), drafters=(drafter,))]
+    monkeypatch.setattr(plugins, "describe_plugins", lambda: listed)
+    out = command("plugins", "-v")[1]
+    assert re.findall("reads +(.*)", out) == [
+        "hidden of target, pairing next-token",
+        "its own memory of the step before",
+    ]
 
 
 def test_each_has_one_line(command, monkeypatch):
