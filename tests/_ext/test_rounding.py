@@ -99,10 +99,10 @@ def test_programs(mode, threads, monkeypatch):
         "sum": g.add(a, b),
         "product": g.mul(a, b),
         "scaled": g.scale(a, 0.3),
-        "scaled by": g.scale_by(a, "w.weight"),
-        "shifted by": g.shift_by(a, "w.weight"),
+        "scaled_by": g.scale_by(a, "w.weight"),
+        "shifted_by": g.shift_by(a, "w.weight"),
         "normed": g.rms_norm(a, None, 0.0),
-        "of length one": g.l2_norm(a, 0.0),
+        "of_length_one": g.l2_norm(a, 0.0),
         "attended": g.merge_heads(g.attention(heads, heads, heads, layer=0, scale=1e30)),
         **{kind: g.gated(b, a, kind) for kind in ACTIVATIONS},
     }
