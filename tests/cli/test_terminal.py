@@ -35,9 +35,9 @@ def test_without_a_tokenizer_ids_are_written():
 class Letters:
     """Token n is the n-th letter, drafted or not; 0 is a control character."""
 
-    end_tokens, suppressed = frozenset(), ()
+    end_tokens, suppressed, special_texts = frozenset(), (), ()
 
-    def stream(self, start=False):
+    def stream(self, special=False, start=False):
         return self
 
     def push(self, token):
