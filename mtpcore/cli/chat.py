@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from mtpcore.boundary.atomic import replacing
 from mtpcore.cli import options as shared
 from mtpcore.cli.report import describe, describe_settings, name_drafter
 from mtpcore.cli.session import Session, open_model, open_session, show_reading
@@ -241,7 +242,8 @@ class _Chat:
         if not name:
             _say("give a file: /save chat.json")
             return
-        Path(name).expanduser().write_text(json.dumps(self._conversation(), indent=1), "utf-8")
+        with replacing(Path(name).expanduser()) as part:
+            part.write_text(json.dumps(self._conversation(), indent=1), "utf-8")
         note(f"{len(self._messages)} messages written to {name}")
 
     def _load(self, name: str) -> None:

@@ -802,6 +802,8 @@ def _read_conversations(messages: object, stream: bool) -> list[Any] | None:
     """Return a list of conversations; None where there is a single one."""
     try:
         given = list(messages) if isinstance(messages, (list, tuple)) else []
+    except MemoryError:
+        raise
     except Exception as error:  # whatever a caller's list raises
         raise MtpcoreError(
             "a conversation is a text or a list of messages", got=type(messages).__name__

@@ -105,6 +105,8 @@ class DraftProcessor:
             return np.ascontiguousarray(process_logits(self._processor, tokens, row)[places])
         except NoTokenError:
             pass
+        except MemoryError:
+            raise
         except Exception as error:  # whatever a caller's function raises
             self._warn(f"its logits processor raised {type(error).__name__}; drafts end there")
         return np.full(len(logits), -np.inf, np.float32)
@@ -141,6 +143,8 @@ def read_answer(answer: object, logits: F32) -> F32:
     try:
         if not isinstance(answer, np.ndarray) and hasattr(answer, "__dlpack__"):
             row = answer if is_elsewhere(answer) else to_host(answer)
+    except MemoryError:
+        raise
     except Exception as error:  # whatever a caller's object raises
         row = error
     if not isinstance(row, np.ndarray) or row.dtype != np.float32 or row.shape != logits.shape:

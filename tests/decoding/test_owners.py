@@ -6,6 +6,7 @@ import pytest
 from harness.scripted import Letters, cross_of, plain, run
 
 from mtpcore.decoding import Generator
+from mtpcore.decoding.written_text import WrittenText
 from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.runtime.batch import Batch
 from mtpcore.sampling import Sampling
@@ -143,6 +144,9 @@ def test_a_sequence_that_others_changed_is_named(meddle):
 class Few(Letters):
     """Has entries for the first few tokens only."""
 
+    def stream(self, special=False, start=False):
+        return self
+
     def push(self, token):
         raise KeyError(token)
 
@@ -158,7 +162,7 @@ def test_a_tokenizer_that_raises_changes_nothing():
             generator.step()
         assert (request.tokens, request.n_prefilled, cross.llm.length(0)) == ([], 0, 0)
     cross.llm.model.tokenizer = None
-    request._stream = None
+    request._written = WrittenText(None, (), special=False, start=True)
     run(generator)
     assert request.tokens == TRUTH[:5]
 
