@@ -115,6 +115,7 @@ SOUND = {
     "LM.generate.max_tokens": lambda w: 2,
     "LM.chat.max_tokens": lambda w: 2,
     "load_model.path": lambda w: "demo",
+    "PureProcessor.processor": lambda w: lambda tokens, logits: None,
     "testing.check_texts.texts": lambda w: mtpcore.testing.Texts(n_tokens=2),
     "testing.check_rows.batching": lambda w: mtpcore.testing.Batching(),
 }
@@ -137,6 +138,7 @@ LEFT_OUT = {
     "LM.close": "no argument",
     "Model": "made by load_model",
     "Model.close": "no argument",
+    "Model.plan_alone": "a lock around what a graph runner makes",
     "Output": "made by process",
     "Proposer": "what others implement",
     "Request": "made by Generator.add",
