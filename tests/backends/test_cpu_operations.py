@@ -104,7 +104,7 @@ def test_norms(width):
             "rms": g.rms_norm(a, "w.weight", 1e-5),
             "plain": g.rms_norm(a, None, 1e-3),
             "length": g.l2_norm(a, 1e-6),
-            "lengths of heads": g.merge_heads(g.l2_norm(heads, 1e-6)),
+            "lengths_of_heads": g.merge_heads(g.l2_norm(heads, 1e-6)),
             "layer": g.layer_norm(a, "w.weight", "b.weight", 1e-5),
             "layer_plain": g.layer_norm(a, None, None, 1e-5),
             "heads": g.merge_heads(g.rms_norm(heads, "h.weight", 1e-5)),

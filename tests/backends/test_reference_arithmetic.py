@@ -205,7 +205,7 @@ def test_values_one_by_one(data, isa, width, n):
             "scale_by": g.scale_by(a, "w.weight"),
             "shift_by": g.shift_by(a, "w.weight"),
             **{kind: g.activation(a, kind) for kind in ACTIVATIONS},
-            **{"gated " + kind: g.gated(a, b, kind) for kind in ACTIVATIONS},
+            **{"gated_" + kind: g.gated(a, b, kind) for kind in ACTIVATIONS},
             "limited": g.gated(a, b, "gelu_sigmoid", limit=1.5, offset=1),
             "shifted": g.gated(a, b, offset=1),
         }
@@ -233,12 +233,12 @@ def test_norms(data, isa, width, n, eps):
         a, heads = g.inputs["a"], g.split_heads(g.inputs["heads"], 3)
         return {
             "rms": g.rms_norm(a, "w.weight", eps),
-            "plain rms": g.rms_norm(a, None, eps),
-            "rms of heads": g.merge_heads(g.rms_norm(heads, "h.weight", eps)),
+            "plain_rms": g.rms_norm(a, None, eps),
+            "rms_of_heads": g.merge_heads(g.rms_norm(heads, "h.weight", eps)),
             "l2": g.l2_norm(a, eps),
-            "l2 of heads": g.merge_heads(g.l2_norm(heads, eps)),
+            "l2_of_heads": g.merge_heads(g.l2_norm(heads, eps)),
             "layer": g.layer_norm(a, "w.weight", "b.weight", eps),
-            "plain layer": g.layer_norm(a, None, None, eps),
+            "plain_layer": g.layer_norm(a, None, None, eps),
         }
 
     rows = {"a": data.draw(values(n, width)), "heads": data.draw(values(n, 21))}
@@ -316,7 +316,7 @@ def test_products(kind, data, isa, n_outputs, n):
             "matmul": g.matmul(a, "w.weight"),
             "bias": g.matmul(a, "w.weight", "b.weight"),
             "expert_matmul": g.merge_heads(g.expert_matmul(a, ids, "e.weight")),
-            "experts' biases": g.merge_heads(g.expert_matmul(a, ids, "e.weight", "eb.weight")),
+            "biases_of_experts": g.merge_heads(g.expert_matmul(a, ids, "e.weight", "eb.weight")),
             "cluster_matmul": g.cluster_matmul(a, clusters, "w.weight", "order.weight"),
             "head_matmul": g.merge_heads(
                 g.head_matmul(g.split_heads(g.concat(a, b, a), 3), "e.weight")
