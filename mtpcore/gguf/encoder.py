@@ -28,7 +28,7 @@ __all__ = ["Encoder", "build_encoder"]
 
 log = logging.getLogger("mtpcore")
 
-_NO_PIECE = "\U0010ffff"  # a character that no text has: what is unknown stands for itself
+_NO_PIECE = " "  # stands for what is unknown: a normalised text spells its spaces otherwise
 _BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 

@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 from harness.fixtures import model_file
 from harness.search import searching
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mtpcore.errors import ModelFileError, MtpcoreError
@@ -329,6 +329,7 @@ def test_texts_of_gemma_4_begin_with_bos_alone():
 @pytest.mark.parametrize(("prefix", "tied"), SCORED)
 @bounded
 @given(text=st.text("abc é漢", max_size=30) | st.text(max_size=8))
+@example(text="a\U0010ffffb")  # no character, yet text as any other
 def test_pieces_are_joined_by_score(prefix, tied, text):
     tokenizer = SCORED[prefix, tied]
     vocabulary = tokenizer.vocabulary
@@ -382,6 +383,10 @@ def test_what_a_vocabulary_does_not_know_is_said_when_a_text_loses_it(caplog, gi
         assert tokenizer.encode("aébb", add_special=False) == [1, *instead, 2, 2]
     (said,) = caplog.records
     assert "no token for 'é'" in said.getMessage()
+    if "tokenizer.ggml.scores" in given:
+        # No character is like what stands inside for those that are unknown.
+        spelt = tokenizer.encode("a\U0010ffffbb", add_special=False)
+        assert spelt == [1, *instead, 2, 2]
 
 
 # --- bad metadata ---
