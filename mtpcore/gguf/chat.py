@@ -126,6 +126,7 @@ class ChatTemplate(Uncopied):
 
     def render(
         self,
+        /,
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
@@ -155,13 +156,21 @@ class ChatTemplate(Uncopied):
         now : datetime, optional
             What ``strftime_now`` tells; default: the clock.
         **more
-            Further variables for the template; what JSON can say.
+            Further variables for the template; what JSON can say. Two names are refused:
+            ``strftime_now`` (give ``now``), and ``self``, which is Jinja's own.
 
         Raises
         ------
         MtpcoreError
             If the template refuses the conversation, fails, or exceeds its bounds.
         """
+        if taken := sorted({"strftime_now", "self"} & more.keys()):
+            raise MtpcoreError(
+                "these are no options of a template",
+                where=self._where,
+                got=", ".join(taken),
+                fix="give the time as now=" if "strftime_now" in taken else "",
+            )
         said, offered = self._read(messages, "messages"), self._read(tools, "tools")
         renderer, reading = self._renderer, self._reading
         if offered and self._for_tools is not None:

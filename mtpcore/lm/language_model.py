@@ -46,8 +46,6 @@ _OF_TEMPLATES = {
     "add_generation_prompt",
     "continue_final_message",
     "now",
-    "strftime_now",
-    "self",
 }
 _SHOWN = Annotated[bool | None, Meta(description="True, False or None")]
 Prompt = str | Sequence[int]

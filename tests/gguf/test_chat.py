@@ -48,6 +48,14 @@ def test_further_variables_and_the_clock():
     assert template.render([], now=datetime(2024, 5, 6), thinking=True) == "2024-05 True"
 
 
+@pytest.mark.parametrize("name", ["strftime_now", "self"])
+def test_variables_that_a_template_would_not_see_are_refused(name):
+    """Here the clock takes one's place, and Jinja the other's."""
+    with pytest.raises(MtpcoreError, match="no options of a template") as raised:
+        ChatTemplate("{{ " + name + " }}").render(TALK, **{name: "mine"})
+    assert raised.value.got == name
+
+
 def test_what_is_not_given_is_none():
     """As in transformers: a template that asks ``documents is not none`` would find some."""
     template = ChatTemplate("{{ tools is none }} {{ documents is none }} {{ others is none }}")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import mtpcore
 from mtpcore import LM, BatchError, CapacityError, MtpcoreError
+from mtpcore.lm.language_model import _OF_TEMPLATES
 
 OPTIONS = {"max_tokens": 12, "seed": 3, "ignore_eos": True}
 
@@ -174,10 +175,14 @@ def test_what_cannot_be_said_is_an_error(lm):
         lm.chat([{"role": "user", "content": object()}])
     with pytest.raises(MtpcoreError, match="names"):
         lm.chat(say("x"), template_options=3)
-    with pytest.raises(MtpcoreError, match="no options of a template; got messages"):
-        lm.chat(say("x"), template_options={"messages": []})
     with pytest.raises(MtpcoreError, match="stream is yes or no"):
         lm.chat(say("x"), stream=3)
+
+
+@pytest.mark.parametrize("name", [*sorted(_OF_TEMPLATES), "strftime_now", "self"])
+def test_what_is_said_in_other_ways_is_no_option_of_a_template(lm, name):
+    with pytest.raises(MtpcoreError, match=f"no options of a template; got {name}"):
+        lm.chat(say("x"), template_options={name: "mine", "mood": "glad"})
 
 
 def test_a_model_without_a_template_says_so():
