@@ -82,6 +82,9 @@ class DraftTree:
         """int32[n]: the node before each node, -1 for the pending token; read-only."""
         return self._parent
 
+    def __reduce__(self) -> tuple[type[DraftTree], tuple[I32, I32]]:
+        return DraftTree, (self.tokens, self.parent)  # a copy's arrays are read-only, too
+
     def __len__(self) -> int:
         return len(self.tokens)
 

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from mtpcore.acts.guards import act
 from mtpcore.boundary.arguments import Length, read
 from mtpcore.boundary.arrays import integers
+from mtpcore.boundary.copies import Uncopied
 from mtpcore.cross import Cross, link
 from mtpcore.decoding.request import FinishReason
 from mtpcore.decoding.request_iterator import RequestIterator
@@ -27,7 +28,7 @@ __all__ = ["FrameRequest", "Frames"]
 I32 = NDArray[np.int32]
 
 
-class FrameRequest:
+class FrameRequest(Uncopied):
     """A prompt, its settings, and the frames that were written so far.
 
     ``frames`` are int32[count] each, without the one that ended the text. ``finish_reason``:
@@ -48,6 +49,9 @@ class FrameRequest:
     BatchError, SamplingError
         Invalid settings.
     """
+
+    _because = "its Frames work on it"
+    _instead = "add the prompt again, or copy what you need of it: request.frames"
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from mtpcore.boundary.arguments import Draft, Flag, Length, Probability, one_of, read
 from mtpcore.boundary.arrays import integers, is_integer
+from mtpcore.boundary.copies import Uncopied
 from mtpcore.cross import DraftSampler
 from mtpcore.cross.by_sequence import read_names
 from mtpcore.decoding.logprobs import TokenLogprobs
@@ -68,7 +69,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     reason: FinishReason | None = None
 
 
-class Request:
+class Request(Uncopied):
     """A prompt, its settings, and what was generated so far.
 
     ``seq`` is its sequence in the generator's Cross; None before it runs and when it has ended.
@@ -126,6 +127,9 @@ class Request:
     BatchError, SamplingError
         Invalid options.
     """
+
+    _because = "its generator works on it"
+    _instead = "add the prompt again, or copy what you need of it: request.tokens"
 
     def __init__(
         self,

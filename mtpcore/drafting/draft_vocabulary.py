@@ -84,6 +84,9 @@ class DraftVocabulary:
         """int32[n]: token ids, the most frequent first; read-only."""
         return self._tokens
 
+    def __reduce__(self) -> tuple[type[DraftVocabulary], tuple[NDArray[np.int32], str]]:
+        return DraftVocabulary, (self.tokens, self.tokenizer)  # a copy's array is read-only, too
+
     def __len__(self) -> int:
         return len(self._tokens)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import DTypeLike
 
+from mtpcore.boundary.copies import Uncopied
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import NOT_GGUF, TensorInfo
 from mtpcore.gguf.types import BLOCKS, F16, F32, PLAIN, dequantize, type_name
@@ -31,7 +32,7 @@ _F16_RANGE = (2.0**-12, 65504.0)  # largest magnitudes of a tensor that float16 
 _EXACT_IN_F32 = 1 << 24
 
 
-class MappedFile:
+class MappedFile(Uncopied):
     """A read-only map of one file, kept alive by every array cut from it.
 
     Reading a map beyond the end of a file that was truncated kills the process. So bytes are
@@ -44,6 +45,8 @@ class MappedFile:
     data : mmap.mmap or None
         None once closed.
     """
+
+    _instead = "open the file in each process; copy a tensor's values: tensor.array()"
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -53,6 +53,10 @@ class Tokenizer:
         give_lock(self, "_lock", threading.Lock)
         self._has_warned = False
 
+    def __reduce__(self) -> tuple[type[Tokenizer], tuple[Vocabulary]]:
+        # A copy has a lock of its own, and builds its encoder when it is first used.
+        return Tokenizer, (self.vocabulary,)
+
     def __repr__(self) -> str:
         return f"Tokenizer({self.vocabulary.kind}, n_vocab={self.n_vocab})"
 
