@@ -153,6 +153,7 @@ def _spell_out(described: dict[str, Any], every_tensor: bool) -> str:
         if described["sidecars"]:
             sections["files beside it that may hold a drafter"] = _sidecars(described)
         sections[f"memory for {plan['n_ctx']} tokens in {plan['kv_dtype']}, CPU"] = _plan(described)
+    sections["this machine"] = _machine(described)
     texts = []
     for title, lines in sections.items():
         text = "\n".join([title, *(f"  {line}" for line in lines)] if title else lines)
@@ -216,10 +217,14 @@ def _overview(described: dict[str, Any]) -> list[str]:
         f"tokenizer     {described['tokenizer'] or 'none that is supported'}"
         + (", with a chat template" if described["chat_template"] else ""),
         *_sampling(described["sampling"]),
-        f"instructions  {described['isa']['used']} (this machine runs "
-        f"{', '.join(described['isa']['available'])})",
-        f"prefetch      {described['fetch']['used']} "
-        f"(of {', '.join(described['fetch']['available'])})",
+    ]
+
+
+def _machine(described: dict[str, Any]) -> list[str]:
+    isa, fetch = described["isa"], described["fetch"]
+    return [
+        f"instructions  {isa['used']} (of {', '.join(isa['available'])})",
+        f"prefetch      {fetch['used']} (of {', '.join(fetch['available'])})",
     ]
 
 

@@ -245,10 +245,12 @@ def _choose(
     found = [find_drafter(model, draft_model, name.strip()) for name in names]
     specs = [one[1] for one in found if one is not None]
     if specs:
-        if not options.drafter and specs[0].shape == "proposer" and not model.drafters:
+        is_substitute = specs[0].shape == "proposer" and not (options.drafter or model.drafters)
+        lacks = _absent(model) + _misfits(model)  # why it may be that there is no head
+        if is_substitute and (lacks or _insists(options)):
             note(
                 f"{model.path} has no head and no draft model: {specs[0].name} drafts, which "
-                f"copies from earlier in the text{_absent(model)}{_misfits(model)}"
+                f"copies from earlier in the text{lacks}"
             )
         return specs
     if _insists(options):

@@ -38,6 +38,16 @@ def test_sampling_settings_are_shown(command, glm, write_part, tmp_path):
     assert (found["recommended"], found["settings"]["top_k"]) == (["top_k"], 7)
 
 
+def test_the_file_comes_first_and_the_machine_last(command, glm):
+    lines = command("inspect", glm)[1].splitlines()
+    titles = [line for line in lines if line and not line.startswith(" ")]
+    assert lines[0].startswith("file ")
+    assert titles[-1] == "this machine"
+    assert [line.split()[0] for line in lines[lines.index("this machine") + 1 :] if line] == [
+        "instructions", "prefetch"
+    ]  # fmt: skip
+
+
 def test_everything_is_there_for_programs(command, glm):
     found = json.loads(command("inspect", glm, "--json", "-c", 100)[1])
     model = mtpcore.load_model(glm)
