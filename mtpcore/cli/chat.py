@@ -85,14 +85,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     shared.add_sampling_options(parser)
     shared.add_context_options(parser)
     output = parser.add_argument_group("output")
-    output.add_argument(
-        "-co",
-        "--color",
-        type=shared.colour_mode,
-        choices=("auto", "always", "never"),
-        default="auto",
-        help="default: auto",
-    )
+    shared.add_colour_option(output)
     output.add_argument(
         "--no-history",
         dest="history",

@@ -20,6 +20,7 @@ from mtpcore.sampling import USUAL, Sampling
 
 __all__ = [
     "PROMPTS",
+    "add_colour_option",
     "add_context_options",
     "add_draft_options",
     "add_memory_options",
@@ -31,7 +32,6 @@ __all__ = [
     "add_system_option",
     "add_type_options",
     "check_prompt",
-    "colour_mode",
     "context_size",
     "draft_vocabulary_of",
     "given_sampling",
@@ -106,7 +106,7 @@ def threads(text: str) -> int | None:
     return None if text == "-1" else whole(1)(text)
 
 
-def colour_mode(text: str) -> str:
+def _colour_mode(text: str) -> str:
     """Read when to colour, as llama.cpp spells it, too."""
     return {"on": "always", "off": "never"}.get(text, text)
 
@@ -206,6 +206,18 @@ def add_special_option(group: argparse._ArgumentGroup) -> None:
     """Add whether the text shows control tokens."""
     group.add_argument(
         "-sp", "--special", action="store_true", help="show control tokens, as <|im_start|>"
+    )
+
+
+def add_colour_option(group: argparse._ArgumentGroup) -> None:
+    """Add whether accepted drafts have a colour."""
+    group.add_argument(
+        "-co",
+        "--color",
+        type=_colour_mode,
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="default: auto",
     )
 
 

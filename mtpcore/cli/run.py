@@ -89,14 +89,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also decode without drafts; say whether the texts are equal and which was faster",
     )
-    output.add_argument(
-        "-co",
-        "--color",
-        type=shared.colour_mode,
-        choices=("auto", "always", "never"),
-        default="auto",
-        help="default: auto",
-    )
+    shared.add_colour_option(output)
     output.add_argument(
         "--json", action="store_true", help="print one object: text, tokens, prompt_tokens, stats"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar, copy_context
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from threading import RLock
 from types import MappingProxyType, TracebackType
@@ -416,17 +416,11 @@ class Model(Uncopied):
         n_heads = fitted.n_heads if fitted else 1
         head = read_below(head, n_heads, "no such head", where=spec.name, error=GraphError)
         key = (kind.name, points, spec.name, fitted is None, head)
-        return holding(self.lock, self._program, key, kind, points, spec, fitted, head)
+        build = partial(self._build, kind, points, spec, fitted, head)
+        return holding(self.lock, self._program, key, spec.full_name, build)
 
-    def _program(
-        self,
-        key: Any,
-        kind: GraphType,
-        taps: tuple[Tap, ...],
-        spec: ModelSpec | DrafterSpec,
-        fitted: FittedDrafter | None,
-        head: int,
-    ) -> Program:
+    def _program(self, key: Any, where: str, build: Callable[[], Program]) -> Program:
+        """Return the program of this key, which is built when it is first asked for."""
         if self._is_closed:
             raise ModelFileError(
                 "the file is closed", where=str(self.path), fix="load the model again"
@@ -435,7 +429,7 @@ class Model(Uncopied):
             if key in _asked.get():
                 raise GraphError(
                     "a feed reads what its own graph makes",
-                    where=spec.full_name,
+                    where=where,
                     wanted="taps of a graph that can be built before the one with the slot",
                     fix="declare a graph of its own for what the feed reads: graphs=, and "
                     "Feed(graph=)",
@@ -443,7 +437,7 @@ class Model(Uncopied):
             # What is noted there ends with the call, wherever an interrupt cuts that off.
             asked = copy_context()
             asked.run(_asked.set, (*_asked.get(), key))
-            self._programs[key] = asked.run(self._build, kind, taps, spec, fitted, head)
+            self._programs[key] = asked.run(build)
         return self._programs[key]
 
     def _trunk(self) -> ModelSpec:
