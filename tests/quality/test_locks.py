@@ -16,7 +16,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [*(ROOT / "mtpcore").rglob("*.py"), *ROOT.glob("plugins/*/mtpcore_*/**/*.py")]
-TREES = {path: ast.parse(path.read_text()) for path in SOURCES}
 
 IN_PYTHON = {
     "Barrier", "BoundedSemaphore", "Condition", "Event", "LifoQueue", "PriorityQueue", "Queue",
@@ -50,8 +49,8 @@ def used(tree):
 def test_locks_are_held_by_compiled_code():
     found = {
         (name, path.relative_to(ROOT).as_posix().removeprefix("mtpcore/"))
-        for path, tree in TREES.items()
-        for name in used(tree)
+        for path in SOURCES
+        for name in used(ast.parse(path.read_text()))
         if name in IN_PYTHON or name in ("acquire", "with")
     }
     assert found == set(ALLOWED)
