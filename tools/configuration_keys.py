@@ -2,14 +2,15 @@
 
 ``python tools/configuration_keys.py`` walks the class of every published architecture that README's
 table lists and transformers has, nested configurations included, and writes each setting with its
-default. It needs the package transformers, without PyTorch; the tests need neither.
+default; and what the class makes of a small model's ``config.json`` without one of its settings.
+It needs the package transformers, without PyTorch; the tests need neither.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ OUT = Path(__file__).parents[1] / "tests/data/configurations/transformers.json"
 
 PARTS = ("vision_config", "audio_config", "codec_config")
 """Objects of other parts of a model, which are left out: their settings are not walked."""
+OF_CLASSIFIERS = ("id2label", "label2id")
 _ALL_SHARED = {
     "hidden_size_per_layer_input": 0,
     "vocab_size_per_layer_input": 0,
@@ -32,6 +34,20 @@ GIVEN = {
     "gemma4_unified_assistant": {"text_config": _ALL_SHARED},
 }
 """What a class does not take by default."""
+
+SMALL = {
+    "hidden_size": 480,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 6,
+    "head_dim": 56,
+    "num_hidden_layers": 6,
+    "d_model": 480,
+    "d_kv": 56,
+    "num_heads": 12,
+    "num_layers": 6,
+    "num_decoder_layers": 5,
+}
+"""Sizes that are no class's defaults, so that those show which follow from others."""
 
 
 def published() -> list[str]:
@@ -45,11 +61,18 @@ def published() -> list[str]:
 def model_types() -> Mapping[str, str]:
     """Return the type of model by the name of its class, as the package's own table pairs them.
 
-    The table is read as text: without PyTorch it cannot be imported.
+    Of several types that share a class it is the one that the class is named after. The table is
+    read as text: without PyTorch it cannot be imported.
     """
     table = Path(transformers.__file__).parent / "models/auto/modeling_auto.py"
     pairs = re.findall(r'\(\s*"([\w-]+)",\s*"(\w+)"\s*,?\s*\)', table.read_text())
-    return {name: kind for kind, name in pairs if kind in CONFIG_MAPPING_NAMES}
+    return {name: kind for kind, name in pairs if name.startswith(_stem(kind))}
+
+
+def _stem(kind: str) -> str:
+    """Return with what the names of a type's classes begin; a space where there is no such type."""
+    named = CONFIG_MAPPING_NAMES.get(kind, " ")
+    return str(named).removesuffix("Config").removesuffix("Text")
 
 
 def plain(value: Any) -> Any:
@@ -60,6 +83,8 @@ def plain(value: Any) -> Any:
 def leaves(values: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
     """Yield paths and defaults; an empty object is one."""
     for name, value in values.items():
+        if name in OF_CLASSIFIERS:
+            continue
         if name in PARTS:
             yield f"{at}{name}", {}
         elif isinstance(value, Mapping) and value and all(isinstance(key, str) for key in value):
@@ -68,18 +93,93 @@ def leaves(values: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]
             yield f"{at}{name}", plain(value)
 
 
+def read(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all settings, by path, of what a class makes of a ``config.json``."""
+    given = json.loads(json.dumps(settings))
+    given.pop("model_type", None)
+    made = transformers.AutoConfig.for_model(kind, **given).to_dict()
+    return dict(sorted(leaves(made)))
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by path as they stand in a file."""
+    made: dict[str, Any] = {}
+    for path, value in settings.items():
+        *around, name = path.split(".")
+        inner = made
+        for one in around:
+            inner = inner.setdefault(one, {})
+        inner[name] = value
+    return made
+
+
+def small(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a small model."""
+    paths = read(kind, given)
+    sizes = {path: SMALL[name] for path in paths if (name := path.split(".")[-1]) in SMALL}
+    asked = {path: size for path, size in sizes.items() if "per_layer_config" not in path}
+    return read(kind, nested(asked | dict(leaves(given))))
+
+
+def as_before(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as files spelled them before transformers 5: rotations in several places."""
+    spelled: dict[str, Any] = {}
+    for path, value in settings.items():
+        around, _, name = path.rpartition("rope_parameters.")
+        own = "" if name in ("rope_theta", "partial_rotary_factor") else "rope_scaling."
+        is_flat = around + name != path and "." not in name
+        spelled[f"{around}{own}{name}" if is_flat else path] = value
+    return {
+        path: value
+        for path, value in spelled.items()
+        if not (path.endswith("rope_scaling.rope_type") and value == "default")
+    }
+
+
+def absent(kind: str, settings: Mapping[str, Any], paths: set[str]) -> dict[str, dict[str, Any]]:
+    """Return what a class makes of settings without one of them, or without an object.
+
+    By path left out, the settings that differ from those with it; empty where none does.
+    """
+    whole, found = read(kind, nested(settings)), {}
+    for path in sorted(paths):
+        kept = {p: v for p, v in settings.items() if p != path and not p.startswith(f"{path}.")}
+        try:
+            made = read(kind, nested(kept))
+        except Exception as error:  # a class that does without is what counts
+            found[path] = {"refused": type(error).__name__}
+            continue
+        changed = {p: made.get(p) for p in {*made, *whole} if made.get(p) != whole.get(p)}
+        found[path] = dict(sorted(changed.items()))
+    return {path: changed for path, changed in found.items() if changed}
+
+
+def around(paths: Iterable[str]) -> set[str]:
+    """Return paths, and those of the objects around them."""
+    parts = (path.split(".") for path in paths)
+    return {".".join(part[:n]) for part in parts for n in range(1, len(part) + 1)}
+
+
 def main() -> None:
     """Write the file."""
-    types, found = model_types(), {}
+    types, found, lacking = model_types(), {}, {}
     for name in published():
         if name not in types:
             continue
-        made = transformers.AutoConfig.for_model(types[name], **GIVEN.get(types[name], {}))
-        found[name] = dict(sorted(leaves(made.to_dict())))
+        kind = types[name]
+        given = GIVEN.get(kind, {})
+        found[name] = read(kind, given)
+        now = small(kind, given)
+        before = as_before(now)
+        lacking[name] = [
+            {"settings": now, "absent": absent(kind, now, around(now))},
+            {"settings": before, "absent": absent(kind, before, around(before.keys() - now))},
+        ]
     OUT.parent.mkdir(exist_ok=True)
-    made_with = {"transformers": transformers.__version__}
-    text = json.dumps({"made_with": made_with, "classes": found}, indent=1, sort_keys=True)
-    OUT.write_text(text + "\n")
+    made = {"made_with": {"transformers": transformers.__version__}, "classes": found}
+    OUT.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
+    text = json.dumps(lacking, indent=0, sort_keys=True)
+    OUT.with_name("absent.json").write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -265,7 +265,7 @@ def open_config(
     checkpoint: Checkpoint, values: Mapping[str, Any], folder: Path, **fields: Any
 ) -> Config:
     """Return the configuration as a table's functions read it."""
-    merged, read = dict(values), set[str]()
+    merged, read, defaults = dict(values), set[str](), dict(checkpoint.defaults)
     for name in checkpoint.nested:
         inner = Config(values).get(name)
         if isinstance(inner, Mapping):
@@ -276,7 +276,8 @@ def open_config(
         what = "the configuration cannot be completed"
         more = ask(lambda: {**complete(given)}, what=what, where=file)
         merged = more | {name: value for name, value in merged.items() if value is not None}
-    return Config(merged, file, layers=checkpoint.layers, read=read, **fields)
+    layers = checkpoint.layers
+    return Config(merged, file, layers=layers, read=read, defaults=defaults, **fields)
 
 
 def canonical_names(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, str]:

@@ -59,6 +59,8 @@ class Config:
         With what the paths of these values begin, where they are an object of another's.
     read : set of str
         Paths that were read, from the outermost configuration on; with ``.*`` objects as a whole.
+    defaults : dict
+        ``Checkpoint.defaults``.
     """
 
     def __init__(
@@ -72,11 +74,13 @@ class Config:
         layers: str = "num_hidden_layers",
         at: str = "",
         read: set[str] | None = None,
+        defaults: Mapping[str, object] | None = None,
     ) -> None:
         self.values, self.file = values, file
         self.n_drafter_blocks, self.n_own_heads = n_drafter_blocks, n_own_heads
         self.target, self.layers = target, layers
         self.at, self.read = at, set() if read is None else read
+        self.defaults = defaults or {}
 
     @property
     def n_layers(self) -> int:
@@ -93,36 +97,42 @@ class Config:
         return self.require(path)
 
     def require(self, path: str, type: Any = Any) -> Any:
-        """Return the value at a path.
+        """Return the value at a path, or at the first of several with ``|`` in between.
 
         Raises
         ------
         ModelFileError
             It is missing, or of another type.
         """
-        value = self.get(path, type=type)
+        value = self.get(*path.split("|"), type=type)
         if value is None:
-            raise ModelFileError(
-                "the configuration lacks a value",
-                where=f"{self.file}: {path}",
-                fix="take config.json from the published model",
-            )
+            raise self._missing(path)
         return value
+
+    def lacks(self, *paths: str) -> bool:
+        """Say whether none of ``paths`` is there, not even as null."""
+        return not any(self._holds(path) for path in paths)
 
     def get(self, *paths: str, default: Any = None, type: Any = Any) -> Any:
         """Return the value at the first of ``paths`` that is there, else ``default``.
 
+        Where none is there, not even as null, the table's default for one of them goes before.
         Others of ``paths`` that say the same count as read, too. An object counts as a whole only
         where ``type`` says what is in it; its values are to be read one by one.
 
         Raises
         ------
         ModelFileError
-            It is of another type.
+            It is of another type, or the table has it that checkpoints must say it.
         """
         found = {path: value for path in paths if (value := self._find(path)) is not None}
         if not found:
-            return default
+            known = next((path for path in paths if path in self.defaults), None)
+            if known is None or not self.lacks(*paths):
+                return default
+            if self.defaults[known] is None:
+                raise self._missing(known)
+            return self._convert(known, self.defaults[known], type)
         first, value = next(iter(found.items()))
         whole = isinstance(value, Mapping) and type not in (Any, dict)
         same = (path for path, other in found.items() if other == value)
@@ -139,7 +149,13 @@ class Config:
         """
         values = self.require(path, dict)
         file = f"{self.file}: {path}"
-        return Config(values, file, at=f"{self.at}{path}.", read=self.read)
+        begin = f"{path}."
+        defaults = {
+            name.removeprefix(begin): value
+            for name, value in self.defaults.items()
+            if name.startswith(begin)
+        }
+        return Config(values, file, at=f"{self.at}{begin}", read=self.read, defaults=defaults)
 
     def has_read(self, path: str) -> bool:
         """Say whether the value at a path was read, alone or with an object around it."""
@@ -152,6 +168,18 @@ class Config:
         for name in path.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
         return value
+
+    def _holds(self, path: str) -> bool:
+        around, _, name = path.rpartition(".")
+        value = self._find(around) if around else self.values
+        return isinstance(value, Mapping) and name in value
+
+    def _missing(self, path: str) -> ModelFileError:
+        return ModelFileError(
+            "the configuration lacks a value",
+            where=f"{self.file}: {path.replace('|', ' or ')}",
+            fix="take config.json from the published model",
+        )
 
     def _convert(self, path: str, value: Any, type: Any) -> Any:
         try:
@@ -271,6 +299,11 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     completed : callable, optional
         ``completed(config)`` returns values that a configuration lacks, by name, such as sizes that
         it calls by one word.
+    defaults : tuple of (str, value)
+        Paths, and what a configuration means that does not speak of them, not even to say null:
+        the default of the class that runs the model, as transformers' configuration classes have
+        it. None: whatever the class has fits one model, and a checkpoint must say it. Of a value
+        with several spellings one is enough.
     layers : str
         The path in the configuration that says how many layers there are.
     tensors : tuple of Rename
@@ -321,6 +354,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     folders: tuple[str, ...] = ()
     note: str = ""
     completed: Callable[[Config], Mapping[str, object]] | None = None
+    defaults: tuple[tuple[str, object], ...] = ()
     layers: str = "num_hidden_layers"
     tensors: tuple[Rename, ...] = ()
     dropped: tuple[str, ...] = ()

@@ -149,8 +149,8 @@ def _tuple_matcher(matchers: list[Matcher], args: tuple[Any, ...]) -> Matcher:
     return matches
 
 
-_MEANT_OTHERWISE = ("auto", "draft_model")
-"""Names for the best drafter, and for the trunk of a draft model."""
+_MEANT_OTHERWISE = ("auto", "draft_model", "lookup")
+"""Names for the best drafter, for the trunk of a draft model, and for what every model has."""
 
 _OF_ROLES = {
     "draft": re.compile(r"llm|target|head\d+"),
@@ -165,10 +165,15 @@ def _main(spec: ModelSpec | DrafterSpec) -> str:
     return "draft" if isinstance(spec, DrafterSpec) else "llm"
 
 
+def _spelled(name: str) -> str:
+    """Return a name as one of ours would be spelled, so that none looks like it."""
+    return name.lower().replace("-", "_")
+
+
 def _check_names(spec: ModelSpec | DrafterSpec) -> None:
     if not spec.name.replace("-", "_").isidentifier():
         raise PluginError("a name is an identifier", where="name", got=repr(spec.name))
-    if isinstance(spec, DrafterSpec) and spec.name in _MEANT_OTHERWISE:
+    if isinstance(spec, DrafterSpec) and _spelled(spec.name) in _MEANT_OTHERWISE:
         raise PluginError(
             "a name that has a meaning of its own where users choose a drafter",
             where="name",

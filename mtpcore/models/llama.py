@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import msgspec
+
 from mtpcore.declarations.checkpoint import Checkpoint, Config, Key
 from mtpcore.declarations.spec import Fit, ModelSpec
 from mtpcore.gguf.metadata import Fields
@@ -21,6 +23,7 @@ from mtpcore.models.published import (
     DECODER,
     INTERLEAVED_ATTENTION,
     INTERLEAVED_BIASES,
+    STATED,
     SWIGLU,
     TABLES,
     block_renames,
@@ -68,13 +71,6 @@ def _sparse(config: Config) -> range:
     return range(config.n_layers if config.get("num_local_experts") else 0)
 
 
-def _window(config: Config) -> None:
-    """Refuse windows, as Mistral's of every layer; it has one where nothing is said of it."""
-    classes = config.get("architectures", type=list[str])
-    if "LlamaForCausalLM" not in classes:  # whose layers see all
-        without_window(4096 if "MistralForCausalLM" in classes else None)(config)
-
-
 def _lacks_attention_biases(config: Config) -> bool:
     return not config.get("attention_bias")
 
@@ -101,7 +97,8 @@ _EXPERTS = block_renames(
 )
 
 CHECKPOINT = Checkpoint(
-    architectures=frozenset({"LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"}),
+    architectures=frozenset({"LlamaForCausalLM"}),
+    defaults=(("intermediate_size", None), ("rms_norm_eps", 1e-6)),
     tensors=(
         *TABLES,
         *INTERLEAVED_ATTENTION,
@@ -115,12 +112,28 @@ CHECKPOINT = Checkpoint(
     constants=CONSTANTS,
     metadata=(
         *DECODER,
-        ("{arch}.attention.sliding_window", _window),
         *FACTORED_ROPE_KEYS,
         ("{arch}.rope.dimension_count", head_width),
         ("{arch}.vocab_size", "vocab_size"),
         ("{arch}.expert_count", Key("num_local_experts")),
         ("{arch}.expert_used_count", Key("num_experts_per_tok")),
+    ),
+)
+MISTRAL = msgspec.structs.replace(
+    CHECKPOINT,
+    architectures=frozenset({"MistralForCausalLM"}),
+    defaults=(*STATED, ("rms_norm_eps", 1e-6), ("sliding_window", 4096)),
+    metadata=(*CHECKPOINT.metadata, ("{arch}.attention.sliding_window", without_window)),
+)
+MIXTRAL = msgspec.structs.replace(
+    MISTRAL,
+    architectures=frozenset({"MixtralForCausalLM"}),
+    defaults=(
+        *STATED,
+        ("num_local_experts", None),
+        ("num_experts_per_tok", 2),
+        ("rms_norm_eps", 1e-5),
+        ("rope_theta", 1e6),
     ),
 )
 
@@ -141,4 +154,5 @@ LLAMA = ModelSpec(
         ),
     ),
     checkpoint=CHECKPOINT,
+    layouts=(MISTRAL, MIXTRAL),
 )

@@ -28,6 +28,7 @@ __all__ = [
     "NEXTN",
     "SHARED_EXPERT",
     "SPEAKER_TOKENS",
+    "STATED",
     "SWIGLU",
     "TABLES",
     "block_renames",
@@ -43,6 +44,7 @@ __all__ = [
 _Kinds = list[Literal["full_attention", "sliding_attention"]]
 
 Constants = tuple[tuple[str, tuple[object, ...]], ...]
+Defaults = tuple[tuple[str, object], ...]
 Metadata = tuple[tuple[str, str | Key | Callable[[Config], object]], ...]
 
 
@@ -264,6 +266,9 @@ SPEAKER_TOKENS: tuple[tuple[str, str], ...] = (
 """Special tokens of a vocabulary (GLM's) in which the next speaker's token ends a turn."""
 
 
+STATED: Defaults = (("intermediate_size", None), ("num_key_value_heads", None))
+"""Sizes for which most classes have those of one model: a checkpoint must say them."""
+
 CONSTANTS: Constants = (
     ("hidden_act", ("silu", "swish")),
     ("rope_parameters.truncate", (True,)),
@@ -289,8 +294,8 @@ def _stated_head_width(config: Config) -> int | None:
     return head_width(config) if given is None and width % n_heads else given
 
 
-def without_window(default: int | None = None) -> Callable[[Config], None]:
-    """Return a source of metadata that writes nothing, and refuses sliding windows.
+def without_window(config: Config, default: int | None = None) -> None:
+    """Refuse sliding windows: a source of metadata that writes nothing.
 
     For trunks that attend to all positions, as in llama.cpp. A window that is longer than the
     context is none.
@@ -298,35 +303,27 @@ def without_window(default: int | None = None) -> Callable[[Config], None]:
     Parameters
     ----------
     default : int or None
-        The window where the configuration does not speak of one, not even to say null.
+        The window where neither the configuration nor the table's defaults speak of one.
 
     Raises
     ------
     ModelFileError
-        By the source: a layer has a window.
+        A layer has a window.
     """
-
-    def read(config: Config) -> None:
-        said = "sliding_window" in config.values
-        window = config.get("sliding_window", type=Count) if said else default
-        layers = _windowed_layers(config)
-        if (
-            layers
-            and window is not None
-            and window < config.require("max_position_embeddings", int)
-        ):
-            raise ModelFileError(
-                f"{len(layers)} layers have a sliding window, and the file would not hold it: the "
-                "model would see all positions",
-                where=f"{config.file}: sliding_window",
-                got=window if said else f"none, which means {default}",
-                fix=f"for texts of up to {window} tokens it changes nothing: convert with --ignore "
-                "sliding_window"
-                if said
-                else "write null if the model has none",
-            )
-
-    return read
+    said = not config.lacks("sliding_window")
+    window = config.get("sliding_window", default=None if said else default, type=Count)
+    layers = _windowed_layers(config)
+    if layers and window is not None and window < config.require("max_position_embeddings", int):
+        raise ModelFileError(
+            f"{len(layers)} layers have a sliding window, and the file would not hold it: the "
+            "model would see all positions",
+            where=f"{config.file}: sliding_window",
+            got=window if said else f"none, which means {window}",
+            fix=f"for texts of up to {window} tokens it changes nothing: convert with --ignore "
+            "sliding_window"
+            if said
+            else "write null if the model has none",
+        )
 
 
 def switched_window(config: Config) -> None:
@@ -341,7 +338,7 @@ def switched_window(config: Config) -> None:
     """
     config.get("sliding_window", type=Count)
     if config.get("use_sliding_window", type=bool):
-        without_window(4096)(config)
+        without_window(config, 4096)
     else:
         _windowed_layers(config)
 

@@ -12,6 +12,7 @@ from mtpcore.models.published import (
     BIASES,
     CONSTANTS,
     DECODER,
+    STATED,
     SWIGLU,
     TABLES,
     block_renames,
@@ -32,6 +33,11 @@ QWEN2 = ModelSpec(
     ties=(OUTPUT_TIE,),
     checkpoint=Checkpoint(
         architectures=frozenset({"Qwen2ForCausalLM"}),
+        defaults=(
+            *STATED,
+            ("rms_norm_eps", 1e-6),
+            ("max_window_layers", 28),
+        ),
         tensors=(
             *TABLES,
             *ATTENTION,

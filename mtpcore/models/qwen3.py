@@ -12,6 +12,7 @@ from mtpcore.models.published import (
     CONSTANTS,
     DECODER,
     HEAD_NORMS,
+    STATED,
     SWIGLU,
     TABLES,
     block_renames,
@@ -39,6 +40,12 @@ QWEN3 = ModelSpec(
     unread=(("cls.output.weight", "a reranker's scores; no text comes from them"),),
     checkpoint=Checkpoint(
         architectures=frozenset({"Qwen3ForCausalLM"}),
+        defaults=(
+            *STATED,
+            ("head_dim", None),
+            ("rms_norm_eps", 1e-6),
+            ("max_window_layers", 28),
+        ),
         tensors=(
             *TABLES,
             *ATTENTION,

@@ -20,6 +20,7 @@ from mtpcore.models.published import (
     DECODER,
     EXPERTS,
     HEAD_NORMS,
+    STATED,
     SWIGLU,
     TABLES,
     block_renames,
@@ -55,7 +56,7 @@ def build(g: GraphBuilder, inputs: Inputs, h: Qwen3MoeHparams) -> Outputs:
 
 def _n_experts(config: Config) -> int:
     """Return how many experts there are; transformers 5 writes another name than before."""
-    return int(config.get("num_local_experts") or config["num_experts"])
+    return int(config["num_local_experts|num_experts"])
 
 
 def _has_experts(config: Config, n: int) -> bool:
@@ -88,6 +89,7 @@ QWEN3_MOE = ModelSpec(
     min_types=(ROUTER_TYPE,),
     checkpoint=Checkpoint(
         architectures=frozenset({"Qwen3MoeForCausalLM"}),
+        defaults=(*STATED, ("rms_norm_eps", 1e-6)),
         tensors=(
             *TABLES,
             *ATTENTION,

@@ -66,12 +66,15 @@ def _kinds(config: Config) -> Iterator[tuple[str, Any, bool]]:
 
 def _rope_base(config: Config) -> float:
     """Return the base of the rotation; bases that differ from layer to layer are refused."""
-    of_all = number("rope_parameters.rope_theta", "rope_theta")(config)
-    bases = {} if of_all is None else {"rope_theta": of_all}
+    bases: dict[str, float] = {}
     for at, is_of_all in _rotations(config):
         base = None if is_of_all else number(f"{at}.rope_theta")(config)
         if base is not None:
             bases[f"{at}.rope_theta"] = base
+    names = ("rope_parameters.rope_theta", "rope_theta")
+    of_all = None if bases and config.lacks(*names) else number(*names)(config)
+    if of_all is not None:
+        bases = {"rope_theta": of_all} | bases
     if len({*bases.values()}) > 1:
         raise ModelFileError(
             "the file would hold one base of the rotation for all layers",

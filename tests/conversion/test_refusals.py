@@ -383,7 +383,7 @@ def test_what_does_not_fit_is_to_be_corrected_where_it_comes_from(refuse, config
 
 
 def test_types_with_bounds_are_named_plainly(refuse, config, tensors):
-    del config["rms_norm_eps"]
+    config["rms_norm_eps"] = None
     error = refuse(config, tensors)
     assert "layer_norm_rms_epsilon" in error.where
     assert error.wanted == "float"

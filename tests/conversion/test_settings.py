@@ -12,7 +12,6 @@ from mtpcore.conversion import convert
 from mtpcore.conversion.family import open_config
 from mtpcore.conversion.metadata import table_metadata
 from mtpcore.conversion.unread import unread
-from mtpcore.declarations.checkpoint import Config
 from mtpcore.discovery.registry import load_registry
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import open_model_file
@@ -261,6 +260,12 @@ SWITCHED = {"use_sliding_window": True, **WINDOW}
         ("Qwen2ForCausalLM", {**SWITCHED, "max_window_layers": 28}, 0),
         ("Qwen2ForCausalLM", {**SWITCHED, "sliding_window": 64, "max_window_layers": 0}, 0),
         ("Qwen2ForCausalLM", {**SWITCHED, "sliding_window": None}, 0),
+        ("Qwen2ForCausalLM", SWITCHED, 0),
+        (
+            "Qwen2ForCausalLM",
+            {"use_sliding_window": True, "max_window_layers": 0, "max_position_embeddings": 32768},
+            2,
+        ),
         ("Qwen2ForCausalLM", {**WINDOW, "max_window_layers": 0, "use_sliding_window": False}, 0),
         ("Qwen2ForCausalLM", WINDOW, 0),
         ("Qwen2ForCausalLM", {**SWITCHED, "layer_types": ["full_attention"] * 2}, 0),
@@ -285,12 +290,12 @@ def test_windows_of_trunks_that_see_all_are_refused(name, said, layers):
         for table in (spec.checkpoint, *spec.layouts)
         if table is not None and name in table.architectures and not table.heads
     )
-    config = Config(small_config() | {"architectures": [name]} | said)
+    config = open_config(table, small_config() | {"architectures": [name]} | said, Path("hf"))
     read = dict(table.metadata)["{arch}.attention.sliding_window"]
     if not layers:
         assert read(config) is None
         return
-    with pytest.raises(ModelFileError, match=rf"^config.json: sliding_window: {layers} layers"):
+    with pytest.raises(ModelFileError, match=rf"^hf/config.json: sliding_window: {layers} layers"):
         read(config)
 
 

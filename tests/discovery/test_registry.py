@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import toy
 
+from mtpcore.cross.finding import BUILT_IN
 from mtpcore.declarations.spec import TreeShape
 from mtpcore.discovery.loading import load_model
 from mtpcore.discovery.registry import Registry, describe_plugins, load_registry
@@ -72,7 +73,9 @@ def test_one_plugin_with_two_drafters_of_one_name():
     assert "give one of them another name" in error.fix
 
 
-@pytest.mark.parametrize("name", ["auto", "draft_model"])
+@pytest.mark.parametrize(
+    "name", ["auto", "Auto", "draft_model", "draft-model", "lookup", "LOOKUP", *BUILT_IN]
+)
 def test_a_name_by_which_nobody_could_ask_for_the_drafter(name):
     error = refused(toy.offering(toy.replaced(name=name)))
     assert "'other'" in error.where

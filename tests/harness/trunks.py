@@ -117,7 +117,7 @@ def configuration(c):
         "attention_bias": c.other_biases,
         "mlp_bias": c.other_biases,
     }
-    if c.head_width * c.n_heads != c.width:
+    if c.head_width * c.n_heads != c.width or c.family == "qwen3":
         made["head_dim"] = c.head_width
     if c.scaling:
         made["rope_scaling"] = {

@@ -195,14 +195,20 @@ def test_embedding_rows_are_not_scaled(made, backend):
     assert np.array_equal(by_token.logits, by_row.logits)
 
 
+def rotations(full_attention="proportional", sliding_attention="default"):
+    kinds = {"full_attention": full_attention, "sliding_attention": sliding_attention}
+    return {name: {"rope_type": kind, "rope_theta": 1e4} for name, kind in kinds.items()}
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
         ({"hidden_activation": "silu"}, "hidden_activation"),
         ({"use_bidirectional_attention": "all"}, "bidirectional"),
         ({"layer_types": ["full_attention"]}, "layer_types"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "yarn"),
-        ({"rope_parameters": {"sliding_attention": {"rope_type": "linear"}}}, "linear"),
+        ({"rope_parameters": rotations(full_attention="yarn")}, "yarn"),
+        ({"rope_parameters": rotations(sliding_attention="linear")}, "linear"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "proportional"}}}, "rope_theta"),
         ({"num_kv_shared_layers": 9}, "num_kv_shared_layers"),
     ],
 )

@@ -12,6 +12,7 @@ from harness.witness import hear, needs_llama_cpp
 from mtpcore import Batch, Context, Sampling, load_model
 from mtpcore.conversion import convert
 from mtpcore.errors import ModelFileError
+from mtpcore.gguf import open_model_file, write_model_file
 from mtpcore.testing import Batching, Subject, Texts, check_graphs, check_rows, check_texts
 
 backends = pytest.mark.parametrize("backend", ["cpu", "reference"])
@@ -187,3 +188,28 @@ def test_llama_cpp_makes_the_same_of_the_file(name, tmp_path):
         out = open_context(model, "cpu").process(Batch.of(heard.text, outputs="all"))
     apart = np.abs(out.logits - heard.logits).max(1) / np.abs(heard.logits).max()
     assert np.median(apart) < (0.02 if s.packed else 1e-4)
+
+
+def test_layers_with_a_window_may_have_a_base_of_their_own(tmp_path):
+    """As llama.cpp reads it: the scaling of the rotation is all layers'."""
+    s = gpt_oss.SHAPES["plain experts"]
+    path = write(tmp_path, s)
+    with open_model_file(path) as file:
+        metadata = {k: v for k, v in file.metadata.items() if k != "general.architecture"}
+        tensors = {name: tensor.array() for name, tensor in file.tensors.items()}
+
+    def logits(**bases):
+        told = metadata | {f"gpt-oss.rope.{name}": base for name, base in bases.items()}
+        write_model_file(tmp_path / "told.gguf", "gpt-oss", told, tensors)
+        with load_model(tmp_path / "told.gguf") as model:
+            ropes = [model.hparams.kind(n).rope.frequencies for n in range(2)]
+            out = open_context(model, "cpu").process(Batch.of(gpt_oss.tokens(8), outputs="all"))
+            return ropes, out.logits.copy()
+
+    (near, far), plain = logits()
+    assert near == far
+    assert np.array_equal(logits(freq_base_swa=1000.0)[1], plain)
+    (own, same), other = logits(freq_base_swa=50.0)
+    assert same == far
+    assert own == logits(freq_base=50.0)[0][1]
+    assert not np.allclose(other, plain)

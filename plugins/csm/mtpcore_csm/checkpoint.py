@@ -9,6 +9,7 @@ from mtpcore.plugin import (
     CONSTANTS,
     DECODER,
     FACTORED_ROPE_KEYS,
+    STATED,
     SWIGLU,
     Checkpoint,
     Config,
@@ -50,6 +51,13 @@ TORCHTUNE_LAYER = (
 )
 """A layer as torchtune names it; it rotates neighbours."""
 DEPTH = "depth_decoder_config"
+OF_DECODER = (*STATED, ("rms_norm_eps", 1e-5), ("rope_theta", 500000.0))
+DEFAULTS = (
+    *OF_DECODER,
+    *((f"{DEPTH}.{name}", value) for name, value in OF_DECODER),
+)
+"""What either decoder means by a setting that is left out."""
+
 TABLE = "model.embed_tokens.embed_audio_tokens.weight"
 """Embeddings of all codes; the depth decoder's are the same, and a checkpoint may have either."""
 
@@ -61,6 +69,7 @@ def transpose(values: np.ndarray, config: Config) -> np.ndarray:
 
 CHECKPOINT = Checkpoint(
     architectures=frozenset({"CsmForConditionalGeneration"}),
+    defaults=DEFAULTS,
     tensors=(
         Rename("embed_text_tokens.weight", "token_embd.weight"),
         Rename(TABLE, "audio_embd.weight", optional=True),
@@ -97,7 +106,7 @@ CHECKPOINT = Checkpoint(
         ("{arch}.codebook_count", lambda config: config.require("num_codebooks", Count)),
         (
             "{arch}.codebook_size",
-            lambda config: config.get("codebook_size", "vocab_size", type=Count),
+            lambda config: config.require("codebook_size|vocab_size", Count),
         ),
         ("{arch}.codebook_end", Key("codebook_eos_token_id", 0)),
         *depth_keys(DEPTH, DECODER, FACTORED_ROPE_KEYS),

@@ -12,7 +12,12 @@ from mtpcore.plugin import (
     hookimpl,
     nextn_fit,
 )
-from mtpcore_deepseek_mtp.checkpoint import HEAD_CHECKPOINT, TRUNK_CHECKPOINT
+from mtpcore_deepseek_mtp.checkpoint import (
+    FLASH_CHECKPOINT,
+    HEAD_CHECKPOINT,
+    V2_CHECKPOINT,
+    V3_CHECKPOINT,
+)
 from mtpcore_deepseek_mtp.graph import (
     DeepseekHparams,
     constant_head,
@@ -33,7 +38,8 @@ TRUNK = ModelSpec(
     unread=(
         ("blk.{n}.attn_kv_b.weight", "attn_k_b and attn_v_b hold it, too, in ik_llama.cpp's files"),
     ),
-    checkpoint=TRUNK_CHECKPOINT,
+    checkpoint=V3_CHECKPOINT,
+    layouts=(V2_CHECKPOINT, FLASH_CHECKPOINT),
 )
 
 MTP = DrafterSpec(

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
+import msgspec
+
 from mtpcore.plugin import (
     CONSTANTS,
     DECODER,
@@ -24,6 +26,7 @@ from mtpcore.plugin import (
 )
 
 SOFTMAX, SIGMOID = 1, 2
+COUNT = "first_k_dense_replace"
 
 
 def n_dense(config: Config) -> int:
@@ -38,9 +41,9 @@ def n_dense(config: Config) -> int:
     """
     kinds = config.get("mlp_layer_types", type=list[Literal["dense", "sparse"]])
     if kinds is None:
-        return int(config.require("first_k_dense_replace", int))
+        return int(config.require(COUNT, int))
     n = kinds.count("dense")
-    told = config.get("first_k_dense_replace", default=n, type=int)
+    told = n if config.lacks(COUNT) else config.get(COUNT, default=n, type=int)
     if kinds[:n] != ["dense"] * n or told != n or len(kinds) != config.n_layers:
         raise ValueError(f"mlp_layer_types says other layers than the first {told} of them")
     return n
@@ -173,21 +176,52 @@ FLASH = "Glm4MoeLiteForCausalLM"
 PUBLISHED = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", FLASH})
 
 
-def special_tokens(config: Config) -> tuple[tuple[str, str], ...]:
-    """Return those of GLM-4.7-Flash, which has GLM's vocabulary; DeepSeek's says all itself."""
-    return SPEAKER_TOKENS if FLASH in config["architectures"] else ()
-
-
-TRUNK_CHECKPOINT = Checkpoint(
-    architectures=PUBLISHED,
+COMMON = (("intermediate_size", None), ("q_lora_rank", None))
+V2_CHECKPOINT = Checkpoint(
+    architectures=frozenset({"DeepseekV2ForCausalLM"}),
+    defaults=(
+        *COMMON,
+        ("rms_norm_eps", 1e-6),
+        ("n_shared_experts", 2),
+        ("routed_scaling_factor", 1.0),
+        ("norm_topk_prob", False),
+        ("topk_method", "greedy"),
+    ),
     tensors=(*TABLES, *BLOCK, *on_layers(dense, SWIGLU), *on_layers(sparse, MIXTURE)),
     dropped=("model.layers.{n}.self_attn.rotary_emb.inv_freq",),
     metadata=(*DECODER, *EXPERT_KEYS, *OWN),
-    special_tokens=special_tokens,
     constants=(*CONSTANTS, ("rope_interleave", (True,)), ("moe_layer_freq", (1,))),
     harmless=(("qk_head_dim head_dim", "a sum of others"),),
 )
 
+V3_CHECKPOINT = msgspec.structs.replace(
+    V2_CHECKPOINT,
+    architectures=frozenset({"DeepseekV3ForCausalLM"}),
+    defaults=(
+        *COMMON,
+        ("rms_norm_eps", 1e-6),
+        ("n_shared_experts", 1),
+        ("n_group", 8),
+        ("topk_group", 4),
+        ("routed_scaling_factor", 2.5),
+        ("norm_topk_prob", True),
+    ),
+)
+FLASH_CHECKPOINT = msgspec.structs.replace(
+    V2_CHECKPOINT,
+    architectures=frozenset({FLASH}),
+    defaults=(
+        *COMMON,
+        (COUNT, 1),
+        ("rms_norm_eps", 1e-5),
+        ("n_shared_experts", 1),
+        ("n_group", 1),
+        ("topk_group", 1),
+        ("routed_scaling_factor", 1.8),
+        ("norm_topk_prob", True),
+    ),
+    special_tokens=SPEAKER_TOKENS,
+)
 HEAD_CHECKPOINT = Checkpoint(
     architectures=PUBLISHED,
     heads="model.layers.{n}.eh_proj.weight",

@@ -12,7 +12,7 @@ from mtpcore.plugin import (
     hookimpl,
 )
 from mtpcore_gemma4.assistant import AssistantHparams, assistant, layers_of_target
-from mtpcore_gemma4.checkpoint import ASSISTANT_CHECKPOINT, CHECKPOINT
+from mtpcore_gemma4.checkpoint import ASSISTANT_CHECKPOINT, CHECKPOINT, UNIFIED_CHECKPOINT
 from mtpcore_gemma4.graph import trunk
 from mtpcore_gemma4.hparams import GemmaHparams
 
@@ -27,6 +27,7 @@ GEMMA4 = ModelSpec(
     ties=(OUTPUT_TIE,),
     min_types=(ROUTER_TYPE,),
     checkpoint=CHECKPOINT,
+    layouts=(UNIFIED_CHECKPOINT,),
 )
 
 ASSISTANT = DrafterSpec(

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from mtpcore.plugin import (
@@ -22,6 +23,19 @@ from mtpcore.plugin import (
 SLIDING, FULL = "sliding_attention", "full_attention"
 NEVER = np.float32(1e30)
 """Divides the frequency of pairs that are not rotated, as llama.cpp writes it."""
+
+
+ROTATIONS = {
+    SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+}
+"""What a configuration means that describes no rotation; a described one has no defaults."""
+
+
+def completed(config: Config) -> dict[str, object]:
+    """Return the rotations that a configuration means without describing them."""
+    is_said = config.get("rope_parameters") is not None
+    return {} if is_said else {"rope_parameters": ROTATIONS}
 
 
 # Layers
@@ -131,10 +145,10 @@ def frequency_divisors(config: Config) -> np.ndarray:
         The rotation is none that files can hold.
     """
     at = f"rope_parameters.{FULL}."
-    kind = config.get(at + "rope_type", default="proportional")
+    kind = config.get(at + "rope_type", default="default")
     if kind != "proportional" or config.get(at + "factor", default=1.0, type=float) != 1:
-        raise ValueError(f"layers that see all have another rotation ({kind})")
-    share = config.get(at + "partial_rotary_factor", default=0.25, type=float)
+        raise ValueError(f"layers that see all have another rotation (rope_type {kind})")
+    share = config.get(at + "partial_rotary_factor", default=1.0, type=float)
     width = wide_head(config)
     n = int(share * width // 2)
     return np.where(np.arange(width // 2) < n, np.float32(1), NEVER)
@@ -193,8 +207,13 @@ def near_rotation(config: Config) -> float:
     at = f"rope_parameters.{SLIDING}."
     kind = config.get(at + "rope_type", default="default")
     if kind != "default" or config.get(at + "partial_rotary_factor", default=1.0) != 1:
-        raise ValueError(f"layers with a window have another rotation ({kind})")
-    return float(config.get(at + "rope_theta", default=10_000.0, type=float))
+        raise ValueError(f"layers with a window have another rotation (rope_type {kind})")
+    return float(config.require(at + "rope_theta", float))
+
+
+def wide_rotation(config: Config) -> float:
+    """Return the base of the rotation of layers that see all."""
+    return float(config.require(f"rope_parameters.{FULL}.rope_theta", float))
 
 
 def width_by_layer(config: Config) -> int:
@@ -230,8 +249,7 @@ SIZES = (
         "{arch}.attention.sliding_window_pattern",
         lambda config: [kind == SLIDING for kind in kinds(config)],
     ),
-    ("{arch}.attention.shared_kv_layers", lambda config: config.n_layers - n_storing(config)),
-    ("{arch}.rope.freq_base", number(f"rope_parameters.{FULL}.rope_theta", default=1_000_000.0)),
+    ("{arch}.rope.freq_base", wide_rotation),
     ("{arch}.rope.freq_base_swa", near_rotation),
     ("{arch}.rope.dimension_count", wide_head),
     ("{arch}.rope.dimension_count_swa", "head_dim"),
@@ -239,19 +257,15 @@ SIZES = (
 )
 """Keys of trunk and assistant."""
 
+EPSILON = (("rms_norm_eps", 1e-6),)
 PARTS = (
     ("vision_soft_tokens_per_image", "of images"),
     ("audio_soft_tokens_per_clip", "of sound"),
 )
 CHECKPOINT = Checkpoint(
-    architectures=frozenset(
-        {
-            "Gemma4ForCausalLM",
-            "Gemma4ForConditionalGeneration",
-            "Gemma4UnifiedForCausalLM",
-            "Gemma4UnifiedForConditionalGeneration",
-        }
-    ),
+    architectures=frozenset({"Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"}),
+    completed=completed,
+    defaults=(*EPSILON, ("hidden_size_per_layer_input", None)),
     tensors=(
         Rename("model.embed_tokens.weight", "token_embd.weight"),
         Rename("model.norm.weight", "output_norm.weight"),
@@ -286,6 +300,7 @@ CHECKPOINT = Checkpoint(
     made=(("rope_freqs.weight", frequency_divisors),),
     metadata=(
         *SIZES,
+        ("{arch}.attention.shared_kv_layers", lambda config: config.n_layers - n_storing(config)),
         (
             "{arch}.attention.image_spans",
             lambda config: config.get("use_bidirectional_attention") == "vision",
@@ -299,6 +314,11 @@ CHECKPOINT = Checkpoint(
     harmless=(("vocab_size_per_layer_input", "the tensors say it"), *PARTS),
     prefixes=(("model.language_model.", "model."),),
     nested=("text_config",),
+)
+UNIFIED_CHECKPOINT = msgspec.structs.replace(
+    CHECKPOINT,
+    architectures=frozenset({"Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration"}),
+    defaults=(*EPSILON, ("use_bidirectional_attention", "vision")),
 )
 
 
@@ -315,6 +335,19 @@ def n_clusters_used(config: Config) -> int | None:
     return int(n_used or config.require("centroid_intermediate_top_k", Count))
 
 
+def n_reading(config: Config) -> int:
+    """Return how many layers of the assistant read what the trunk stores: all.
+
+    Raises
+    ------
+    ValueError
+        The configuration counts some of them.
+    """
+    if config.n_layers - n_storing(config) not in (0, config.n_layers):
+        raise ValueError("num_kv_shared_layers counts some layers of the assistant, not all")
+    return config.n_layers
+
+
 def without_clusters(config: Config) -> bool:
     """Say whether the assistant has no clusters of tokens."""
     return n_clusters_used(config) is None
@@ -323,6 +356,8 @@ def without_clusters(config: Config) -> bool:
 ASSISTANT_CHECKPOINT = Checkpoint(
     architectures=frozenset({"Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"}),
     requires=("backbone_hidden_size",),
+    completed=completed,
+    defaults=EPSILON,
     tensors=(
         Rename("pre_projection.weight", "nextn.pre_projection.weight"),
         Rename("post_projection.weight", "nextn.post_projection.weight"),
@@ -347,6 +382,7 @@ ASSISTANT_CHECKPOINT = Checkpoint(
     made=(("rope_freqs.weight", frequency_divisors),),
     metadata=(
         *SIZES,
+        ("{arch}.attention.shared_kv_layers", n_reading),
         ("{arch}.embedding_length_out", "backbone_hidden_size"),
         ("{arch}.nextn_predict_layers", lambda config: config.n_layers),
         ("{arch}.centroid_intermediate_top_k", n_clusters_used),

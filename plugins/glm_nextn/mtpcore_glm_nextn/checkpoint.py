@@ -12,6 +12,7 @@ from mtpcore.plugin import (
     ROPE_KEYS,
     SHARED_EXPERT,
     SPEAKER_TOKENS,
+    STATED,
     SWIGLU,
     TABLES,
     Checkpoint,
@@ -59,6 +60,15 @@ MIXTURE = (
 
 TRUNK_CHECKPOINT = Checkpoint(
     architectures=PUBLISHED,
+    defaults=(
+        *STATED,
+        ("rms_norm_eps", 1e-5),
+        ("n_shared_experts", 1),
+        ("n_group", 1),
+        ("topk_group", 1),
+        ("routed_scaling_factor", 1.0),
+        ("norm_topk_prob", True),
+    ),
     tensors=(*TABLES, *BLOCK, *on_layers(dense, SWIGLU), *on_layers(sparse, MIXTURE)),
     metadata=(
         *DECODER,

@@ -8,6 +8,7 @@ from mtpcore.plugin import (
     CONSTANTS,
     DECODER,
     ROPE_KEYS,
+    STATED,
     TABLES,
     Checkpoint,
     Config,
@@ -61,14 +62,30 @@ def check(config: Config) -> None:
 
 def n_used(config: Config) -> int:
     """Return how many experts each token meets."""
-    names = ("num_experts_per_tok", "experts_per_token")
-    return int(config.get(*names, type=Count) or config.require(names[0], Count))
+    return int(config.require("num_experts_per_tok|experts_per_token", Count))
 
 
 def window(config: Config) -> int:
     """Return the window of even layers, of a checkpoint that files can hold."""
     check(config)
     return int(config.require("sliding_window", int))
+
+
+YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""The rotation's scaling where a configuration has none: the class is released with it."""
+
+
+def completed(config: Config) -> dict[str, object]:
+    """Return the scaling that a configuration means without saying it."""
+    is_said = any(config.get(name) is not None for name in ("rope_parameters", "rope_scaling"))
+    return {} if is_said else {"rope_scaling": YARN}
 
 
 EXPERTS = "mlp.experts."
@@ -112,6 +129,8 @@ PLAIN: tuple[Rename, ...] = (
 
 CHECKPOINT = Checkpoint(
     architectures=frozenset({"GptOssForCausalLM"}),
+    completed=completed,
+    defaults=(*STATED, ("head_dim", None), ("rms_norm_eps", 1e-5), ("rope_theta", 150000.0)),
     tensors=(
         *TABLES,
         *ATTENTION,

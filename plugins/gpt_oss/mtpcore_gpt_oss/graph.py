@@ -1,6 +1,7 @@
 """The graph of gpt-oss: attention with sinks, every other layer in a window; experts everywhere."""
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 import msgspec
 
@@ -13,6 +14,7 @@ from mtpcore.plugin import (
     Inputs,
     LayerKind,
     Outputs,
+    Rope,
     Value,
     attention_block,
     decoder,
@@ -31,6 +33,7 @@ class GptOssHparams(Hparams, frozen=True, kw_only=True):
 
     window: Count = msgspec.field(name="attention.sliding_window")
     windowed: tuple[bool, ...] = ()
+    near_rope: Rope | None = None
     experts: Experts = Experts(n_used=1, gate="softmax", normalise=True)
 
     @classmethod
@@ -46,9 +49,20 @@ class GptOssHparams(Hparams, frozen=True, kw_only=True):
         n_blocks = fields.require("{arch}.block_count", Count)
         return {"experts": experts, "windowed": tuple(windowed_blocks(fields, n_blocks, 2))}
 
+    @classmethod
+    def read(cls, fields: Fields, tensors: Mapping[str, Any]) -> Self:
+        """Read a model's metadata; layers with a window may rotate with a base of their own."""
+        h = super().read(fields, tensors)
+        base = "freq_base_swa" if "{arch}.rope.freq_base_swa" in fields else "freq_base"
+        rounds = cls.rounds_ramp
+        near = Rope.read(fields, h.head_width, cls.rope_style, base, rounds_ramp=rounds)
+        return msgspec.structs.replace(h, near_rope=near)
+
     def kind(self, n: int) -> LayerKind:
         """Return how layer n attends."""
-        return LayerKind(self.n_kv_heads, self.rope, self.window if self.windowed[n] else 0)
+        if self.windowed[n]:
+            return LayerKind(self.n_kv_heads, self.near_rope or self.rope, self.window)
+        return LayerKind(self.n_kv_heads, self.rope)
 
 
 def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: GptOssHparams) -> Value:

@@ -1,10 +1,15 @@
 """How MiMo-V2 is published, and what its model files call it."""
 
+from collections.abc import Callable, Mapping
+
+import msgspec
+
 from mtpcore.plugin import (
     CONSTANTS,
     DECODER,
     EXPERT_KEYS,
     EXPERTS,
+    STATED,
     SWIGLU,
     TABLES,
     Checkpoint,
@@ -19,10 +24,41 @@ from mtpcore.plugin import (
     scaling_type,
 )
 
-PUBLISHED = frozenset({"MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM"})
+FLASH, OMNI = frozenset({"MiMoV2FlashForCausalLM"}), frozenset({"MiMoV2ForCausalLM"})
 SIGMOID = 2
 FULL, NEAR = "rope_parameters.full_attention", "rope_parameters.sliding_attention"
 HEAD = "model.mtp.layers.{i}."
+HEADS = "num_key_value_heads"
+
+
+KINDS = (
+    ("hybrid_layer_pattern", "layer_types", ("full_attention", "sliding_attention")),
+    ("moe_layer_freq", "mlp_layer_types", ("dense", "sparse")),
+)
+"""Which layers have a window, and which experts: as published, and as transformers 5 names it."""
+
+
+def completed(config: Config) -> Mapping[str, object]:
+    """Return settings as published of a configuration as transformers 5 makes it.
+
+    Its layers with a window have twice the key and value heads of others.
+
+    Raises
+    ------
+    ValueError
+        It names layers of a third kind.
+    """
+    found: dict[str, object] = {}
+    for published, named, kinds in KINDS:
+        config.require(f"{published}|{named}")
+        names = config.get(named, type=list[str])
+        if names is not None:
+            if not {*names} <= {*kinds}:
+                raise ValueError(f"{named} are not all {' or '.join(kinds)}")
+            found[published] = [kinds.index(name) for name in names]
+    if "hybrid_layer_pattern" in found and config.lacks(f"swa_{HEADS}"):
+        found[f"swa_{HEADS}"] = 2 * config.require(HEADS, int)
+    return found
 
 
 def dense(config: Config) -> list[int]:
@@ -43,10 +79,7 @@ def windowed(config: Config) -> list[int]:
     ValueError
         The kinds of layers, where they are named as well, are others.
     """
-    for name, pattern, kinds in (
-        ("layer_types", "hybrid_layer_pattern", ("full_attention", "sliding_attention")),
-        ("mlp_layer_types", "moe_layer_freq", ("dense", "sparse")),
-    ):
+    for pattern, name, kinds in KINDS:
         named = config.get(name, type=list[str])
         if named not in (None, [kinds[bool(kind)] for kind in config[pattern]]):
             raise ValueError(f"{name} and {pattern} disagree")
@@ -58,7 +91,7 @@ def windowed(config: Config) -> list[int]:
 
 def kv_heads(config: Config) -> list[int]:
     """Return each block's key and value heads."""
-    counts = config["num_key_value_heads"], config["swa_num_key_value_heads"]
+    counts = config[HEADS], config[f"swa_{HEADS}"]
     return [counts[kind] for kind in windowed(config)]
 
 
@@ -79,8 +112,15 @@ def window(config: Config) -> int:
 def rotated(config: Config) -> int:
     """Return how much of a head is turned."""
     name = "partial_rotary_factor"
-    share = config.get(name, f"{FULL}.{name}", f"{NEAR}.{name}", default=1.0, type=float)
+    share, near = (config.require(f"{name}|{at}.{name}", float) for at in (FULL, NEAR))
+    if share != near:
+        raise ValueError(f"layers with a window have another {name}")
     return int(config["head_dim"] * share)
+
+
+def base(name: str, at: str) -> Callable[[Config], float]:
+    """Return a source of metadata: the base of a rotation, as published or as of transformers 5."""
+    return lambda config: float(config.require(f"{name}|{at}.rope_theta", float))
 
 
 def parts(config: Config, n: int) -> tuple[int, ...]:
@@ -95,8 +135,12 @@ FUSED = Shards(parts=parts, ranks=(8, 4))
 FUSED_HEAD = Shards(parts=parts, ranks=(1, 4, 8))
 SINKS = optional(True, block_renames({"self_attn.attention_sink_bias": "attn_sinks.weight"}))
 
+DEFAULTS = (*STATED, ("n_group", 1), ("topk_group", 1), ("rms_norm_eps", 1e-5))
+
 TRUNK_CHECKPOINT = Checkpoint(
-    architectures=PUBLISHED,
+    architectures=OMNI,
+    completed=completed,
+    defaults=DEFAULTS,
     tensors=(
         *TABLES,
         *block_renames(
@@ -160,14 +204,21 @@ TRUNK_CHECKPOINT = Checkpoint(
         ("{arch}.attention.sliding_window", window),
         ("{arch}.attention.sliding_window_pattern", windowed),
         ("{arch}.rope.dimension_count", rotated),
-        ("{arch}.rope.freq_base", number("rope_theta", f"{FULL}.rope_theta")),
-        ("{arch}.rope.freq_base_swa", number("swa_rope_theta", f"{NEAR}.rope_theta")),
+        ("{arch}.rope.freq_base", base("rope_theta", FULL)),
+        ("{arch}.rope.freq_base_swa", base("swa_rope_theta", NEAR)),
         ("{arch}.rope.scaling.type", scaling_type(())),
     ),
 )
 
+FLASH_CHECKPOINT = msgspec.structs.replace(
+    TRUNK_CHECKPOINT,
+    architectures=FLASH,
+    # 0.707 to transformers, none to llama.cpp's converter.
+    defaults=(*DEFAULTS, ("attention_value_scale", None)),
+)
+
 HEAD_CHECKPOINT = Checkpoint(
-    architectures=PUBLISHED,
+    architectures=FLASH | OMNI,
     heads=HEAD + "eh_proj.weight",
     counts=("num_nextn_predict_layers",),  # not every published configuration has it
     tensors=(

@@ -13,7 +13,7 @@ from mtpcore.plugin import (
     first_of,
     nextn_fit,
 )
-from mtpcore_mimo_mtp.checkpoint import HEAD_CHECKPOINT, TRUNK_CHECKPOINT
+from mtpcore_mimo_mtp.checkpoint import FLASH_CHECKPOINT, HEAD_CHECKPOINT, TRUNK_CHECKPOINT
 from mtpcore_mimo_mtp.graph import Mimo2Hparams, head, trunk
 
 HEAD_NORM = "blk.{n}.nextn.shared_head_norm.weight"
@@ -32,6 +32,7 @@ MIMO2 = ModelSpec(
     ties=(OUTPUT_TIE,),
     min_types=(ROUTER_TYPE,),
     checkpoint=TRUNK_CHECKPOINT,
+    layouts=(FLASH_CHECKPOINT,),
 )
 
 MIMO2_MTP = DrafterSpec(

@@ -12,6 +12,7 @@ from mtpcore.plugin import (
     EXPERTS,
     HEAD_NORMS,
     ROPE_KEYS,
+    STATED,
     SWIGLU,
     TABLES,
     Checkpoint,
@@ -198,7 +199,7 @@ def inner(config: Config) -> int:
 
 def n_experts(config: Config) -> int:
     """Return how many experts there are; transformers 5 may write another name."""
-    return int(config.get("num_experts") or config["num_local_experts"])
+    return int(config["num_experts|num_local_experts"])
 
 
 def has_experts(config: Config) -> bool:
@@ -243,10 +244,12 @@ def trunk(
     *architectures: str,
     tensors: tuple[Rename, ...],
     metadata: tuple[tuple[str, str | Key | Callable[[Config], object]], ...] = (),
+    stated: tuple[tuple[str, object], ...] = STATED,
 ) -> Checkpoint:
     """Return the table of a trunk: what all have in common, and ``tensors`` and ``metadata``."""
     return Checkpoint(
         architectures=frozenset(architectures),
+        defaults=(*stated, ("head_dim", None), ("rms_norm_eps", 1e-6)),
         tensors=(*zero_centred(TABLES), *NORMS, *on_layers(full, FULL), *tensors),
         dropped=("model.visual.*", "visual.*"),
         metadata=(*HYBRID, *metadata),
@@ -279,6 +282,7 @@ QWEN35MOE_CHECKPOINT = trunk(
     *SPARSE_CLASSES,
     tensors=(*on_layers(linear, TILED), *MIXTURE, *EXPERT_STACKS),
     metadata=(M_ROPE, *MIXTURE_KEYS),
+    stated=STATED[1:],  # no layer is dense
 )
 QWEN3NEXT_CHECKPOINT = trunk(
     *NEXT_CLASSES,

@@ -1,7 +1,7 @@
 """T5: an encoder that reads the prompt, and a decoder that writes the text."""
 
 from mtpcore.plugin import OUTPUT_TIE, Feed, Fit, ModelSpec, hookimpl
-from mtpcore_t5.checkpoint import T5_CHECKPOINT, UMT5_CHECKPOINT
+from mtpcore_t5.checkpoint import MT5_CHECKPOINT, T5_CHECKPOINT, UMT5_CHECKPOINT
 from mtpcore_t5.graph import T5Hparams, decode, encode
 
 T5 = ModelSpec(
@@ -32,7 +32,7 @@ T5 = ModelSpec(
         ("{arch}.rope.*", "nothing is rotated"),
     ),
     checkpoint=T5_CHECKPOINT,
-    layouts=(UMT5_CHECKPOINT,),
+    layouts=(MT5_CHECKPOINT, UMT5_CHECKPOINT),
 )
 
 

@@ -138,10 +138,11 @@ _TENSORS = (
 )
 """All but the position biases."""
 
+GATED = (("feed_forward_proj", "gated-gelu"),)
+"""What later configurations mean that do not name the kind of feed-forward part."""
+
 T5_CHECKPOINT = Checkpoint(
-    architectures=frozenset(
-        {"T5ForConditionalGeneration", "T5WithLMHeadModel", "MT5ForConditionalGeneration"}
-    ),
+    architectures=frozenset({"T5ForConditionalGeneration", "T5WithLMHeadModel"}),
     layers="num_layers",
     tensors=(
         *_TENSORS,
@@ -171,9 +172,21 @@ T5_CHECKPOINT = Checkpoint(
     ),
     special_tokens=(("pad", "<pad>"), ("eos", "</s>"), ("unknown", "<unk>")),
 )
+MT5_CHECKPOINT = msgspec.structs.replace(
+    T5_CHECKPOINT,
+    architectures=frozenset({"MT5ForConditionalGeneration"}),
+    defaults=GATED,
+    metadata=(
+        *(pair for pair in T5_CHECKPOINT.metadata if pair[1] is not logit_scale),
+        ("{arch}.logit_scale", lambda config: 1.0),
+    ),
+)
+"""MT5: its last state is never multiplied; transformers 5 writes ``tie_word_embeddings: true``."""
+
 UMT5_CHECKPOINT = msgspec.structs.replace(
     T5_CHECKPOINT,
     architectures=frozenset({"UMT5ForConditionalGeneration"}),
+    defaults=GATED,
     tensors=(
         *_TENSORS,
         *_position_bias("encoder", encoder_layers),
