@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.file import ModelFile
-from mtpcore.gguf.header import Metadata
+from mtpcore.gguf.header import Metadata, Value
 
 __all__ = ["merge"]
 
@@ -21,9 +22,10 @@ def merge(trunk: ModelFile, head: ModelFile) -> ModelFile:
     Tensors that ``trunk`` lacks come from ``head``, and only the head sees them (``head_only``): an
     output matrix beside a trunk that is tied to its embedding table is the head's. The
     architecture's metadata keys that ``trunk`` lacks come from ``head``, too; of what both have,
-    the trunk's holds. Tokenizer, chat template and name are the trunk's alone. Keys that count or
-    describe layers (``block_count``, ``nextn_predict_layers`` and lists of one entry a layer) come
-    from the file with more layers, as the layers of the head are numbered after those of the trunk.
+    the trunk's holds. Tokenizer, chat template and name are the trunk's alone. Keys that count
+    layers (``block_count``, ``nextn_predict_layers``) come from the file with more of them, as the
+    layers of the head are numbered after those of the trunk; of lists of one entry a layer, which
+    either file may have where the other has one number for all, each file gives its layers'.
 
     The result uses the maps of both files; closing it closes them.
 
@@ -55,7 +57,9 @@ def merge(trunk: ModelFile, head: ModelFile) -> ModelFile:
     told = {key: value for key, value in head.metadata.items() if key.startswith(prefix)}
     metadata = {**told, **trunk.metadata}
     if deeper is head:
-        metadata.update({key: head.metadata[key] for key in _layered(head)})
+        counts = (f"{prefix}block_count", f"{prefix}nextn_predict_layers")
+        metadata |= {key: head.metadata[key] for key in counts if key in head.metadata}
+    metadata |= {key: _joined(trunk, head, key) for key in _layered(trunk) | _layered(head)}
     _warn(trunk, head, metadata)
     brought = {name: t for name, t in head.tensors.items() if name not in trunk.tensors}
     tensors, files = {**trunk.tensors, **brought}, trunk.files + head.files
@@ -73,17 +77,35 @@ def _depth(file: ModelFile) -> int:
 
 
 def _layered(file: ModelFile) -> set[str]:
-    """Keys whose values count the layers or hold one entry for each."""
+    """Keys whose values hold one entry for each layer."""
     prefix, n_layers = f"{file.architecture}.", _count(file, "block_count")
-    names = {prefix + "block_count", prefix + "nextn_predict_layers"}
-    names |= {
+    return {
         key
         for key, value in file.metadata.items()
         if key.startswith(prefix)
         and isinstance(value, list | np.ndarray)
         and len(value) == n_layers
     }
-    return names & file.metadata.keys()
+
+
+def _joined(trunk: ModelFile, head: ModelFile, key: str) -> Value:
+    """Return a key's entries, of the trunk's layers and of the head's; a file may have neither."""
+    ours, theirs = (_entries(file, key) for file in (trunk, head))
+    if ours is None or theirs is None:
+        return trunk.metadata.get(key, head.metadata.get(key))  # type: ignore[return-value]
+    entries = [*ours[: _depth(trunk)], *theirs[_depth(trunk) :]]
+    if any(isinstance(entry, str | list | np.ndarray) for entry in entries):
+        return entries
+    return np.array(entries)
+
+
+def _entries(file: ModelFile, key: str) -> list[Any] | None:
+    """Return a key's entries for each layer, of one value as many; None for no or other entries."""
+    value, n_layers = file.metadata.get(key), _count(file, "block_count")
+    plain = value.tolist() if isinstance(value, np.ndarray) else value
+    if isinstance(plain, list):
+        return plain if len(plain) == n_layers else None
+    return None if plain is None else [plain] * n_layers
 
 
 def _agree(trunk: ModelFile, head: ModelFile, what: str, wanted: object, got: object) -> None:
@@ -99,7 +121,9 @@ def _agree(trunk: ModelFile, head: ModelFile, what: str, wanted: object, got: ob
 
 def _warn(trunk: ModelFile, head: ModelFile, merged: Metadata) -> None:
     for key, value in head.metadata.items():
-        if key.startswith(f"{head.architecture}.") and not _equal(value, merged[key]):
+        said = (value, _entries(head, key))
+        is_own = key.startswith(f"{head.architecture}.")
+        if is_own and not any(_equal(one, merged[key]) for one in said):
             log.warning("%s and %s disagree on %s: the first holds", trunk.path, head.path, key)
 
 

@@ -79,3 +79,36 @@ def test_arrays_in_lists_are_compared(tmp_path, caplog, other):
     with caplog.at_level(logging.WARNING, "mtpcore"):
         merge(trunk, head)
     assert ("disagree on toy.x" in caplog.text) == (other != [[1, 2], [3]])
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize(
+    ("of_trunk", "of_head", "wanted", "agree"),
+    [
+        (8, [8, 8, 4], [8, 8, 4], True),
+        ([8, 2], 8, [8, 2, 8], False),
+        ([8, 8], 8, [8, 8, 8], True),
+        (8, [2, 2, 4], [8, 8, 4], False),
+        ([8, 2], [8, 2, 4], [8, 2, 4], True),
+        ([8, 2], [7, 2, 4], [8, 2, 4], False),
+        (8, 4, 8, False),
+        (None, [8, 8, 4], [8, 8, 4], True),
+    ],
+)
+def test_each_file_says_what_its_layers_have(
+    tmp_path, caplog, counted, of_trunk, of_head, wanted, agree
+):
+    """By one number for all layers, or by one for each; the trunk's file may count all of them."""
+    if counted and isinstance(of_trunk, list):
+        of_trunk = [*of_trunk, 1]
+    values = {
+        name: {} if value is None else {"toy__kv": np.array(value) if np.ndim(value) else value}
+        for name, value in (("trunk", of_trunk), ("head", of_head))
+    }
+    declared = (3, 1) if counted else (2, None)
+    trunk = write(tmp_path / "t.gguf", TRUNK, *declared, **values["trunk"])
+    head = write(tmp_path / "h.gguf", HEAD, 3, 1, **values["head"])
+    with caplog.at_level(logging.WARNING, "mtpcore"):
+        merged = merge(trunk, head).metadata["toy.kv"]
+    assert np.array_equal(merged, wanted)
+    assert ("disagree on toy.kv" not in caplog.text) == agree
