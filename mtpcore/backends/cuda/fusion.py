@@ -10,7 +10,7 @@ from mtpcore.backends.cuda.buffers import VIEWS, columns_of_others
 from mtpcore.backends.cuda.layout import TILE
 from mtpcore.graph.program import Node, Program
 
-__all__ = ["MOST_PAIRS", "Group", "fuse", "leave_alone"]
+__all__ = ["MOST_PAIRS", "Group", "fuse"]
 
 MOST_PAIRS = 512
 """Pairs of a head that one launch can turn while it stores."""
@@ -60,11 +60,6 @@ class Group(msgspec.Struct, frozen=True):
     is_kept: bool = True
     is_sorted: bool = False
     passed: int | None = None
-
-
-def leave_alone(program: Program) -> list[Group]:
-    """Return a group for each node, in the program's order."""
-    return [Group((node,), node) for node in program.nodes]
 
 
 def fuse(program: Program, block_of: Callable[[Node], int]) -> list[Group]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 from harness.attentions import fill, together
+from harness.cuda_steps import leave_alone
 from harness.families import FAMILIES
 from harness.generated import random_matrix
 from harness.random_graphs import random_graphs
@@ -21,7 +22,7 @@ from programs import Raw, random_tensors
 from mtpcore import Batch
 from mtpcore.backends.cuda import CudaBackend
 from mtpcore.backends.cuda import plan as planning
-from mtpcore.backends.cuda.fusion import fuse, leave_alone
+from mtpcore.backends.cuda.fusion import fuse
 from mtpcore.backends.cuda.launch import attention as attending
 from mtpcore.graph import GraphBuilder, Outputs
 from mtpcore.models.blocks import moe, swiglu
@@ -33,7 +34,7 @@ from mtpcore.testing import Runner, Weights
 def single_launches():
     """Let plans launch each node alone, and its rows lie by themselves."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "fuse", lambda program, block_of: leave_alone(program))
+        patch.setattr(planning, "fuse", leave_alone)
         patch.setattr(planning, "columns_of_others", lambda program, block_of: {})
         patch.setattr(planning, "stack_shared_experts", lambda program, are_alike: program)
         yield

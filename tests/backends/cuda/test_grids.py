@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
+from harness.cuda_steps import leave_alone
 from harness.random_graphs import random_graphs
 from harness.random_programs import random_programs
 from harness.random_text import N_CTX
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from mtpcore.backends.cuda import CudaBackend
 from mtpcore.backends.cuda.device import DeviceArray
-from mtpcore.backends.cuda.fusion import fuse, leave_alone
+from mtpcore.backends.cuda.fusion import fuse
 from mtpcore.backends.cuda.launch import LAUNCHERS, passes, tokens, trees
 from mtpcore.backends.cuda.launch.products import DeviceMatrix
 from mtpcore.backends.cuda.launch.recurrent import StepStates, settle
@@ -65,7 +66,7 @@ def check(launches):
 def test_random_programs(drawn, n_rows, is_fused, kv_dtype):
     note(str(drawn.program))
     with pytest.MonkeyPatch.context() as patch:
-        way = fuse if is_fused else lambda program, block_of: leave_alone(program)
+        way = fuse if is_fused else leave_alone
         patch.setattr("mtpcore.backends.cuda.plan.fuse", way)
         options = {"n_batch": n_rows, "n_ctx": N_CTX, "n_seq": 3, "kv_dtype": kv_dtype}
         runner = Runner(CudaBackend(Paper()), drawn.program, Weights(drawn.tensors), **options)
