@@ -87,12 +87,14 @@ def _account_for_tensors(model: Model) -> None:
             left = _left(model, read := read | _read_by_graphs(model, spec))
         except MtpcoreError:
             all_built = False
-    n_layers = getattr(model.hparams, "n_layers", 0) if model.spec is not None else 0
+    n_layers: int | None = None  # of the trunk
+    if model.spec is not None:
+        n_layers = getattr(model.hparams, "n_layers", 0)
     if not all_built:
-        left = [name for name in left if (block_of(name) or 0) < n_layers]
+        left = [name for name in left if (block_of(name) or 0) < (n_layers or 0)]
     blocks_read = {block_of(name) for name in read}
     for block in sorted({block_of(name) or 0 for name in left} - blocks_read):
-        if block >= n_layers > 0:
+        if n_layers is not None and block >= n_layers:
             log.warning("%s: block %d is left out: no graph reads it", model.path, block)
             left = [name for name in left if block_of(name) != block]
     _refuse(

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import toy
 from harness.search import searching
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mtpcore.errors import MtpcoreError
@@ -22,6 +22,9 @@ WHOLE = TRUNK | TWO_HEADS
     heads=st.integers(0, 3),
     n_blocks=st.integers(0, 6),
     mtp=st.booleans(),
+)
+@example(
+    {f"blk.{n}.{name}.weight" for n, name in enumerate(("mix", "mix", "join", "join"))}, 0, 0, True
 )
 def test_any_part_of_a_file(dropped, heads, n_blocks, mtp):
     tensors = {name: values for name, values in WHOLE.items() if name not in dropped}
