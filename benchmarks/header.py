@@ -1,14 +1,17 @@
 """Time until a first text is encoded: reading a header with a large vocabulary, and all behind it.
 
-Run ``python benchmarks/header.py [n_tokens | FILE.gguf]``; prints median and range of ten runs in
-seconds of CPU time: of a made vocabulary with merges and one with scores, or of the file's.
+A long text, one long word and many short texts are encoded then. ``python benchmarks/header.py
+[n_tokens | FILE.gguf]`` prints median and range of ten runs in seconds of CPU time: of a made
+vocabulary with merges and one with scores, or of the file's.
 """
 
+import random
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
+from string import ascii_lowercase
 
 import numpy as np
 
@@ -37,7 +40,24 @@ def measure(path: Path, n_runs: int) -> None:
                 sys.exit(f"{path}: no tokenizer")
             tokenizer.encode("Why is the sky blue?")
             wholes.append(time.process_time() - begin)
-    for what, times in (("header", headers), ("first text encoded after", wholes)):
+    texts = {
+        "244,000 characters": [
+            ((Path(__file__).parents[1] / "docs/plugins.md").read_text() * 8)[:244_000]
+        ],
+        "a word of 100,000 letters": [
+            "".join(random.Random(1).choices(ascii_lowercase, k=100_000))
+        ],
+    }
+    texts["2,000 lines"] = texts["244,000 characters"][0].splitlines()[:2000]
+    later: dict[str, list[float]] = {what: [] for what in texts}
+    for _ in range(n_runs):
+        for what, each in texts.items():
+            begin = time.process_time()
+            for text in each:
+                tokenizer.encode(text)
+            later[what].append(time.process_time() - begin)
+    found = {"header": headers, "first text encoded after": wholes} | later
+    for what, times in found.items():
         low, middle, high = min(times), statistics.median(times), max(times)
         print(f"  {what} {middle:.3f} s ({low:.3f} to {high:.3f})")
 

@@ -1,7 +1,32 @@
-"""Joining the pieces of a text, as byte-pair encoding does: the best pair first."""
+"""Cutting a text where added tokens are, and joining the letters of words: the best pair first."""
 
 import numpy as np
 from numpy.typing import NDArray
+
+class Cutter:
+    """Finds texts in a text: the leftmost first, of those that begin at one place the longest.
+
+    Parameters
+    ----------
+    texts : list of str
+        None is empty, and no two are equal.
+    tokens : list of int
+        Of each text.
+    special : uint8 [n_texts]
+        Whether a text is a special token.
+    """
+
+    def __init__(self, texts: list[str], tokens: list[int], special: NDArray[np.uint8]) -> None: ...
+    def cut(self, text: str, special: bool) -> list[str | int]:
+        """Return the tokens that are found, and what stands between.
+
+        Parameters
+        ----------
+        text : str
+        special : bool
+            Whether special tokens are cut out; where not, they are text, and nothing that begins
+            inside them is found.
+        """
 
 class Joiner:
     """Joins neighbours until none can be: the best joint first, the leftmost of those that tie.
@@ -18,6 +43,11 @@ class Joiner:
         The token of a text.
     joinable : uint8 [n_tokens]
         Tokens with 0 are no part of another, and no two make them.
+    of_bytes : int32 [256]
+        The token of each byte, -1 where there is none.
+    unknown : int, optional
+        The token of characters, however many in a row, that are no tokens and whose bytes are not
+        either. Left out: a text is its bytes, and each of these has a token.
     scores : float64 [n_tokens], optional
         How good a joint each token is, the highest first; for vocabularies without ``ranks``.
     ranks : dict, optional
@@ -38,26 +68,27 @@ class Joiner:
         texts: list[str],
         ids: dict[str, int],
         joinable: NDArray[np.uint8],
+        of_bytes: NDArray[np.int32],
+        unknown: int | None = None,
         scores: NDArray[np.float64] | None = None,
         ranks: dict[str, int] | None = None,
         whole_words: bool = False,
     ) -> None: ...
-    def join(self, pieces: list[int], words: list[int | None]) -> list[int]:
-        """Join tokens, each a letter, with those of the same word beside them.
+    def join(self, words: list[str]) -> list[int]:
+        """Return the tokens of words, one after the other, none across two.
 
         Parameters
         ----------
-        pieces : list of int
-        words : list of int or None
-            The word in which each piece stands.
+        words : list of str
+            Valid Unicode.
 
         Returns
         -------
         list of int
-            Takes n log n steps for a word of n letters.
+            Takes n log n steps for a word of n letters. What short words become is remembered.
 
         Raises
         ------
         IndexError
-            A token is not in the vocabulary, or a piece has no word.
+            A token is not in the vocabulary.
         """

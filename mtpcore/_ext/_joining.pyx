@@ -1,12 +1,19 @@
-"""Joining the pieces of a text, as byte-pair encoding does: the best pair first."""
+"""Cutting a text where added tokens are, and joining the letters of words: the best pair first."""
 
 from cpython.list cimport PyList_GET_SIZE
-from cpython.unicode cimport PyUnicode_Concat
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_Concat, PyUnicode_GET_LENGTH
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memset
 
 cdef enum:
     KNOWN_BITS = 16  # of the number of pairs that are remembered
+    N_LETTERS = 1 << 16  # characters whose tokens are remembered
+    N_WORDS = 1 << 14  # that are remembered, until there are more
+    LONGEST_WORD = 32  # of these, in characters
+    UNSEEN = -2
+    NO_TOKEN = -1
+    N_CHARACTERS = 0x110000
 
 cdef int32_t JOINED = -1  # in place of a piece that is part of the one before it
 
@@ -55,35 +62,152 @@ cdef void sift_down(Joint *heap, int64_t n) noexcept nogil:
     heap[at] = joint
 
 
+cdef struct Edge:
+    uint64_t key  # of a node and a character; 0: none
+    int32_t node
+
+
+cdef class Cutter:
+    cdef list tokens
+    cdef const unsigned char[::1] special
+    cdef Edge *edges
+    cdef int32_t *ends  # which text ends at a node; NO_TOKEN: none
+    cdef uint64_t mask
+    cdef bint begins[256]  # whether a text begins with a character of that lowest byte
+
+    def __cinit__(self):
+        self.edges, self.ends = NULL, NULL
+
+    def __dealloc__(self):
+        free(self.edges)
+        free(self.ends)
+
+    def __init__(
+        self, list texts not None, list tokens not None, const unsigned char[::1] special not None
+    ):
+        cdef int64_t n_nodes = 1
+        cdef uint64_t n_edges = 2
+        cdef int32_t node, i
+        cdef Edge *edge
+        cdef str text
+        cdef Py_UCS4 character
+        if not PyList_GET_SIZE(tokens) == PyList_GET_SIZE(texts) == special.shape[0]:
+            raise IndexError("not one token a text")
+        if self.edges != NULL:
+            raise RuntimeError("made once")
+        for text in texts:
+            n_nodes += PyUnicode_GET_LENGTH(text)
+        if n_nodes > INT32_MAX:
+            raise OverflowError("more characters than places")
+        while n_edges < 2 * <uint64_t> n_nodes:
+            n_edges *= 2
+        self.tokens, self.special, self.mask = tokens, special, n_edges - 1
+        self.edges = <Edge *> calloc(n_edges, sizeof(Edge))
+        self.ends = <int32_t *> malloc(<size_t> n_nodes * sizeof(int32_t))
+        if self.edges == NULL or self.ends == NULL:
+            raise MemoryError
+        memset(self.ends, 0xFF, <size_t> n_nodes * sizeof(int32_t))
+        memset(self.begins, 0, sizeof(self.begins))
+        n_nodes = 1
+        for i in range(<int32_t> PyList_GET_SIZE(texts)):
+            text, node = texts[i], 0
+            if not text:
+                raise ValueError("an empty text")
+            self.begins[<uint64_t> text[0] & 0xFF] = True
+            for character in text:
+                edge = self.find_edge(node, character)
+                if edge.key == 0:
+                    edge.key = self.key(node, character)
+                    edge.node, n_nodes = <int32_t> n_nodes, n_nodes + 1
+                node = edge.node
+            self.ends[node] = i
+
+    cdef inline uint64_t key(self, int32_t node, Py_UCS4 character) noexcept nogil:
+        return <uint64_t> node * N_CHARACTERS + <uint64_t> character + 1
+
+    cdef inline Edge *find_edge(self, int32_t node, Py_UCS4 character) noexcept nogil:
+        """Return the edge from a node, or the place where it would be."""
+        cdef uint64_t key = self.key(node, character)
+        cdef uint64_t at = (key * <uint64_t> 0x9E3779B97F4A7C15) >> 20
+        while self.edges[at & self.mask].key not in (0, key):
+            at += 1
+        return &self.edges[at & self.mask]
+
+    def cut(self, str text not None, bint special):
+        cdef Py_ssize_t n = PyUnicode_GET_LENGTH(text), begin = 0, at = 0, end, i
+        cdef int32_t node, found
+        cdef Edge *edge
+        cdef list parts = []
+        while at < n:
+            if not self.begins[<uint64_t> text[at] & 0xFF]:
+                at += 1
+                continue
+            node, found, end = 0, NO_TOKEN, at + 1
+            for i in range(at, n):
+                edge = self.find_edge(node, text[i])
+                if edge.key == 0:
+                    break
+                node = edge.node
+                if self.ends[node] != NO_TOKEN:
+                    found, end = self.ends[node], i + 1
+            if found != NO_TOKEN and (special or not self.special[found]):
+                if begin < at:
+                    parts.append(text[begin:at])
+                parts.append(self.tokens[found])
+                begin = end
+            at = end
+        if begin < n:
+            parts.append(text[begin:])
+        return parts
+
+
 cdef class Joiner:
     cdef list texts
-    cdef dict ids, ranks
+    cdef dict ids, ranks, words
     cdef const unsigned char[::1] joinable
     cdef const double[::1] scores
+    cdef const int32_t[::1] of_bytes
+    cdef int32_t unknown
     cdef bint has_scores, whole_words
     cdef int64_t n
     cdef Known *known  # what pairs make that texts repeat; one may take another's place
+    cdef int32_t *letters  # of characters; NO_TOKEN: none
     cdef readonly str missed  # the last pair that has a rank and makes no token
 
     def __cinit__(self):
+        self.letters = NULL
         self.known = <Known *> calloc(1 << KNOWN_BITS, sizeof(Known))
-        if self.known == NULL:
+        self.letters = <int32_t *> malloc(N_LETTERS * sizeof(int32_t))
+        if self.known == NULL or self.letters == NULL:
             raise MemoryError
+        for i in range(N_LETTERS):
+            self.letters[i] = UNSEEN
 
     def __dealloc__(self):
         free(self.known)
+        free(self.letters)
 
     def __init__(
         self, list texts not None, dict ids not None, const unsigned char[::1] joinable not None,
-        const double[::1] scores=None, dict ranks=None, bint whole_words=False,
+        const int32_t[::1] of_bytes not None, unknown=None, const double[::1] scores=None,
+        dict ranks=None, bint whole_words=False,
     ):
         self.texts, self.ids, self.joinable, self.ranks = texts, ids, joinable, ranks
         self.scores, self.has_scores, self.whole_words = scores, scores is not None, whole_words
+        self.of_bytes, self.words = of_bytes, {}
+        self.unknown = NO_TOKEN if unknown is None else unknown
         self.n = PyList_GET_SIZE(texts)
         if self.n > INT32_MAX:
             raise OverflowError("more tokens than an id may name")
         if joinable.shape[0] != self.n or (self.has_scores and scores.shape[0] != self.n):
             raise IndexError("not one entry a token")
+        if of_bytes.shape[0] != 256:
+            raise IndexError("not one entry a byte")
+        for token in of_bytes:
+            if not (NO_TOKEN if self.unknown >= 0 else 0) <= token < self.n:
+                raise IndexError(f"token {token} of {self.n}")
+        if not NO_TOKEN <= self.unknown < self.n:
+            raise IndexError(f"token {unknown} of {self.n}")
         if self.has_scores == (ranks is not None):
             raise ValueError("scores or ranks")
 
@@ -181,41 +305,89 @@ cdef class Joiner:
             free(before)
             free(heap)
 
-    def join(self, list pieces not None, list words not None):
-        cdef int64_t n = PyList_GET_SIZE(pieces), i, begin = 0, end, token
-        cdef int32_t n_left, whole
+    cdef int32_t find_letter(self, Py_UCS4 character) except -2:
+        """Return the token of a character; NO_TOKEN where there is none."""
+        cdef int32_t token
+        if <uint64_t> character < N_LETTERS and self.letters[character] != UNSEEN:
+            return self.letters[character]
+        found = self.ids.get(chr(character), NO_TOKEN)
+        if not NO_TOKEN <= found < self.n:
+            raise IndexError(f"token {found} of {self.n}")
+        token = found
+        if <uint64_t> character < N_LETTERS:
+            self.letters[character] = token
+        return token
+
+    cdef int32_t spell_bytes(
+        self, const unsigned char *text, Py_ssize_t n, int32_t *found
+    ) noexcept:
+        """Write the tokens of bytes; return how many: none where one has no token."""
+        cdef Py_ssize_t i
+        for i in range(n):
+            found[i] = self.of_bytes[text[i]]
+            if found[i] == NO_TOKEN:
+                return 0
+        return <int32_t> n
+
+    cdef int32_t spell(self, str text, int32_t *found) except -1:
+        """Write the letters of a text, and return how many there are."""
+        cdef Py_ssize_t n_bytes
+        cdef const char *as_bytes
+        cdef str letter
+        cdef Py_UCS4 character
+        cdef int32_t n = 0, n_more, token
+        cdef bint was_unknown = False
+        if self.unknown == NO_TOKEN:
+            as_bytes = PyUnicode_AsUTF8AndSize(text, &n_bytes)
+            return self.spell_bytes(<const unsigned char *> as_bytes, n_bytes, found)
+        for character in text:
+            token = self.find_letter(character)
+            if token != NO_TOKEN:
+                found[n] = token
+                n_more = 1
+            else:
+                letter = chr(character)  # its bytes are in it
+                as_bytes = PyUnicode_AsUTF8AndSize(letter, &n_bytes)
+                n_more = self.spell_bytes(<const unsigned char *> as_bytes, n_bytes, found + n)
+                if n_more == 0 and not was_unknown:
+                    found[n] = self.unknown
+                    n += 1
+            was_unknown = n_more == 0
+            n += n_more
+        return n
+
+    cdef list join_text(self, str text):
+        cdef int64_t n_bytes = 4 * <int64_t> PyUnicode_GET_LENGTH(text), i
+        cdef int32_t n, whole = NO_TOKEN
         cdef int32_t *found
-        cdef list joined = []
-        if PyList_GET_SIZE(words) != n:
-            raise IndexError("not one word a piece")
-        if n > INT32_MAX:
+        if n_bytes > INT32_MAX:
             raise OverflowError("more letters than a text may have")
-        found = <int32_t *> malloc(<size_t> (n + 1) * sizeof(int32_t))
+        found = <int32_t *> malloc(<size_t> (n_bytes + 1) * sizeof(int32_t))
         if found == NULL:
             raise MemoryError
         try:
-            for i in range(n):
-                token = pieces[i]
-                if not 0 <= token < self.n:
-                    raise IndexError(f"token {token} of {self.n}")
-                found[i] = <int32_t> token
-            while begin < n:
-                end = begin + 1
-                while end < n and words[end] == words[begin]:
-                    end += 1
-                n_left = <int32_t> (end - begin)
-                if n_left > 1:
-                    whole = -1
-                    if self.whole_words:
-                        letters = [self.texts[found[i]] for i in range(begin, end)]
-                        whole = self.find("".join(letters))
-                    if whole >= 0:
-                        found[begin], n_left = whole, 1
-                    else:
-                        n_left = self.join_word(found + begin, n_left)
-                for i in range(begin, begin + n_left):
-                    joined.append(found[i])
-                begin = end
-            return joined
+            n = self.spell(text, found)
+            if n > 1:
+                if self.whole_words:
+                    whole = self.find("".join([self.texts[found[i]] for i in range(n)]))
+                if whole != NO_TOKEN:
+                    found[0], n = whole, 1
+                else:
+                    n = self.join_word(found, n)
+            return [found[i] for i in range(n)]
         finally:
             free(found)
+
+    def join(self, list words not None):
+        cdef list joined = [], tokens
+        cdef str word
+        for word in words:
+            tokens = self.words.get(word)
+            if tokens is None:
+                tokens = self.join_text(word)
+                if PyUnicode_GET_LENGTH(word) <= LONGEST_WORD:
+                    if len(self.words) >= N_WORDS:
+                        self.words.clear()
+                    self.words[word] = tokens
+            joined.extend(tokens)
+        return joined

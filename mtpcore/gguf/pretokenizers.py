@@ -46,10 +46,9 @@ class Pretokenizer:
     add_bos: bool = False
 
     def build(self) -> pre_tokenizers.PreTokenizer:
-        """Build it, with the byte-level alphabet behind."""
+        """Build it; words stay text."""
         cuts = [pre_tokenizers.Split(Regex(p), "isolated") for p in self.patterns]
-        bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        return pre_tokenizers.Sequence([*cuts, bytes_])
+        return cuts[0] if len(cuts) == 1 else pre_tokenizers.Sequence(cuts)
 
 
 _CAPITALS, _SMALL = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"

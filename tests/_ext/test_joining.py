@@ -1,4 +1,4 @@
-"""Joining pieces against its definition in Python."""
+"""Cutting texts and joining letters against their definitions in Python."""
 
 import itertools
 
@@ -7,21 +7,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtpcore._ext._joining import Joiner
+from mtpcore._ext._joining import Cutter, Joiner
 
 TEXTS = ["a", "b", "c", "aa", "ab", "bc", "aaa", "abc", "bca", "cab", "?"]
+NO_BYTES = np.full(256, -1, np.int32)
 IDS = {text: token for token, text in enumerate(TEXTS)}
 JOINABLE = np.array([text != "?" for text in TEXTS], np.uint8)
-WORDS = st.lists(st.tuples(st.sampled_from("abc?"), st.integers(0, 2)), max_size=40)
+WORDS = st.lists(st.text("abc?", min_size=1, max_size=40), max_size=4)
 
 
-def join_by_definition(letters, words, rank_of, whole_words=False):
+def joiner_of(texts=TEXTS, ids=IDS, joinable=JOINABLE, of_bytes=NO_BYTES, unknown=10, **order):
+    return Joiner(texts, ids, joinable, of_bytes, unknown, **order)
+
+
+def join_by_definition(words, rank_of, whole_words=False):
     """Join the best pair of neighbours of one word, the leftmost of those that tie, and again."""
     found = []
-    for _, group in itertools.groupby(zip(letters, words, strict=True), key=lambda pair: pair[1]):
-        parts = [letter for letter, _ in group]
-        if whole_words and "".join(parts) in IDS:
-            parts = ["".join(parts)]
+    for word in words:
+        parts = [word] if whole_words and word in IDS else list(word)
         while True:
             ranked = [
                 (rank, i)
@@ -36,20 +39,15 @@ def join_by_definition(letters, words, rank_of, whole_words=False):
     return found
 
 
-def columns(pairs):
-    return [letter for letter, _ in pairs], [word for _, word in pairs]
-
-
 @given(WORDS, st.lists(st.integers(-3, 3), min_size=len(TEXTS), max_size=len(TEXTS)))
-def test_the_best_score_is_joined_first(pairs, scores):
+def test_the_best_score_is_joined_first(words, scores):
     def rank_of(left, right):
         known = left + right in IDS and "?" not in left + right
         return -scores[IDS[left + right]] if known else None
 
-    letters, words = columns(pairs)
-    joiner = Joiner(TEXTS, IDS, JOINABLE, np.array(scores, np.float64))
-    expected = join_by_definition(letters, words, rank_of)
-    assert joiner.join([IDS[letter] for letter in letters], words) == expected
+    joiner = joiner_of(scores=np.array(scores, np.float64))
+    for _ in range(2):  # the second time words are remembered
+        assert joiner.join(words) == join_by_definition(words, rank_of)
 
 
 @given(
@@ -57,44 +55,95 @@ def test_the_best_score_is_joined_first(pairs, scores):
     st.permutations(["a b", "a a", "aa a", "b c", "ab c", "bc a", "a ?", "b b"]),
     st.booleans(),
 )
-def test_the_best_rank_is_joined_first(pairs, merges, whole_words):
+def test_the_best_rank_is_joined_first(words, merges, whole_words):
     """Pairs that make no token are passed over, and told."""
     ranks = {merge: rank for rank, merge in enumerate(merges)}
     rank_of = lambda left, right: ranks.get(f"{left} {right}") if left + right in IDS else None  # noqa: E731
-    letters, words = columns(pairs)
-    joiner = Joiner(TEXTS, IDS, JOINABLE, ranks=ranks, whole_words=whole_words)
-    expected = join_by_definition(letters, words, rank_of, whole_words)
-    assert joiner.join([IDS[letter] for letter in letters], words) == expected
+    joiner = joiner_of(ranks=ranks, whole_words=whole_words)
+    assert joiner.join(words) == join_by_definition(words, rank_of, whole_words)
     assert joiner.missed in (None, "b b")
 
 
 def test_a_long_word_is_joined_in_little_time():
     """Takes n log n steps; with n squared it would not end."""
-    joiner = Joiner(TEXTS, IDS, JOINABLE, np.zeros(len(TEXTS)))
-    assert joiner.join([0] * 300_000, [0] * 300_000) == [IDS["aaa"]] * 100_000
+    joiner = joiner_of(scores=np.zeros(len(TEXTS)))
+    assert joiner.join(["a" * 300_000]) == [IDS["aaa"]] * 100_000
 
 
 @pytest.mark.parametrize(
-    ("pieces", "words", "changes"),
+    "changes",
     [
-        ([0, len(TEXTS)], [0, 0], {}),
-        ([0, -1], [0, 0], {}),
-        ([0, 1], [0], {}),
-        ([0, 1], [0, 0], {"ids": {"ab": len(TEXTS)}}),
-        ([0, 1], [0, 0], {"joinable": JOINABLE[1:]}),
-        ([0, 1], [0, 0], {"scores": np.zeros(3)}),
+        {"ids": {"ab": len(TEXTS)}},
+        {"ids": {"ab": -2}},
+        {"ids": {"a": len(TEXTS)}},
+        {"ids": {"a": -2}},
+        {"joinable": JOINABLE[1:]},
+        {"scores": np.zeros(3)},
+        {"of_bytes": NO_BYTES[1:]},
+        {"of_bytes": np.full(256, len(TEXTS), np.int32)},
+        {"of_bytes": np.full(256, -2, np.int32)},
+        {"unknown": len(TEXTS)},
+        {"unknown": -2},
+        {"unknown": None},  # bytes need tokens then
     ],
 )
-def test_what_lies_outside_is_refused(pieces, words, changes):
-    given = {"texts": TEXTS, "ids": IDS, "joinable": JOINABLE, "scores": np.zeros(len(TEXTS))}
+def test_what_lies_outside_is_refused(changes):
+    given = {"scores": np.zeros(len(TEXTS))} | changes
     with pytest.raises(IndexError):
-        Joiner(**given | changes).join(pieces, words)
+        joiner_of(**given | {"ids": IDS | changes.get("ids", {})}).join(["ab"])
+
+
+@pytest.mark.parametrize(
+    ("texts", "tokens", "special"),
+    [(["a"], [], [0]), (["a"], [1], []), ([], [1], []), ([""], [1], [0])],
+)
+def test_texts_to_cut_out_have_a_token_each(texts, tokens, special):
+    with pytest.raises((IndexError, ValueError)):
+        Cutter(texts, tokens, np.array(special, np.uint8))
+
+
+def test_letters_are_tokens_or_bytes_or_unknown():
+    """In this order; unknown ones beside each other are one."""
+    of_bytes = NO_BYTES.copy()
+    of_bytes[list("é".encode())] = 4, 5
+    joiner = joiner_of(of_bytes=of_bytes, ranks={})
+    assert joiner.join(["aéxèb", "xyz", "", "🙂", "\uffff"]) == [0, 4, 5, 10, 1, 10, 10, 10]
+    assert joiner_of(of_bytes=np.arange(256, dtype=np.int32) % 7, unknown=None, ranks={}).join(
+        ["é🙂"]
+    ) == [byte % 7 for byte in "é🙂".encode()]
+
+
+def cut_by_definition(text, texts, special, hides):
+    """Look at each place for the longest text that begins there."""
+    parts, begin, at = [], 0, 0
+    while at < len(text):
+        found = max((t for t in texts if text.startswith(t, at)), key=len, default=None)
+        end = at + len(found or " ")
+        if found and not (found in special and hides):
+            parts += [text[begin:at], texts.index(found)]
+            begin = end
+        at = end
+    return [part for part in (*parts, text[begin:]) if part != ""]
+
+
+CUT = ["ab", "abcd", "b", "cd", "é", "🙂a", "aaa", "\x00"]
+
+
+@given(
+    st.lists(st.sampled_from([*CUT, *"abcd 🙂éš\x00"])).map("".join),
+    st.sets(st.sampled_from(CUT)),
+    st.booleans(),
+)
+def test_the_leftmost_and_longest_text_is_cut_out(text, special, hides):
+    """As the library does that published tokenizers are written for, hidden ones included."""
+    cutter = Cutter(CUT, [*range(len(CUT))], np.array([t in special for t in CUT], np.uint8))
+    assert cutter.cut(text, not hides) == cut_by_definition(text, CUT, special, hides)
 
 
 @pytest.mark.parametrize("order", [{}, {"scores": np.zeros(len(TEXTS)), "ranks": {}}])
 def test_scores_or_ranks_order_the_joints(order):
     with pytest.raises(ValueError, match="scores or ranks"):
-        Joiner(TEXTS, IDS, JOINABLE, **order)
+        joiner_of(**order)
 
 
 def test_pairs_are_remembered_as_they_are():
@@ -103,9 +152,9 @@ def test_pairs_are_remembered_as_they_are():
     joints = [a + b for a, b in itertools.pairwise(letters)]
     texts = [*letters, *joints]
     ids = {text: token for token, text in enumerate(texts)}
-    joiner = Joiner(texts, ids, np.ones(len(texts), np.uint8), np.zeros(len(texts)))
-    pairs = [*itertools.product(range(500), repeat=2)] * 2
-    words = [word for word in range(len(pairs)) for _ in range(2)]
-    found = joiner.join([letter for pair in pairs for letter in pair], words)
-    expected = [ids[texts[a] + texts[b]] if b == a + 1 else (a, b) for a, b in pairs]
-    assert found == [t for e in expected for t in (e if isinstance(e, tuple) else (e,))]
+    joinable = np.ones(len(texts), np.uint8)
+    joiner = joiner_of(texts, ids, joinable, unknown=0, scores=np.zeros(len(texts)))
+    words = ["".join(pair) for pair in itertools.product(letters, repeat=2)]
+    found = joiner.join(words * 2)
+    expected = [[ids[word]] if word in ids else [ids[c] for c in word] for word in words * 2]
+    assert found == [token for tokens in expected for token in tokens]
