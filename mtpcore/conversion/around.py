@@ -16,14 +16,14 @@ import msgspec
 
 from mtpcore.conversion.harmless import TOKENIZER
 from mtpcore.conversion.published import NO_FILE_HOLDS_IT, read_json, tokenizer_error
-from mtpcore.conversion.tokenizer_json import Step, TokenizerFile
+from mtpcore.conversion.tokenizer_json import Processor, Step, TokenizerFile
 from mtpcore.gguf.vocabulary import SPACE
 
 __all__ = ["check_around", "check_settings", "named_special", "say_template"]
 
 log = logging.getLogger("mtpcore")
 
-_DECODERS = {"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Strip", None}
+_DECODERS = {"ByteLevel", "ByteFallback", "Fuse", None}
 _TEMPLATES = {"ByteLevel", "TemplateProcessing", "RobertaProcessing", None}
 _SETTINGS = "tokenizer_config.json"
 _READ = {"chat_template", "added_tokens_decoder", "additional_special_tokens", "tokenizer_class"}
@@ -92,16 +92,25 @@ def check_around(source: TokenizerFile, path: Path) -> None:
                 NO_FILE_HOLDS_IT,
             )
     for step in source.decoder.parts if source.decoder else ():
-        text = step.pattern.text if step.pattern is not None else None
-        spells_spaces = (step.type, text, step.content) == ("Replace", SPACE, " ")
-        if step.type not in _DECODERS and not spells_spaces:
+        if not _is_known(step):
             raise tokenizer_error(
                 path,
                 "an unknown step of its decoder",
-                "ByteLevel, ByteFallback, Fuse, Metaspace, Strip, Replace",
+                "ByteLevel, ByteFallback, Fuse, Metaspace and Replace of spaces, Strip of one",
                 repr(step.type)[:80],
                 NO_FILE_HOLDS_IT,
             )
+
+
+def _is_known(step: Step) -> bool:
+    """Say whether a model file's vocabulary implies a step of the decoder."""
+    text = step.pattern.text if step.pattern is not None else None
+    return (
+        step.type in _DECODERS
+        or (step.type, step.replacement) == ("Metaspace", SPACE)
+        or (step.type, text, step.content) == ("Replace", SPACE, " ")
+        or (step.type, step.content, step.start, step.stop) == ("Strip", " ", 1, 0)
+    )
 
 
 def _say_flags(source: TokenizerFile, path: Path) -> None:
@@ -155,13 +164,30 @@ def say_template(
         For warnings.
     """
     parts = source.post_processor.parts if source.post_processor else ()
-    for pieces in (part.single for part in parts if part.single):
-        at = next((n for n, piece in enumerate(pieces) if "Sequence" in piece), len(pieces))
-        for where, kind, around in (
-            ("before", "bos", pieces[:at]),
-            ("behind", "eos", pieces[at + 1 :]),
-        ):
-            texts = [str(piece.get("SpecialToken", {}).get("id")) for piece in around]
+    for part in parts:
+        _check_ids(part, ids, path)
+        before, behind = part.around
+        for where, kind, texts in (("before", "bos", before), ("behind", "eos", behind)):
             if texts and [ids.get(text) for text in texts] != [special.get(kind)]:
                 what = f"which tokens are put {where} a text, but {kind.upper()} alone"
                 _say_tokens(path, f"{what} (post_processor)", texts)
+
+
+def _check_ids(part: Processor, ids: Mapping[str, int], path: Path) -> None:
+    """Refuse a template whose texts stand for other tokens than the vocabulary's.
+
+    Raises
+    ------
+    ModelFileError
+        Naming the text, and the ids that the template has for it.
+    """
+    for text in (text for texts in part.around for text in texts):
+        told = (part.special_tokens or {}).get(text, {}).get("ids")
+        if told is not None and text in ids and told != [ids[text]]:
+            raise tokenizer_error(
+                path,
+                f"other tokens are put around a text (post_processor) than {text!r}",
+                [ids[text]],
+                told,
+                NO_FILE_HOLDS_IT,
+            )

@@ -24,10 +24,14 @@ from mtpcore.conversion.published import (
     NO_FILE_HOLDS_IT,
     check_small_files,
     convert_json,
-    read_json,
     tokenizer_error,
 )
-from mtpcore.conversion.tokenizer_json import Step, TokenId, TokenizerFile
+from mtpcore.conversion.tokenizer_json import (
+    Step,
+    TokenId,
+    TokenizerFile,
+    read_tokenizer_json,
+)
 from mtpcore.conversion.unigram import (
     Unigram,
     unigram_metadata,
@@ -108,9 +112,7 @@ def tokenizer_metadata(
         path = folder / VOCABULARY
     check_small_files(folder)
     check_settings(folder)
-    source = (
-        read_vocabulary_files(folder) if path.name == VOCABULARY else read_json(path, TokenizerFile)
-    )
+    source = read_vocabulary_files(folder) if path.name == VOCABULARY else read_tokenizer_json(path)
     kind = (source.model or {}).get("type")
     if kind == "Unigram":
         check_around(source, path)

@@ -94,6 +94,15 @@ def unigram_of_json(source: TokenizerFile, path: Path) -> Unigram:
         raise tokenizer_error(path, "it has no tokens", "at least one", None)
     charsmap, joins_spaces = _normalization(source.normalizer, path)
     adds_space, splits = _cut(source.pre_tokenizer, path)
+    strips = any(part.type == "Strip" for part in (source.normalizer or Step()).parts)
+    if strips and not (joins_spaces or splits):
+        raise tokenizer_error(
+            path,
+            "spaces around a text are removed (Strip), and others kept",
+            "a step that makes one of several spaces, or none that removes them",
+            "Strip",
+            NO_FILE_HOLDS_IT,
+        )
     return Unigram(
         [text for text, _ in vocab],
         [score for _, score in vocab],
@@ -113,17 +122,23 @@ def _normalization(step: Step | None, path: Path) -> tuple[bytes, bool]:
                 charsmap = base64.b64decode(part.precompiled_charsmap or "", validate=True)
             except (binascii.Error, ValueError) as error:
                 raise tokenizer_error(path, "no map of characters", "base64", error) from None
-        elif part.type == "Replace" and part.pattern is not None and part.pattern.regex == " {2,}":
+        elif part.type == "Replace" and _joins(part):
             joins_spaces = True
         elif part.type != "Strip":
             raise tokenizer_error(
                 path,
                 "an unknown step of its normalizer",
-                "Precompiled, Strip, Replace",
+                "Precompiled, Strip, Replace of several spaces by one",
                 part.type,
                 NO_FILE_HOLDS_IT,
             )
     return charsmap, joins_spaces
+
+
+def _joins(part: Step) -> bool:
+    """Say whether a step makes one of several spaces."""
+    pattern = part.pattern.regex if part.pattern is not None else None
+    return pattern == " {2,}" and part.content in (" ", SPACE)
 
 
 def _cut(step: Step | None, path: Path) -> tuple[bool, bool]:
