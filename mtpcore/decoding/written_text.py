@@ -46,7 +46,9 @@ class WrittenText:
 
     def __copy__(self) -> WrittenText:
         other = WrittenText(None, (), special=False, start=False)
-        other._shown, other._spelled = copy(self._shown), copy(self._spelled)
+        other._shown = copy(self._shown)
+        if self._spelled is not None:
+            other._spelled = copy(self._spelled)
         other._marks = self._marks
         return other
 
@@ -117,10 +119,14 @@ class _Spelling:
         """Take a token; return where the first stop string begins that it completes."""
         begin = max(len(self.text) - self.longest + 1, 0)
         self.text += self.stream.push(token)
+        if not self.stop:  # as of most texts, and each token passes here
+            return None
         return min((at for s in self.stop if (at := self.text.find(s, begin)) >= 0), default=None)
 
     @property
     def n_settled(self) -> int:
         """How many characters come before what may turn out to be a stop string."""
+        if not self.stop:
+            return len(self.text)
         held = (n for s in self.stop for n in range(1, len(s)) if self.text.endswith(s[:n]))
         return len(self.text) - max(held, default=0)
