@@ -49,16 +49,16 @@ class Joiner:
         The token of characters, however many in a row, that are no tokens and whose bytes are not
         either. Left out: a text is its bytes, and each of these has a token.
     scores : float64 [n_tokens], optional
-        How good a joint each token is, the highest first; for vocabularies without ``ranks``.
-    ranks : dict, optional
-        The rank of a pair, spelt with a space between, the lowest first; others are not joined.
+        How good a joint each token is, the highest first; for vocabularies without ``merges``.
+    merges : list of str, optional
+        Pairs, spelt with a space between, the best first; others are not joined.
     whole_words : bool
         Whether a word that is a token is taken as it is.
 
     Attributes
     ----------
     missed : str or None
-        The last pair that had a rank and made no token, and so was not joined.
+        The last pair of ``merges`` that made no token, and so was not joined.
     """
 
     missed: str | None
@@ -71,7 +71,7 @@ class Joiner:
         of_bytes: NDArray[np.int32],
         unknown: int | None = None,
         scores: NDArray[np.float64] | None = None,
-        ranks: dict[str, int] | None = None,
+        merges: list[str] | None = None,
         whole_words: bool = False,
     ) -> None: ...
     def join(self, words: list[str]) -> list[int]:

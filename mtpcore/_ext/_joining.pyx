@@ -1,6 +1,7 @@
 """Cutting a text where added tokens are, and joining the letters of words: the best pair first."""
 
 from cpython.list cimport PyList_GET_SIZE
+from cpython.object cimport PyObject_Hash
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_Concat, PyUnicode_GET_LENGTH
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
@@ -162,8 +163,8 @@ cdef class Cutter:
 
 
 cdef class Joiner:
-    cdef list texts
-    cdef dict ids, ranks, words
+    cdef list texts, merges
+    cdef dict ids, words
     cdef const unsigned char[::1] joinable
     cdef const double[::1] scores
     cdef const int32_t[::1] of_bytes
@@ -172,10 +173,12 @@ cdef class Joiner:
     cdef int64_t n
     cdef Known *known  # what pairs make that texts repeat; one may take another's place
     cdef int32_t *letters  # of characters; NO_TOKEN: none
+    cdef int32_t *ranks  # of merges by their hashes, from 1 on; 0: none
+    cdef uint64_t mask  # of those
     cdef readonly str missed  # the last pair that has a rank and makes no token
 
     def __cinit__(self):
-        self.letters = NULL
+        self.letters = self.ranks = NULL
         self.known = <Known *> calloc(1 << KNOWN_BITS, sizeof(Known))
         self.letters = <int32_t *> malloc(N_LETTERS * sizeof(int32_t))
         if self.known == NULL or self.letters == NULL:
@@ -186,13 +189,14 @@ cdef class Joiner:
     def __dealloc__(self):
         free(self.known)
         free(self.letters)
+        free(self.ranks)
 
     def __init__(
         self, list texts not None, dict ids not None, const unsigned char[::1] joinable not None,
         const int32_t[::1] of_bytes not None, unknown=None, const double[::1] scores=None,
-        dict ranks=None, bint whole_words=False,
+        list merges=None, bint whole_words=False,
     ):
-        self.texts, self.ids, self.joinable, self.ranks = texts, ids, joinable, ranks
+        self.texts, self.ids, self.joinable = texts, ids, joinable
         self.scores, self.has_scores, self.whole_words = scores, scores is not None, whole_words
         self.of_bytes, self.words = of_bytes, {}
         self.unknown = NO_TOKEN if unknown is None else unknown
@@ -208,8 +212,39 @@ cdef class Joiner:
                 raise IndexError(f"token {token} of {self.n}")
         if not NO_TOKEN <= self.unknown < self.n:
             raise IndexError(f"token {unknown} of {self.n}")
-        if self.has_scores == (ranks is not None):
-            raise ValueError("scores or ranks")
+        if self.has_scores == (merges is not None):
+            raise ValueError("scores or merges")
+        if merges is not None:
+            self.rank(list(merges))
+
+    cdef int rank(self, list merges) except -1:
+        """Rank merges by their order; of equal ones the last holds."""
+        cdef int64_t n = PyList_GET_SIZE(merges), i
+        cdef uint64_t n_places = 2
+        if n >= INT32_MAX:
+            raise OverflowError("more merges than a rank may name")
+        if self.ranks != NULL:
+            raise RuntimeError("made once")
+        while n_places < 2 * <uint64_t> n:
+            n_places *= 2
+        self.merges, self.mask = merges, n_places - 1
+        self.ranks = <int32_t *> calloc(n_places, sizeof(int32_t))
+        if self.ranks == NULL:
+            raise MemoryError
+        for i in range(n):
+            self.find_rank(merges[i])[0] = <int32_t> i + 1
+        return 0
+
+    cdef int32_t *find_rank(self, str merge) except NULL:
+        """Return the rank of a merge, or the place where it would be."""
+        cdef uint64_t at = <uint64_t> PyObject_Hash(merge)
+        cdef str other
+        while self.ranks[at & self.mask] != 0:
+            other = self.merges[self.ranks[at & self.mask] - 1]
+            if other == merge:
+                break
+            at += 1
+        return &self.ranks[at & self.mask]
 
     cdef int32_t find(self, str text) except -2:
         """Return the token of a joint text; -1 where none is made of others."""
@@ -237,14 +272,15 @@ cdef class Joiner:
     cdef int look_up(self, Known *known, str left, str right) except -1:
         """Set the piece that two texts make, and its rank."""
         cdef str pair
+        cdef int32_t rank
         if self.has_scores:
             known.piece = self.find(PyUnicode_Concat(left, right))
             if known.piece >= 0:
                 known.rank = -self.scores[known.piece]
             return 0
         pair = PyUnicode_Concat(PyUnicode_Concat(left, " "), right)
-        rank = self.ranks.get(pair)
-        if rank is not None:
+        rank = self.find_rank(pair)[0]
+        if rank != 0:
             known.rank = rank
             known.piece = self.find(PyUnicode_Concat(left, right))
             if known.piece < 0:

@@ -177,9 +177,8 @@ def _joiner(
     if scores:
         given = np.array([*scores, *[0.0] * len(lacking)])
         return Joiner(texts, ids, joinable, letters, unknown, scores=given)
-    ranks = dict(zip(vocabulary.merges, range(len(vocabulary.merges)), strict=True))
-    whole_words = vocabulary.pretokenizer.whole_words
-    return Joiner(texts, ids, joinable, letters, unknown, ranks=ranks, whole_words=whole_words)
+    merges, whole_words = vocabulary.merges, vocabulary.pretokenizer.whole_words
+    return Joiner(texts, ids, joinable, letters, unknown, merges=merges, whole_words=whole_words)
 
 
 def _unigram(vocabulary: Vocabulary, ids: dict[str, int], added: dict[str, int]) -> Encoder:

@@ -59,7 +59,7 @@ def test_the_best_rank_is_joined_first(words, merges, whole_words):
     """Pairs that make no token are passed over, and told."""
     ranks = {merge: rank for rank, merge in enumerate(merges)}
     rank_of = lambda left, right: ranks.get(f"{left} {right}") if left + right in IDS else None  # noqa: E731
-    joiner = joiner_of(ranks=ranks, whole_words=whole_words)
+    joiner = joiner_of(merges=[*merges], whole_words=whole_words)
     assert joiner.join(words) == join_by_definition(words, rank_of, whole_words)
     assert joiner.missed in (None, "b b")
 
@@ -106,9 +106,9 @@ def test_letters_are_tokens_or_bytes_or_unknown():
     """In this order; unknown ones beside each other are one."""
     of_bytes = NO_BYTES.copy()
     of_bytes[list("é".encode())] = 4, 5
-    joiner = joiner_of(of_bytes=of_bytes, ranks={})
+    joiner = joiner_of(of_bytes=of_bytes, merges=[])
     assert joiner.join(["aéxèb", "xyz", "", "🙂", "\uffff"]) == [0, 4, 5, 10, 1, 10, 10, 10]
-    assert joiner_of(of_bytes=np.arange(256, dtype=np.int32) % 7, unknown=None, ranks={}).join(
+    assert joiner_of(of_bytes=np.arange(256, dtype=np.int32) % 7, unknown=None, merges=[]).join(
         ["é🙂"]
     ) == [byte % 7 for byte in "é🙂".encode()]
 
@@ -140,9 +140,9 @@ def test_the_leftmost_and_longest_text_is_cut_out(text, special, hides):
     assert cutter.cut(text, not hides) == cut_by_definition(text, CUT, special, hides)
 
 
-@pytest.mark.parametrize("order", [{}, {"scores": np.zeros(len(TEXTS)), "ranks": {}}])
-def test_scores_or_ranks_order_the_joints(order):
-    with pytest.raises(ValueError, match="scores or ranks"):
+@pytest.mark.parametrize("order", [{}, {"scores": np.zeros(len(TEXTS)), "merges": []}])
+def test_scores_or_merges_order_the_joints(order):
+    with pytest.raises(ValueError, match="scores or merges"):
         joiner_of(**order)
 
 
