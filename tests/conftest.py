@@ -1,10 +1,14 @@
-"""How long hypothesis searches (HYPOTHESIS_PROFILE=deep, or the bounded ``ci`` by default), and
-what the summary of a run says besides."""
+"""How long hypothesis searches (HYPOTHESIS_PROFILE=deep, or the bounded ``ci`` by default), what
+the summary of a run says besides, and one thread for NumPy's products."""
 
 import os
 
 from harness.search import CI_EXAMPLES
 from hypothesis import HealthCheck, settings
+
+# Read when NumPy is imported. Matrices of tests are small: threads of its OpenBLAS would spin for
+# each other, beside those of the other workers, and take longer than the products themselves.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Derandomised, so that a run says the same about the same commit; a slow machine is no failure.
 settings.register_profile(

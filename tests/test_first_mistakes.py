@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness.hashed import HashBackend, HashModel
 
 import mtpcore
 
@@ -13,6 +14,11 @@ import mtpcore
 @pytest.fixture(scope="module")
 def model():
     return mtpcore.load_model("demo")
+
+
+@pytest.fixture
+def context():
+    return mtpcore.Context(HashModel(), 64, backend=HashBackend())
 
 
 def test_a_path_in_place_of_a_model():
@@ -100,6 +106,51 @@ def test_a_request_shows_how_far_it_is(model):
     assert repr(request) == "Request(2 prompt tokens, 0 tokens, finish_reason=None)"
     generator.step()
     assert repr(request) == "Request(2 prompt tokens, 1 tokens, finish_reason='length')"
+
+
+def test_text_is_no_prompt(context):
+    with pytest.raises(mtpcore.BatchError, match=r"tokenizer\.encode") as caught:
+        list(mtpcore.Generator(context).generate("def x"))
+    assert caught.value.got == "text"
+
+
+def test_a_list_is_no_batch(context):
+    with pytest.raises(mtpcore.BatchError, match=r"Batch\.of"):
+        context.process([1, 2, 3])
+
+
+def test_one_tap_may_stand_alone():
+    context = mtpcore.Context(HashModel(), 64, backend=HashBackend(), taps="hidden")
+    assert context.process(mtpcore.Batch.of([1, 2])).tap("hidden").shape == (2, 4)
+
+
+def test_settings_are_checked_at_once(context):
+    with pytest.raises(mtpcore.BatchError, match="coupled, argmax"):
+        mtpcore.Generator(context, draft_sampler="couple")
+    with pytest.raises(mtpcore.BatchError, match="number of tokens"):
+        mtpcore.Generator(context, draft=-1)
+
+
+def test_a_name_is_no_context():
+    with pytest.raises(mtpcore.LinkError, match="load_model"):
+        mtpcore.link("demo")
+
+
+def test_a_target_starts_at_zero(context):
+    with pytest.raises(mtpcore.BatchError, match="continue the sequence") as caught:
+        context.process(mtpcore.Batch.of([1, 2], pos=5))
+    assert (caught.value.wanted, caught.value.got) == (0, 5)
+    assert context.length(0) == 0
+
+
+def test_objects_show_what_they_are(context):
+    output = context.process(mtpcore.Batch.of([1, 2]))
+    cross = mtpcore.link(mtpcore.Context(HashModel(), 64, backend=HashBackend()))
+    assert repr(output) == "Output(2 rows: logits (1, 13))"
+    assert repr(mtpcore.Batch.of([1, 2])) == "Batch(2 rows of sequences [0], 1 outputs)"
+    assert "hashed" in repr(context)
+    assert repr(cross) == "Cross(llm, draft)"
+    assert "0 running" in repr(mtpcore.Generator(cross))
 
 
 def test_the_source_folder_without_compiled_modules_says_so(tmp_path):
