@@ -39,10 +39,18 @@ def same(made, wanted):
     return made.tobytes() == wanted.tobytes()
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
+CODED = ("causal", "block, window", "cross", "latent", "block, bias")
+"""Kinds of which keys and values as codes are looked at: each mask, bias and memory once."""
+
+
 @pytest.mark.parametrize(
-    ("kv_dtype", "widths"), [("f32", (24, 16)), ("f16", (5, 7)), ("q8_0", (66, 80))], ids=str
-)
+    ("kv_dtype", "widths", "name"),
+    [(kv_dtype, widths, name)
+     for kv_dtype, widths, names in (
+         ("f32", (24, 16), ATTENTIONS), ("f16", (5, 7), ATTENTIONS), ("q8_0", (66, 80), CODED))
+     for name in names],
+    ids=str,
+)  # fmt: skip
 def test_attention_of_every_kind(device, name, kv_dtype, widths):
     runners = pair(device, name, widths, kv_dtype=kv_dtype, n_batch=RANGE + 80)
     rng = np.random.default_rng(8)

@@ -52,7 +52,7 @@ def test_graphs_on_memory_of_every_type(on_device, kv_dtype):
 @pytest.mark.parametrize(
     ("family", "batching"),
     [
-        (FAMILIES[0], Batching(chunk=40, n_batch=64, neighbours=1)),
+        (FAMILIES[0], Batching(chunk=40, n_batch=64, neighbours=1, n_tokens=48)),
         (HYBRID, Batching(chunk=7, n_batch=16, neighbours=1, n_tokens=LOG + 3)),
     ],
     ids=str,
@@ -62,8 +62,9 @@ def test_rows_do_not_depend_on_their_company(on_device, batching):
     check_rows(on_device, batching)
 
 
-@families
+@pytest.mark.parametrize("family", [FAMILIES[0], HYBRID], ids=str)
 def test_texts_do_not_depend_on_drafts(on_device):
+    """All families of heads: ``test_speculation.py``."""
     sampling = Sampling(temperature=0.9, seed=3)
     texts = Texts(k=3, sampling=sampling, n_texts=2, n_tokens=8, n_batch=64)
     assert 0 <= check_texts(on_device, texts) <= 1

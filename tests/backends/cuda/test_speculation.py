@@ -71,15 +71,16 @@ def as_tree(subject):
 
 @pytest.mark.parametrize("name", HEADS)
 def test_texts_do_not_depend_on_drafts(subject, name):
-    """Greedy, sampled and cut; of one request and of several, whole batches and parts of them."""
+    """Greedy and sampled; of one request and of several, whole batches and parts of them."""
     family = subject(name)
     assert family.spec.name == HEADS[name]
     few = {"n_tokens": 8, "n_prompt": 5}
     rates = [
         check_texts(family, Texts(k=5, n_texts=1, n_batch=4, **few)),
         check_texts(family, Texts(k=3, sampling=SAMPLED, n_texts=3, n_batch=64, **few)),
-        check_texts(family, Texts(k=2, sampling=CUT, n_texts=2, n_batch=64, **few)),
     ]
+    if name in ("glm4moe", "dflash", "hybrid"):  # how cuts and penalties choose is the same for all
+        rates += [check_texts(family, Texts(k=2, sampling=CUT, n_texts=2, n_batch=64, **few))]
     assert max(rates) > 0.05, "hardly a draft is accepted: the comparison says little"
 
 
