@@ -35,14 +35,6 @@ typedef struct {
     const mtp_packing *packing; /* of a mapped matrix whose groups are packed meanwhile, or NULL */
 } mtp_matrix;
 
-int mtp_type_is_native(int32_t type);       /* whether it has kernels */
-int64_t mtp_type_block(int32_t type);       /* columns in one block: 1, 32 or 256 */
-int64_t mtp_type_block_bytes(int32_t type); /* bytes of one block in a GGUF row */
-int mtp_type_activation(int32_t type);      /* MTP_ACT_* */
-
-/* Bytes of a GGUF row of whole blocks. */
-int64_t mtp_row_bytes(int32_t type, int64_t n_cols);
-
 size_t mtp_packed_bytes(int32_t type, int64_t n_rows, int64_t n_cols);
 
 /* Pack GGUF rows [row_begin, row_end) of a matrix: whole groups, or up to its last row. `rows`

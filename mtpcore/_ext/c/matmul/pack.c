@@ -14,6 +14,12 @@ static mtp_pack_rows *const *const packers[MTP_ISA_COUNT] = {
 #endif
 };
 
+size_t mtp_packed_bytes(int32_t type, int64_t n_rows, int64_t n_cols)
+{
+    const int64_t n_groups = (n_rows + MTP_GROUP_ROWS - 1) / MTP_GROUP_ROWS;
+    return (size_t)(n_groups * mtp_group_bytes(type, n_cols));
+}
+
 void mtp_pack_group(int32_t type, int64_t n_rows, int64_t n_cols, const void *rows, int64_t row,
                     void *group)
 {

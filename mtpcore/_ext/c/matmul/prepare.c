@@ -5,6 +5,16 @@
 #include "matmul/layout.h"
 #include "matmul/quantise.h"
 
+int64_t mtp_activation_block(int activation)
+{
+    return activation == MTP_ACT_Q8_256 ? 256 : activation == MTP_ACT_Q8_32 ? 32 : 1;
+}
+
+size_t mtp_activation_bytes(int activation, int64_t n_tokens, int64_t n_cols)
+{
+    return (size_t)(n_tokens * mtp_token_bytes(activation, n_cols));
+}
+
 static mtp_quantise quantise_in_use(void)
 {
 #if defined(__x86_64__)

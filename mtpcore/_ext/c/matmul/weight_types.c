@@ -1,5 +1,5 @@
 /* Facts about the weight types. */
-#include "matmul/layout.h"
+#include "matmul/weight_types.h"
 
 typedef struct {
     int block, block_bytes, activation;
@@ -23,20 +23,4 @@ int mtp_type_activation(int32_t type) { return types[type].activation; }
 int64_t mtp_row_bytes(int32_t type, int64_t n_cols)
 {
     return n_cols / types[type].block * types[type].block_bytes;
-}
-
-size_t mtp_packed_bytes(int32_t type, int64_t n_rows, int64_t n_cols)
-{
-    const int64_t n_groups = (n_rows + MTP_GROUP_ROWS - 1) / MTP_GROUP_ROWS;
-    return (size_t)(n_groups * mtp_group_bytes(type, n_cols));
-}
-
-int64_t mtp_activation_block(int activation)
-{
-    return activation == MTP_ACT_Q8_256 ? 256 : activation == MTP_ACT_Q8_32 ? 32 : 1;
-}
-
-size_t mtp_activation_bytes(int activation, int64_t n_tokens, int64_t n_cols)
-{
-    return (size_t)(n_tokens * mtp_token_bytes(activation, n_cols));
 }

@@ -2,6 +2,8 @@
 #ifndef MTPCORE_WEIGHT_TYPES_H
 #define MTPCORE_WEIGHT_TYPES_H
 
+#include <stdint.h>
+
 /* How a weight type wants its activations: as they are, or int8 with a scale per 32 or 256. */
 enum { MTP_ACT_F32 = 0, MTP_ACT_Q8_32 = 1, MTP_ACT_Q8_256 = 2 };
 
@@ -29,5 +31,13 @@ enum { MTP_ACT_F32 = 0, MTP_ACT_Q8_32 = 1, MTP_ACT_Q8_256 = 2 };
 #define MTP_TYPE_NUMBER(_, NAME, name, number, ...) MTP_##NAME = number,
 enum { MTP_WEIGHT_TYPES(MTP_TYPE_NUMBER, ) MTP_TYPES = 64 /* above all numbers */ };
 #undef MTP_TYPE_NUMBER
+
+int mtp_type_is_native(int32_t type);       /* whether it has kernels */
+int64_t mtp_type_block(int32_t type);       /* columns in one block: 1, 32 or 256 */
+int64_t mtp_type_block_bytes(int32_t type); /* bytes of one block in a GGUF row */
+int mtp_type_activation(int32_t type);      /* MTP_ACT_* */
+
+/* Bytes of a GGUF row of whole blocks. */
+int64_t mtp_row_bytes(int32_t type, int64_t n_cols);
 
 #endif
