@@ -1,56 +1,69 @@
-"""The draft loop of ``c/plan/draft.h``; checks its arguments."""
+"""The loop of ``c/plan/draft.h``; checks its arguments."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._plan import Executor
 
-__all__ = ["draft"]
+__all__ = ["StageOfPlan", "run"]
 
-Pass = tuple[
-    Executor,
-    Any,
-    Sequence[Any],
-    NDArray[np.int32] | None,
-    Iterable[tuple[int, NDArray[Any]]],
-    int,
-    int,
-    Sequence[tuple[int, int, int, int]],
-]
+class StageOfPlan(TypedDict):
+    """A stage of a schedule, by buffers.
 
-def draft(
-    wanted: Any,
-    passes: list[Pass],
-    fed: Sequence[tuple[int, Sequence[tuple[int, int, int]]]] = (),
-) -> tuple[list[list[int]], int]:
-    """Run a draft loop without the GIL; return each sequence's drafts, and how many passes ran.
+    ``batch``, ``pages``, ``states`` and ``external`` are as in ``Executor.run``; outputs have room
+    for all stages of the plan. ``is_given``: it is the first stage of its plan, and has no fills;
+    of others ``slots`` are (buffer, width, given rows or None), written to the array of the buffer.
+    ``made`` are (buffer, axis, width) of the outputs that feed slots, by name: buffer -1 where the
+    stage does not make one. ``feeds`` are (slot, name, column), by their numbers. ``is_kept``: the
+    plan runs again before these rows are read.
+    """
+
+    executor: Executor
+    batch: Any
+    pages: Sequence[Any]
+    states: NDArray[np.int32] | None
+    external: Sequence[tuple[int, NDArray[Any]]]
+    logits: int
+    n_logits: int
+    fills: Sequence[tuple[int, int, int, int]]
+    picks: Sequence[tuple[int, int]]
+    made: Sequence[tuple[int, int, int]]
+    slots: Sequence[tuple[int, int, NDArray[Any] | None]]
+    feeds: Sequence[tuple[int, int, int]]
+    repeats: int
+    runs_whole: bool
+    ends_at_nan: bool
+    is_given: bool
+    is_kept: bool
+
+def run(
+    texts: Iterable[Any],
+    drafts: Iterable[tuple[int, int]],
+    stages: list[StageOfPlan],
+    n_names: int,
+    token_ids: NDArray[np.int32] | None,
+) -> tuple[list[int], list[bool]]:
+    """Run a schedule without the GIL; see ``mtpcore.backends.schedule``.
 
     What the loop writes lies in memory of the first executor that grows with the longest history
-    and is kept, and in the arrays of slots that are fed.
+    and is kept.
 
-    Parameters
-    ----------
-    wanted : DraftRun
-        Of ``rows`` only the number of outputs is read.
-    passes : list of (executor, rows, pages, states, external, logits, n_logits,
-        recycled)
-        One, which is repeated, or one for each draft; or a block, alone or before its post-head.
-        Rows, pages, states and external are as in ``Executor.run``, where outputs have room for
-        this pass; ``logits`` is the buffer of logits and ``n_logits`` their number in a row;
-        ``recycled`` holds (slot, output, axis, width): which output buffer feeds which slot's
-        buffer.
-    fed : sequence of (slot, [(output, axis, width)])
-        Which output buffers of a block, side by side, feed which slot's buffer of its post-head.
+    Returns
+    -------
+    tokens : list of int
+        The token of each draft, -1 where it is none.
+    ran : list of bool
+        Which stages were run.
 
     Raises
     ------
     BatchError, SamplingError
         Something is out of range or a place is not reserved; nothing was run.
     BackendError
-        Another thread is running one of the plans; or they differ in threads, logits or slots.
+        Another thread is running one of the plans; or they differ in threads or logits.
     CapacityError
         There is no memory for the histories.
     """

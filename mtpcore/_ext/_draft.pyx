@@ -1,82 +1,161 @@
-"""The draft loop of ``c/plan/draft.h``; checks its arguments."""
+"""The loop of ``c/plan/draft.h``; checks its arguments."""
 
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
-from mtpcore._ext._buffers cimport int32s, int32s_of
+from mtpcore._ext._buffers cimport floats, floats_of
 from mtpcore._ext._interrupt cimport mtp_interrupt_begin
 from mtpcore._ext._plan cimport (
-    MTP_MOST_RECYCLED, MTP_OUTPUTS, MTP_STATE_COLUMNS, MTP_TOKENS, Executor, check_state, mtp_draft,
-    mtp_draft_lay_out, mtp_draft_pass, mtp_draft_run, mtp_draft_sequence, mtp_plan_n_logits,
-    mtp_now_ns, mtp_recycle, mtp_run, zeros,
+    MTP_KNOWN, MTP_MOST_SLOTS, MTP_OF_DRAFT, MTP_OUTPUTS, MTP_TOKENS, Executor, mtp_draft_token,
+    mtp_feed, mtp_fill, mtp_made, mtp_now_ns, mtp_pick, mtp_plan_n_logits, mtp_run, mtp_schedule,
+    mtp_schedule_lay_out, mtp_schedule_run, mtp_slot, mtp_stage, mtp_text, zeros,
 )
 from mtpcore._ext._sampling cimport Sampler
 
 from mtpcore.errors import BackendError, BatchError, CapacityError
 
-cdef int64_t MOST_TOKENS = 1 << 40  # of all histories: sizes in bytes stay far from overflowing
+cdef int64_t MOST = 1 << 30  # rows, drafts and columns: sizes in bytes stay far from overflowing
+cdef int64_t MOST_TOKENS = 1 << 40  # of all histories
 
 
-def draft(wanted, list passes not None, fed=()):
-    cdef mtp_draft loop
-    cdef int64_t begin, i, m = len(wanted.k if wanted.is_block else wanted.batch.outputs)
-    cdef Executor one, executor
-    if m == 0 or len(wanted.batch.tokens) == 0:
-        return [[] for _ in range(m)], 0
-    if not passes:
-        raise BackendError("a draft without passes")
-    passes = [(<Executor?> each[0], *each[1:]) for each in passes]
-    memset(&loop, 0, sizeof(mtp_draft))
-    loop.n_sequences, loop.n_passes, loop.in_place = m, len(passes), bool(wanted.in_place)
-    loop.is_block = bool(wanted.is_block)
-    samplers = tuple(wanted.samplers)  # what the loop points into
+def run(texts, drafts, list stages not None, int64_t n_names, token_ids):
+    cdef mtp_schedule loop
+    cdef int64_t begin, i
+    cdef Executor one, first
+    if not stages:
+        raise BackendError("a schedule without stages")
+    for stage in stages:
+        if not isinstance(stage["executor"], Executor):
+            raise TypeError(f"no executor: {stage['executor']!r}")
+    texts, drafts = tuple(texts), tuple(drafts)
+    executors = list(dict.fromkeys(stage["executor"] for stage in stages))
+    first = stages[0]["executor"]
+    memset(&loop, 0, sizeof(mtp_schedule))
+    loop.n_texts, loop.n_drafts, loop.n_stages = len(texts), len(drafts), len(stages)
+    loop.n_names = n_names
     running, taken = [], ()
     try:
-        for each in passes:
-            one = each[0]
+        for one in executors:
             if one.is_running:
                 raise BackendError("a plan runs one batch at a time")
             running.append(one)
             one.is_running = True
-        loop.passes = <mtp_draft_pass *> zeros(loop.n_passes, sizeof(mtp_draft_pass))
-        for i in range(loop.n_passes):
-            take_pass(&loop, i, passes)
-        if loop.is_block and loop.n_passes > 1:
-            take_post_head(&loop, wanted.post_head.passes, passes, fed)
-        take_sequences(&loop, wanted, samplers, passes[0][0])
-        if loop.is_block:
-            take_block(&loop)
-        elif loop.n_passes == 1:
-            check_places(&loop, passes[0][0], passes[0][2])
-        for i in range(1, 1 if loop.is_block else loop.n_passes):
-            take_later_rows(&loop, i)
-        for sampler in samplers:
-            (<Sampler> sampler)._check_scratch()
-        taken = samplers
-        for sampler in taken:
-            (<Sampler> sampler).scratch.is_taken = True
-        one = passes[0][0]
-        for i in range(loop.n_passes):
-            loop.passes[i].run.interrupt = &one.interrupt
-        mtp_interrupt_begin(&one.interrupt)
-        for each in passes:
-            executor = each[0]
+        loop.stages = <mtp_stage *> zeros(loop.n_stages, sizeof(mtp_stage))
+        for i in range(loop.n_stages):
+            measure(&loop, i, stages[i], first)
+        lay_out(&loop, texts, first)
+        take_texts(&loop, texts, token_ids)
+        take_drafts(&loop, drafts)
+        for i in range(loop.n_stages - 1, -1, -1):  # the first one of a plan last: it stays
+            take_stage(&loop, i, stages[i], token_ids)
+        check_fills(&loop)
+        check_samplers(&loop, texts, token_ids)
+        for text in texts:
+            (<Sampler> text.sampler)._check_scratch()
+        taken = texts
+        for text in taken:
+            (<Sampler> text.sampler).scratch.is_taken = True
+        for i in range(loop.n_stages):
+            loop.stages[i].run.interrupt = &first.interrupt
+        mtp_interrupt_begin(&first.interrupt)
+        for one in executors:
             with nogil:
-                executor.pack_behind(&one.interrupt)
+                one.pack_behind(&first.interrupt)
         begin = mtp_now_ns()
         with nogil:
-            mtp_draft_run(&loop)
-        for each in passes:
-            (<Executor> each[0]).run_ns = (mtp_now_ns() - begin) // loop.n_passes
-        one.raise_interrupt()
-        return [drafts_of(&loop.sequences[i]) for i in range(m)], loop.n_run
+            mtp_schedule_run(&loop)
+        for one in executors:
+            one.run_ns = (mtp_now_ns() - begin) // len(executors)
+        first.raise_interrupt()
+        return ([loop.drafts[i].token for i in range(loop.n_drafts)],
+                [loop.stages[i].has_run != 0 for i in range(loop.n_stages)])
     finally:
-        for sampler in taken:
-            (<Sampler> sampler).scratch.is_taken = False
+        for text in taken:
+            (<Sampler> text.sampler).scratch.is_taken = False
         for one in running:
             one.is_running = False
-        free(loop.passes)
+        free(loop.stages)
+
+
+cdef int64_t count(what, of, int64_t most=MOST) except -1:
+    """Return how many there are."""
+    cdef int64_t n = len(of)
+    if n > most:
+        raise CapacityError(f"too many {what}", wanted=f"at most {most}", got=n)
+    return n
+
+
+cdef int measure(mtp_schedule *loop, int64_t number, stage, Executor first) except -1:
+    """Note how much memory a stage needs, and what it is made of."""
+    cdef mtp_stage *own = &loop.stages[number]
+    cdef Executor executor = stage["executor"]
+    batch = stage["batch"]
+    own.n_rows, own.n_outputs = count("rows", batch.tokens), count("outputs", batch.outputs)
+    own.n_axes = batch.positions.shape[1]
+    own.n_fills, own.n_picks = count("fills", stage["fills"]), count("picks", stage["picks"])
+    own.n_slots = count("slots", stage["slots"], MTP_MOST_SLOTS)
+    own.n_feeds = count("parts of slots", stage["feeds"], MTP_MOST_SLOTS)
+    own.repeats, own.is_given = max(stage["repeats"], 0), bool(stage["is_given"])
+    own.runs_whole, own.ends_at_nan = bool(stage["runs_whole"]), bool(stage["ends_at_nan"])
+    own.kept_width = sum([width for _, _, width in stage["made"]]) if stage["is_kept"] else 0
+    own.plan, own.run, own.sampling = &executor.plan, &executor.run_state, executor.sampling
+    if not 0 <= own.kept_width < MOST or not 1 <= own.n_axes < MOST:
+        raise BackendError("impossible size", where=f"stage {number}")
+    if own.is_given and own.n_fills:
+        raise BackendError("a stage with rows of its own and fills", where=f"stage {number}")
+    if executor.plan.n_threads != first.plan.n_threads:
+        raise BackendError("stages for other threads", where=f"stage {number}")
+    return 0
+
+
+cdef int lay_out(mtp_schedule *loop, tuple texts, Executor first) except -1:
+    """Lay out what the loop reads and writes."""
+    cdef int64_t most = 0, longest
+    cdef size_t size
+    for text in texts:
+        longest = len(text.history) + loop.n_drafts
+        most = max(most, longest)
+    if most > MOST_TOKENS // max(loop.n_texts, 1):
+        raise CapacityError("no memory for a draft", wanted=f"{loop.n_texts} times {most} tokens")
+    size = mtp_schedule_lay_out(loop, most, NULL)
+    mtp_schedule_lay_out(loop, most, first.reserve(size))
+    return 0
+
+
+cdef int take_texts(mtp_schedule *loop, tuple texts, token_ids) except -1:
+    """Note what chooses drafts, and after which tokens."""
+    cdef const int32_t[::1] history
+    cdef mtp_text *own
+    cdef Sampler sampler
+    cdef int64_t i
+    for i, text in enumerate(texts):
+        own, sampler, history = &loop.texts[i], <Sampler?> text.sampler, text.history
+        if history.shape[0] > MOST_TOKENS:
+            raise CapacityError("no memory for a draft", wanted=f"{history.shape[0]} tokens")
+        own.n_history, own.n_prompt = history.shape[0], text.n_prompt
+        own.index, own.p_min = text.index, text.p_min
+        if own.n_history:
+            memcpy(own.history, &history[0], own.n_history * sizeof(int32_t))
+        own.settings, own.scratch = &sampler.settings, sampler.scratch.pointer
+    return 0
+
+
+cdef int take_drafts(mtp_schedule *loop, tuple drafts) except -1:
+    """Note which draft is behind which."""
+    cdef mtp_draft_token *own
+    cdef int64_t i, text, parent
+    for i in range(loop.n_drafts):
+        own = &loop.drafts[i]
+        text, parent = drafts[i]
+        if not (0 <= text < loop.n_texts and -1 <= parent < i
+                and (parent < 0 or loop.drafts[parent].text == text)):
+            raise BatchError("a draft of no text, or behind none before it", where=f"draft {i}",
+                             got=(text, parent))
+        memset(own, 0, sizeof(mtp_draft_token))
+        own.text, own.parent, own.token = text, parent, -1
+        own.depth = loop.drafts[parent].depth + 1 if parent >= 0 else 0
+    return 0
 
 
 cdef int64_t own_values(Executor executor, int64_t buffer):
@@ -86,248 +165,224 @@ cdef int64_t own_values(Executor executor, int64_t buffer):
     return max(executor.reaches[buffer].given, 0)
 
 
-cdef int check_recycled(Executor executor, int64_t output, int64_t axis, int64_t width) except -1:
-    """Check that rows of ``width`` values can be taken from an output."""
-    if axis not in (MTP_TOKENS, MTP_OUTPUTS) or not 1 <= width < MOST_TOKENS:
-        raise BackendError("no such rows to recycle", got=(axis, width))
-    if own_values(executor, output) < width * executor.run_state.n_rows[axis]:
-        raise BackendError("an output with fewer values than are recycled", got=output)
-    return 0
-
-
-cdef int check_fed(Executor executor, int64_t slot, int64_t width) except -1:
-    """Check that rows of ``width`` values are all that a slot reads."""
-    cdef int64_t n_tokens = executor.run_state.n_rows[MTP_TOKENS]
-    if (own_values(executor, slot) < max(width * n_tokens, 1) or executor.reaches[slot].is_written
-            or executor.reaches[slot].row_stride[MTP_TOKENS] > width
-            or executor.reaches[slot].end[MTP_TOKENS] > width
-            or executor.reaches[slot].end[MTP_OUTPUTS]):
-        raise BackendError("a slot with rows of another width than it is fed", got=slot)
-    return 0
-
-
-cdef list drafts_of(mtp_draft_sequence *own):
-    cdef int64_t i
-    return [own.history[own.n_history + i] for i in range(own.n_drafts)]
-
-
-cdef int take_pass(mtp_draft *loop, int64_t number, list passes) except -1:
-    """Check a pass by itself and against the first one; note what it runs."""
-    cdef mtp_draft_pass *own = &loop.passes[number]
-    cdef Executor executor, first = passes[0][0]
-    cdef int64_t n_logits
-    cdef mtp_recycle *taken
-    executor, rows, pages, states, external, logits, n_logits, recycled = passes[number]
-    check_room(len(recycled))
+cdef int take_stage(mtp_schedule *loop, int64_t number, stage, token_ids) except -1:
+    """Check a stage by itself, and copy what it says."""
+    cdef mtp_stage *own = &loop.stages[number]
+    cdef Executor executor = stage["executor"]
+    cdef int64_t i, n_logits = stage["n_logits"], logits = stage["logits"]
+    cdef const int32_t[::1] ids = token_ids
+    batch = stage["batch"]
     executor.settle()
-    executor.take_rows(rows, pages, states)
-    executor.take_arrays(external, rows.embeddings is not None, -1)
-    if (number == 0 and not loop.is_block
-            and executor.run_state.n_rows[MTP_OUTPUTS] != loop.n_sequences):
-        raise BatchError("one output a sequence", where="pass 0", wanted=loop.n_sequences,
-                         got=executor.run_state.n_rows[MTP_OUTPUTS])
-    if (n_logits < 1 or own_values(executor, logits) < n_logits * executor.run_state.n_rows[1]
-            or mtp_plan_n_logits(&executor.plan, logits) not in (0, n_logits)):
-        raise BackendError("a buffer without room for the logits", where=f"pass {number}",
+    executor.take_rows(batch, stage["pages"], stage["states"])
+    executor.take_arrays(stage["external"], batch.embeddings is not None, -1)
+    if (own.run.n_rows[MTP_TOKENS] != own.n_rows or own.run.n_rows[MTP_OUTPUTS] != own.n_outputs
+            or own.run.n_axes != own.n_axes):
+        raise BatchError("a batch that changed", where=f"stage {number}")
+    if own.run.parent != NULL:
+        raise BatchError("drafts are chains", where=f"stage {number}")
+    copy_rows(own)
+    if own.n_picks and (n_logits < 1 or own_values(executor, logits) < n_logits * own.n_outputs
+                        or mtp_plan_n_logits(&executor.plan, logits) not in (0, n_logits)):
+        raise BackendError("a buffer without room for the logits", where=f"stage {number}",
                            got=n_logits)
-    own.plan, own.run = &executor.plan, &executor.run_state
-    own.sampling, own.sampling.logits = executor.sampling, logits
-    own.n_rows = executor.run_state.n_rows[MTP_TOKENS] if number else loop.n_sequences
-    own.n_recycled = len(recycled)
-    for i, (slot, output, axis, width) in enumerate(recycled):
-        check_recycled(executor, output, axis, width)
-        if number or loop.n_passes == 1:
-            check_fed(executor, slot, width)
-        own.recycled[i] = mtp_recycle(slot, output, axis, width, 0, width, NULL)
-    if number == 0:
+    if own.n_picks and loop.n_logits not in (0, n_logits):
+        raise BackendError("stages with other numbers of logits", where=f"stage {number}",
+                           wanted=loop.n_logits, got=n_logits)
+    if own.n_picks:
         loop.n_logits = n_logits
-    reads_drafts = number or not loop.is_block
-    if reads_drafts and executor.n_vocab and not 0 < loop.n_tokens <= executor.n_vocab:
+        own.sampling.logits = logits
+    own.sampling.token_ids = NULL
+    if ids is not None and ids.shape[0]:
+        own.sampling.token_ids = &ids[0]
+    for i in range(own.n_fills):
+        row, draft, source, output = stage["fills"][i]
+        own.fills[i] = mtp_fill(row, draft, source, output)
+    for i in range(own.n_picks):
+        output, draft = stage["picks"][i]
+        own.picks[i] = mtp_pick(output, draft)
+    take_made(loop, own, executor, stage["made"])
+    take_slots(loop, own, executor, stage, number)
+    if executor.n_vocab and any([draft != MTP_KNOWN for _, draft, _, _ in stage["fills"]]) and not (
+            0 < loop.n_tokens <= executor.n_vocab):
         loop.n_tokens = executor.n_vocab
-    if not (executor.plan.n_threads == first.plan.n_threads and n_logits == loop.n_logits
-            and own.n_recycled == loop.passes[0].n_recycled):
-        raise BackendError("passes of one draft that differ", where=f"pass {number}",
-                           wanted="threads, logits and slots of the first one")
-    for i in range(own.n_recycled):
-        taken = &own.recycled[i]
-        if taken.width != loop.passes[0].recycled[i].width:
-            raise BackendError("a slot of another width", where=f"pass {number}, slot {i}",
-                               wanted=loop.passes[0].recycled[i].width, got=taken.width)
     return 0
 
 
-cdef int check_room(int64_t n_slots) except -1:
-    """Check that the loop can feed ``n_slots`` slots."""
-    if n_slots > MTP_MOST_RECYCLED:
-        raise CapacityError("too many slots are fed", got=n_slots,
-                            wanted=f"{MTP_MOST_RECYCLED} at most", fix="join some in one slot")
+cdef int copy_rows(mtp_stage *own) except -1:
+    """Copy a batch, and find which row of it comes before each."""
+    cdef int64_t row, before, n = own.n_rows
+    cdef const mtp_run *run = own.run
+    memcpy(own.tokens, run.tokens, n * sizeof(int32_t))
+    memcpy(own.seq, run.seq, n * sizeof(int32_t))
+    memcpy(own.place, run.place, n * sizeof(int32_t))
+    memcpy(own.positions, run.positions, n * own.n_axes * sizeof(int32_t))
+    memcpy(own.outputs, run.outputs, own.n_outputs * sizeof(int32_t))
+    if run.until != NULL:
+        memcpy(own.until, run.until, n * sizeof(int32_t))
+    else:
+        own.until = NULL
+    for row in range(n):
+        before = row - 1
+        while before >= 0 and own.seq[before] != own.seq[row]:
+            before -= 1
+        own.before[row] = before
+    for row in range(own.n_outputs):
+        own.at[row] = row if own.is_given else -1
+        own.row[row] = own.outputs[row]
     return 0
 
 
-cdef int take_post_head(mtp_draft *loop, int64_t most_passes, list passes, fed) except -1:
-    """Check what feeds the slots of a post-head, and note all rows that it may run."""
-    cdef Executor block = passes[0][0], behind = passes[1][0]
-    cdef mtp_draft_pass *own = &loop.passes[0]
-    cdef mtp_draft_pass *later = &loop.passes[1]
-    cdef int64_t slot, output, axis, width, column, stride
-    if loop.n_passes > 2:
-        raise BackendError("a block has one post-head", got=loop.n_passes - 1)
-    if own.run.n_rows[MTP_OUTPUTS] != later.run.n_rows[MTP_TOKENS]:
-        raise BatchError("a row for each output", where="a post-head",
-                         wanted=own.run.n_rows[MTP_OUTPUTS], got=later.run.n_rows[MTP_TOKENS])
-    loop.most_passes, loop.rows = max(most_passes, 0), later.run[0]
-    own.n_rows = 0
-    for slot, parts in fed:
-        column, stride = 0, sum([width for _, _, width in parts])
-        check_fed(behind, slot, stride)
-        for output, axis, width in parts:
-            check_room(own.n_recycled + 1)
-            check_recycled(block, output, axis, width)
-            own.recycled[own.n_recycled] = mtp_recycle(-1, output, axis, width, 0, width, NULL)
-            later.recycled[own.n_recycled] = mtp_recycle(
-                slot, -1, axis, width, column, stride, <float *> later.run.buffers[slot])
-            own.n_recycled += 1
-            column += width
+cdef int take_made(mtp_schedule *loop, mtp_stage *own, Executor executor, names) except -1:
+    """Note the outputs of a stage that may feed others."""
+    cdef int64_t i, buffer, axis, width, column = 0
+    if len(names) != loop.n_names:
+        raise BackendError("not an output for each name", wanted=loop.n_names, got=len(names))
+    for i in range(loop.n_names):
+        buffer, axis, width = names[i]
+        if buffer >= 0 and (axis not in (MTP_TOKENS, MTP_OUTPUTS) or not 1 <= width < MOST
+                            or own_values(executor, buffer) < width * own.run.n_rows[axis]):
+            raise BackendError("no such rows to feed slots", got=(buffer, axis, width))
+        own.made[i] = mtp_made(max(buffer, -1), axis, width, column)
+        column += width
     return 0
 
 
-cdef int take_block(mtp_draft *loop) except -1:
-    """Check whose rows the outputs of a block are, and note who chooses from them."""
-    cdef mtp_draft_pass *own = &loop.passes[0]
-    cdef mtp_draft_sequence *sequence
-    cdef int64_t i, j, row = 0, at = 0, n = own.run.n_rows[MTP_OUTPUTS], n_rows
-    cdef bint chooses = loop.n_passes == 1 or loop.most_passes > 0
-    for i in range(loop.n_sequences):
-        sequence = &loop.sequences[i]
-        if sequence.k == 0:
-            continue
-        n_rows = sequence.k
-        if loop.n_passes > 1:
-            n_rows = check_rows_behind(&loop.rows, row, at, sequence.k, i)
-        sequence.begin, sequence.first = row, row + n_rows - sequence.k
-        if row + n_rows > n:
-            raise BatchError("fewer outputs than drafts", where=f"sequence {i}",
-                             wanted=row + n_rows, got=n)
-        for j in range(row, row + n_rows):
-            own.active[j] = i if chooses and j >= sequence.first else -1
-        row, at = row + n_rows, at + sequence.k
-    if row != n:
-        raise BatchError("an output that no sequence reads", where="a block", wanted=row, got=n)
+cdef int take_slots(mtp_schedule *loop, mtp_stage *own, Executor executor, stage,
+                    int64_t number) except -1:
+    """Note the slots whose rows the loop writes, and which names feed them."""
+    cdef int64_t i, buffer, width, slot, name, column
+    cdef floats given
+    for i in range(own.n_slots):
+        buffer, width, known = stage["slots"][i]
+        if (not 1 <= width < MOST or own_values(executor, buffer) < max(width * own.n_rows, 1)
+                or executor.reaches[buffer].is_written
+                or executor.reaches[buffer].row_stride[MTP_TOKENS] > width
+                or executor.reaches[buffer].end[MTP_TOKENS] > width
+                or executor.reaches[buffer].end[MTP_OUTPUTS]):
+            raise BackendError("a slot with rows of another width than it is fed", got=buffer)
+        own.slots[i] = mtp_slot(buffer, width, NULL, <float *> own.run.buffers[buffer])
+        if known is not None:
+            given = floats_of(known, False)
+            if given.n < width * own.n_rows:
+                raise BatchError("array does not fit the rows", where=f"stage {number}, slot {i}",
+                                 wanted=f"{width * own.n_rows} values", got=given.n)
+            own.slots[i].given = given.data
+    for i in range(own.n_feeds):
+        slot, name, column = stage["feeds"][i]
+        if not (0 <= slot < own.n_slots and 0 <= name < loop.n_names and 0 <= column < MOST):
+            raise BackendError("no such slot or output", where=f"stage {number}", got=(slot, name))
+        own.feeds[i] = mtp_feed(slot, name, column)
     return 0
 
 
-cdef int64_t check_rows_behind(const mtp_run *rows, int64_t row, int64_t at, int64_t k,
-                               int64_t i) except -1:
-    """Check that the last k rows of a sequence of a post-head are outputs; return its rows."""
-    cdef int64_t end = row, j
-    while end < rows.n_rows[MTP_TOKENS] and rows.seq[end] == rows.seq[row]:
-        end += 1
-    for j in range(k):
-        if (end - k < row or at + j >= rows.n_rows[MTP_OUTPUTS]
-                or rows.outputs[at + j] != end - k + j):
-            raise BatchError("outputs are the last rows of each sequence", where="a post-head",
-                             wanted=f"{k} rows of sequence {i}")
-    return end - row
-
-
-cdef int take_sequences(mtp_draft *loop, wanted, tuple samplers, Executor first) except -1:
-    """Check what each sequence needs, and lay out what the loop writes."""
-    cdef const int32_t[::1] ids = wanted.token_ids, text
-    cdef int64_t m = loop.n_sequences, i, most = 0
-    cdef size_t size
-    cdef int64_t n_axes = 0
-    cdef Sampler sampler
-    cdef mtp_draft_sequence *own
-    n_prompt, p_min, index = wanted.n_prompt, wanted.p_min, wanted.indices
-    history, k = tuple(wanted.history), tuple(wanted.k)  # for they are read twice
-    for i in range(m):
-        longest = len(history[i]) + max(k[i], 0)
-        if longest > MOST_TOKENS:
-            raise CapacityError("no memory for a draft", wanted=f"{longest} tokens")
-        most = max(most, <int64_t> longest)
-    if most > MOST_TOKENS // m:
-        raise CapacityError("no memory for a draft", wanted=f"{m} times {most} tokens")
-    for i in range(loop.n_passes):
-        n_axes = max(n_axes, loop.passes[i].run.n_axes)
-    size = mtp_draft_lay_out(loop, most, n_axes, NULL)
-    mtp_draft_lay_out(loop, most, n_axes, first.reserve(size))
-    for i in range(m):
-        own, sampler = &loop.sequences[i], <Sampler?> samplers[i]
-        text = history[i]
-        own.n_history, own.n_prompt = text.shape[0], n_prompt[i]
-        own.k, own.p_min, own.index = max(k[i], 0), p_min[i], index[i]
-        if own.n_history + own.k > most:
-            raise BatchError("a history that changed", where=f"sequence {i}", got=own.n_history)
-        if own.n_history:
-            memcpy(own.history, &text[0], own.n_history * sizeof(int32_t))
-        memset(own.history + own.n_history, 0xff, own.k * sizeof(int32_t))  # no token yet
-        own.settings, own.scratch = &sampler.settings, sampler.scratch.pointer
-        last = own.index if own.index < 0 else own.index + own.k
-        sampler._check(loop.n_logits, own.n_history, own.n_prompt, last, ids, None)
-        loop.passes[0].active[i] = i
-    for i in range(loop.n_passes):
-        loop.passes[i].sampling.token_ids = NULL
-        if ids is not None:
-            loop.passes[i].sampling.token_ids = &ids[0]
+cdef int check_fills(mtp_schedule *loop) except -1:
+    """Check that fills and picks say what can be: as ``check_schedule`` of the definition does."""
+    cdef int64_t s, i
+    for s in range(loop.n_stages):
+        check_slots(loop, s)
+        check_picks(loop, s)
+    for i in range(loop.n_drafts):
+        if loop.drafts[i].token < 0:
+            raise BatchError("a draft that nothing chooses", got=i)
+        loop.drafts[i].token = -1
     return 0
 
 
-cdef int check_places(mtp_draft *loop, Executor only, pages) except -1:
-    """Check that there are places for the rows of the plan that is repeated."""
-    cdef int32s tables, length
-    cdef int64_t i, number, step, n_pages, newest
-    for number, group in enumerate(pages):
-        if only.is_source(number):
-            continue
-        n_pages = only.n_pages[number]
-        tables, length = int32s_of(group.tables, 2), int32s_of(group.length, 1)
-        for i in range(loop.n_sequences):
-            newest = only.run_state.outputs[i]
-            for step in range(1, 0 if loop.in_place else loop.sequences[i].k):
-                only.check_place(&tables, &length, n_pages, only.run_state.seq[newest],
-                                 only.run_state.place[newest] + step, newest)
-    check_states(loop, only)
+cdef int check_picks(mtp_schedule *loop, int64_t s) except -1:
+    """Check which drafts a stage chooses, and note it: from here on they are there."""
+    cdef mtp_stage *stage = &loop.stages[s]
+    cdef mtp_draft_token *draft
+    cdef int64_t i
+    cdef bint is_first
+    memset(stage.is_finite, 0, stage.n_outputs)  # whether an output chooses
+    for i in range(stage.n_picks):
+        output, number = stage.picks[i].output, stage.picks[i].draft
+        if not (0 <= output < stage.n_outputs and 0 <= number < loop.n_drafts):
+            raise BatchError("no output, or a draft that is chosen elsewhere", where=f"stage {s}",
+                             wanted=f"outputs 0..{stage.n_outputs - 1}", got=(output, number))
+        draft = &loop.drafts[number]
+        is_first = draft.token < 0
+        if stage.repeats:
+            is_first = not is_first and draft.stage < s
+            draft.is_anew = True
+        if not is_first:
+            raise BatchError("no output, or a draft that is chosen elsewhere", where=f"stage {s}",
+                             got=(output, number))
+        if draft.parent >= 0 and loop.drafts[draft.parent].token < 0:
+            raise BatchError("a draft before the one before it", where=f"stage {s}", got=number)
+        if stage.is_finite[output]:
+            raise BatchError("an output that chooses twice", where=f"stage {s}", got=output)
+        stage.is_finite[output] = True
+        draft.stage, draft.token = s, 0
     return 0
 
 
-cdef int check_states(mtp_draft *loop, Executor only) except -1:
-    """Check that there are states behind which the rows of the plan that is repeated come."""
-    cdef int64_t i, step, newest, seq
-    cdef const int32_t *table = only.run_state.states.table
-    for i in range(loop.n_sequences if table != NULL else 0):
-        newest = only.run_state.outputs[i]
-        seq = only.run_state.seq[newest]
-        for step in range(1, 0 if loop.in_place else loop.sequences[i].k):
-            check_state(table + seq * MTP_STATE_COLUMNS, seq, only.run_state.place[newest] + step,
-                        True)
+cdef int check_samplers(mtp_schedule *loop, tuple texts, token_ids) except -1:
+    """Check that samplers can choose of such logits, behind such texts."""
+    cdef const int32_t[::1] ids = token_ids
+    cdef const mtp_text *own
+    cdef int64_t i, last
+    for i in range(loop.n_texts if loop.n_logits else 0):
+        own = &loop.texts[i]
+        last = own.index if own.index < 0 else own.index + loop.n_drafts
+        (<Sampler> texts[i].sampler)._check(loop.n_logits, own.n_history, own.n_prompt, last, ids,
+                                            None)
     return 0
 
 
-cdef int take_later_rows(mtp_draft *loop, int64_t number) except -1:
-    """Check whose outputs a later pass has; copy what will change."""
-    cdef mtp_draft_pass *own = &loop.passes[number]
-    cdef mtp_draft_pass *first = &loop.passes[0]
-    cdef int64_t i, seq, at = 0, n = own.run.n_rows[MTP_OUTPUTS]
-    cdef mtp_recycle *taken
-    for i in range(loop.n_sequences):
-        if loop.sequences[i].k > loop.n_passes:
-            raise BatchError("more drafts than passes", where=f"sequence {i}", wanted=loop.n_passes,
-                             got=loop.sequences[i].k)
-        if loop.sequences[i].k <= number:
-            continue
-        seq = first.run.seq[first.run.outputs[i]]
-        if at == n or own.run.seq[own.run.outputs[at]] != seq:
-            raise BatchError("one output a sequence that goes on", where=f"pass {number}",
-                             wanted=f"sequence {seq} in output {at}")
-        own.active[at] = i
-        at += 1
-    if at != n:
-        raise BatchError("one output a sequence that goes on", where=f"pass {number}", wanted=at,
-                         got=n)
-    memcpy(own.tokens, own.run.tokens, own.n_rows * sizeof(int32_t))
-    own.run.tokens = own.tokens
-    for i in range(own.n_recycled):
-        taken = &own.recycled[i]
-        memcpy(taken.rows, own.run.buffers[taken.slot], own.n_rows * taken.width * sizeof(float))
-        own.run.buffers[taken.slot] = taken.rows
+cdef int check_slots(mtp_schedule *loop, int64_t s) except -1:
+    """Check that each slot of a stage that its loop writes has rows, of its width."""
+    cdef mtp_stage *stage = &loop.stages[s]
+    cdef int64_t i, j, n_fed = 0
+    cdef bint is_fed
+    for i in range(stage.n_fills):
+        n_fed += check_fill(loop, s, i)
+    for i in range(stage.n_slots):
+        is_fed = False
+        for j in range(stage.n_feeds):
+            is_fed |= stage.feeds[j].slot == i
+        if stage.slots[i].given == NULL and (not is_fed or n_fed < stage.n_rows):
+            raise BatchError("a slot that nothing feeds", where=f"stage {s}, slot {i}",
+                             wanted="an output for it")
+    return 0
+
+
+cdef int check_fill(mtp_schedule *loop, int64_t s, int64_t i) except -1:
+    """Check that what a row gets is there before it; return whether its slots are fed."""
+    cdef mtp_stage *stage = &loop.stages[s]
+    cdef mtp_fill *fill = &stage.fills[i]
+    cdef int64_t of = fill.stage, least = stage.fills[i - 1].row + 1 if i else 0
+    where = f"stage {s}, fill {i}"
+    if not least <= fill.row < stage.n_rows or not MTP_KNOWN <= fill.draft < loop.n_drafts:
+        raise BatchError("fills by row, of drafts", where=where, got=(fill.row, fill.draft))
+    if fill.draft >= 0 and loop.drafts[fill.draft].token < 0:
+        raise BatchError("a draft before it is chosen", where=where, got=fill.draft)
+    if of == MTP_KNOWN:
+        return 0
+    if of == MTP_OF_DRAFT:
+        of = loop.drafts[fill.draft].stage if fill.draft >= 0 and not stage.repeats else s
+    if not 0 <= of < s or (fill.stage != MTP_OF_DRAFT
+                           and not 0 <= fill.output < loop.stages[of].n_outputs):
+        raise BatchError("a row before it is made", where=where, got=(fill.stage, fill.output))
+    check_feeds(stage, &loop.stages[of], where)
+    return 1
+
+
+cdef int check_feeds(mtp_stage *stage, mtp_stage *source, where) except -1:
+    """Check that outputs of a stage fill slots of another one, without a gap."""
+    cdef int64_t slot, j, column
+    cdef const mtp_made *made
+    for slot in range(stage.n_slots):
+        column = 0
+        for j in range(stage.n_feeds):
+            if stage.feeds[j].slot != slot:
+                continue
+            made = &source.made[stage.feeds[j].name]
+            if made.buffer < 0 or stage.feeds[j].column != column:
+                column = -1
+                break
+            column += made.width
+        if column not in (0, stage.slots[slot].width):
+            raise BatchError("a slot is fed by outputs of its width", where=where,
+                             wanted=stage.slots[slot].width, got=column)
     return 0

@@ -1,6 +1,6 @@
 """The executor of plans for other compiled modules."""
 
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int8_t, int32_t, int64_t
 
 from mtpcore._ext._buffers cimport int32s
 from mtpcore._ext._interrupt cimport mtp_interrupt
@@ -211,54 +211,100 @@ cdef extern from "plan/fused_sampling.h" nogil:
 
 
 cdef extern from "plan/draft.h" nogil:
-    ctypedef struct mtp_recycle:
-        int32_t slot
+    ctypedef struct mtp_fill:
+        int32_t row
+        int32_t draft
+        int32_t stage
         int32_t output
+
+    ctypedef struct mtp_pick:
+        int32_t output
+        int32_t draft
+
+    ctypedef struct mtp_made:
+        int32_t buffer
         int32_t axis
         int64_t width
         int64_t column
-        int64_t stride
+
+    ctypedef struct mtp_feed:
+        int32_t slot
+        int32_t name
+        int64_t column
+
+    ctypedef struct mtp_slot:
+        int32_t buffer
+        int64_t width
+        const float *given
         float *rows
 
-    ctypedef struct mtp_draft_sequence:
+    ctypedef struct mtp_text:
         const mtp_sampling *settings
         mtp_sampler_scratch *scratch
         int32_t *history
         int64_t n_history
         int64_t n_prompt
-        int64_t k
-        int64_t n_drafts
         int64_t index
         double p_min
-        int64_t begin
-        int64_t first
 
-    ctypedef struct mtp_draft_pass:
+    ctypedef struct mtp_draft_token:
+        int32_t text
+        int32_t parent
+        int32_t depth
+        int32_t is_anew
+        int32_t token
+        int32_t stage
+        int32_t output
+        float probability
+
+    ctypedef struct mtp_stage:
         const mtp_plan *plan
         mtp_run *run
         mtp_fused_sampling sampling
-        mtp_recycle *recycled  # of an array
-        int64_t n_recycled
+        mtp_fill *fills
+        int64_t n_fills
+        mtp_pick *picks
+        int64_t n_picks
+        mtp_slot *slots  # of an array
+        int64_t n_slots
+        mtp_feed *feeds  # of an array
+        int64_t n_feeds
+        mtp_made *made
+        int64_t repeats
+        int runs_whole
+        int ends_at_nan
+        int is_given
         int64_t n_rows
+        int64_t n_outputs
+        int64_t n_axes
         int32_t *tokens
-        int32_t *active
+        int32_t *seq
+        int32_t *place
+        int32_t *positions
+        int32_t *outputs
+        int32_t *before
+        int32_t *until
+        int32_t *at
+        int32_t *row
+        int8_t *is_finite
+        int64_t kept_width
+        int has_run
 
-    ctypedef struct mtp_draft:
-        mtp_draft_sequence *sequences
-        int64_t n_sequences
-        mtp_draft_pass *passes
-        int64_t n_passes
-        int64_t n_run
+    ctypedef struct mtp_schedule:
+        mtp_text *texts
+        int64_t n_texts
+        mtp_draft_token *drafts
+        int64_t n_drafts
+        mtp_stage *stages
+        int64_t n_stages
+        int64_t n_names
         int64_t n_logits
         int64_t n_tokens
-        int in_place
-        int is_block
-        int64_t most_passes
-        mtp_run rows
 
-    int64_t MTP_MOST_RECYCLED
-    size_t mtp_draft_lay_out(mtp_draft *draft, int64_t most, int64_t n_axes, char *memory)
-    void mtp_draft_run(mtp_draft *draft)
+    int64_t MTP_MOST_SLOTS
+    int32_t MTP_KNOWN, MTP_OF_DRAFT
+    size_t mtp_schedule_lay_out(mtp_schedule *schedule, int64_t most, char *memory)
+    void mtp_schedule_run(mtp_schedule *schedule)
 
 
 cdef void *zeros(int64_t n, size_t each) except NULL

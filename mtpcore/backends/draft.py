@@ -1,229 +1,279 @@
-"""The draft loop in Python; a backend's own loop must give the same tokens."""
+"""Schedules in Python, stage by stage; a backend's own loop must give the same drafts."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore._ext._sampling import NO_TOKEN
-from mtpcore.backends.base import CHOSEN, F32, CheckedBatch, DraftRun, FusedSampling, Plan
-from mtpcore.backends.block_draft import check_block, draft_block
-from mtpcore.errors import BatchError
-from mtpcore.graph.parts import part_sizes
-from mtpcore.graph.program import OUTPUTS, Program
-from mtpcore.memory.base import Memory
+from mtpcore._ext._sampling import NO_TOKEN, Sampler
+from mtpcore.backends.base import CHOSEN, F32, CheckedBatch, FusedSampling
+from mtpcore.backends.schedule import (
+    KNOWN,
+    OF_DRAFT,
+    PENDING,
+    Pick,
+    Schedule,
+    Stage,
+    check_schedule,
+)
+from mtpcore.graph.program import OUTPUTS
 
-__all__ = ["check_draft", "draft_steps", "n_embeddings"]
-
-SlotRows = dict[str, F32]
-"""Rows float32[width] of slots."""
-
-
-def n_embeddings(program: Program) -> int:
-    """Return how many tokens a program has embeddings of; 0 where it reads no tokens."""
-    tables = [
-        (node.weights[0], node.attrs.get("n_parts", 1), node.attrs.get("n_first", 0))
-        for node in program.nodes
-        if node.op in ("embed", "embed_by_position")
-    ]
-    return min(
-        (max(part_sizes(table.shape[0], n, first)) for table, n, first in tables if table),
-        default=0,
-    )
+__all__ = ["run_schedule"]
 
 
-def check_draft(run: DraftRun, program: Program) -> None:
-    """Raise BatchError where a draft run does not fit itself or the programs of its passes."""
-    m = len(run.k) if run.is_block else len(run.batch.outputs)
-    names = ["samplers", "history", "n_prompt", "k", "p_min", "indices"]
-    for name in [*names, "processors"] if run.processors else names:
-        if len(getattr(run, name)) != m:
-            raise BatchError(
-                "one entry a sequence", where=name, wanted=m, got=len(getattr(run, name))
-            )
-    if run.is_block:
-        check_block(run, program)
-        programs = [program] if run.post_head is None else [program, run.post_head.plan.program]
-        for one in programs:
-            _check_program(one, run, None)
-        return
-    most = max(run.k, default=0)
-    passes = [(program, run.batch), *((later.plan.program, later.batch) for later in run.later)]
-    if run.later and most > len(passes):
-        raise BatchError("a pass for each draft", wanted=most, got=len(passes))
-    sequences = run.batch.seq[run.batch.outputs].tolist()
-    before = program if most > 1 and not run.later else None
-    for number, (program_of_pass, batch) in enumerate(passes):
-        going = [seq for seq, k in zip(sequences, run.k, strict=True) if k > number or not number]
-        _check_rows(number, batch, going)
-        _check_program(program_of_pass, run, before)
-        before = program_of_pass
+class _Made(NamedTuple):
+    """Rows that a stage made for its outputs, by name, and where each of these stands."""
+
+    arrays: dict[str, F32]
+    at: dict[int, int]
 
 
-def _check_rows(number: int, batch: CheckedBatch, going: list[int]) -> None:
-    """Raise BatchError where a pass lacks tokens of these sequences or their drafts."""
-    where = f"pass {number}"
-    if batch.parent is not None:
-        raise BatchError("drafts are chains", where=where)
-    seq, outputs = batch.seq.tolist(), batch.outputs.tolist()
-    newest = {sequence: row for row, sequence in enumerate(seq)}
-    if outputs != [newest.get(sequence) for sequence in going]:
-        raise BatchError(
-            "outputs are the newest rows of different sequences",
-            where=where,
-            wanted=f"sequences {going}",
-            got=f"rows {outputs} of sequences {seq}",
-        )
-    n_runs = 1 + sum(sequence != other for sequence, other in pairwise(seq))
-    if number and n_runs > len(newest):
-        raise BatchError("rows of a sequence stand together", where=where, got=f"sequences {seq}")
+class _Choice(NamedTuple):
+    """A draft's token, how probable it was, and by which stage and output."""
+
+    token: int
+    probability: float
+    stage: int
+    output: int
 
 
-def _check_program(program: Program, run: DraftRun, before: Program | None) -> None:
-    """Raise BatchError where a program has no logits, or lacks what it is to read or to recycle.
+def run_schedule(schedule: Schedule) -> tuple[list[int], list[bool]]:
+    """Run a schedule by ``plan.run``.
 
-    ``before`` is the program that makes what it reads, if any does.
+    Where a plan chooses after texts, it does: logits are asked for only where a draft's probability
+    matters.
+
+    Returns
+    -------
+    tokens : list of int
+        The token of each draft, -1 where it is none.
+    ran : list of bool
+        Which stages were run.
     """
-    for slot, width in program.slots().items():
-        source = run.recycle.get(slot)
-        if source is None and (before is None or run.later):
-            continue
-        for one, wanted in ((program, None), (before, (width,))):
-            if one is None:
-                continue
-            if source not in one.outputs or wanted not in (None, one.shape(source)[1:]):
-                raise BatchError(
-                    "a slot is fed by an output of its width",
-                    where=f"recycle[{slot!r}]",
-                    wanted=", ".join(one.outputs),
-                    got=source,
-                )
-    if "codes" in program.inputs:
-        raise BatchError("a graph that reads codes cannot draft", where=program.name)
-    if "logits" not in program.outputs:
-        raise BatchError("a graph without logits cannot draft", where=program.name)
+    check_schedule(schedule)
+    return _Round(schedule).run()
 
 
-def draft_steps(plan: Plan, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
-    """Draft by ``plan.run``, pass by pass; see ``DraftRun``.
+class _Round:
+    """A schedule while it runs: what was chosen and made so far."""
 
-    Where all plans choose after texts, they do: logits are asked for only where a draft's
-    probability matters.
-    """
-    check_draft(run, plan.program)
-    if run.is_block:
-        behind = run.post_head and run.post_head.plan.program
-        return draft_block(plan, run, memory, n_embeddings(behind) if behind else 0), 1
-    plans = [plan, *(later.plan for later in run.later)]
-    programs = [one.program for one in plans]
-    chooses_after_texts = all(one.chooses_after_texts for one in plans)
-    n_tokens = min(filter(None, map(n_embeddings, programs)), default=0)
-    drafts: list[list[int]] = [[] for _ in run.k]
-    indices = run.indices
-    # What the row of each draft gets that goes on.
-    slot_rows: list[list[SlotRows]] = [[] for _ in run.k]
-    batch, n_passes = run.batch, 0
-    active = going = list(range(len(run.k)))  # the sequence of each row of logits
-    while going:
-        texts = [np.concatenate([run.history[i], np.array(drafts[i], np.int32)]) for i in active]
-        if chooses_after_texts:
-            wanted = _fused_sampling(run, active, texts, [len(drafts[i]) for i in active])
-            batch = msgspec.structs.replace(batch, fused_sampling=wanted)
-        arrays, program = plan.run(batch, memory), plan.program
-        chosen = arrays.get(CHOSEN, np.full(len(active), -1))
-        at_home = np.cumsum(chosen == -1) - 1  # the row of logits of each that has one
-        n_passes += 1
-        live, going = going, []
-        for at, i in enumerate(active):
-            if i not in live or run.k[i] < 1:
-                continue
-            token = int(chosen[at])
-            if token == -1:
-                row, change = arrays["logits"][at_home[at]], run.processor(i)
-                token, probability = run.samplers[i].choose_with_probability(
-                    row if change is None else change(texts[at], row, run.token_ids),
-                    texts[at],
-                    run.n_prompt[i],
-                    indices[i] + len(drafts[i]),
-                    run.token_ids,
-                )
-                if probability < run.p_min[i]:
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._chosen: dict[int, _Choice] = {}  # by draft
+        self._made: dict[int, _Made] = {}  # by stage
+        stages = schedule.stages
+        self._fed = {name for stage in stages for names in stage.feeds.values() for name in names}
+        self._anew = {pick.draft for stage in stages if stage.repeats for pick in stage.picks}
+
+    def run(self) -> tuple[list[int], list[bool]]:
+        """Run all stages; see ``run_schedule``."""
+        drafts, texts = self._schedule.drafts, self._schedule.texts
+        for number, stage in enumerate(self._schedule.stages):
+            for _ in range(max(stage.repeats, 1)):
+                before = self._tokens()
+                if not self._run(number, stage) or self._tokens() == before:
+                    break
+        for draft in sorted(self._chosen):
+            is_likely = self._chosen[draft].probability >= texts[drafts[draft].text].p_min
+            if not is_likely or not self._follows(draft):
+                del self._chosen[draft]
+        ran = [number in self._made for number in range(len(self._schedule.stages))]
+        return self._tokens(), ran
+
+    def _tokens(self) -> list[int]:
+        """Return the token of each draft, -1 where it is none."""
+        none = _Choice(-1, 0.0, 0, 0)
+        return [self._chosen.get(n, none).token for n in range(len(self._schedule.drafts))]
+
+    def _is_readable(self, token: int) -> bool:
+        return not 0 < self._schedule.n_tokens <= token
+
+    def _follows(self, draft: int) -> bool:
+        """Say whether the draft before one is there, and can be read."""
+        parent = self._schedule.drafts[draft].parent
+        before = self._chosen.get(parent)
+        return parent == PENDING or (before is not None and self._is_readable(before.token))
+
+    def _run(self, number: int, stage: Stage) -> bool:
+        """Run a stage, and choose its drafts; return whether there were any to choose."""
+        batch, is_dead = self._fill(stage)
+        picks = self._open(stage, is_dead)
+        if picks or not stage.picks:
+            batch, at = _leave_out(stage, batch, picks)
+            arrays = stage.plan.run(self._choosing(stage, batch, at, picks), stage.memory)
+            self._made[number] = self._keep(stage, batch, arrays, at)
+        for pick in stage.picks:
+            self._chosen.pop(pick.draft, None)
+        if picks:
+            self._choose(number, stage, arrays, at, picks)
+        return bool(picks)
+
+    # Before a stage runs
+
+    def _fill(self, stage: Stage) -> tuple[CheckedBatch, NDArray[np.bool_]]:
+        """Return the batch of a stage with what its rows get, and which rows are dead."""
+        batch, is_dead = stage.batch, np.zeros(len(stage.batch.tokens), bool)
+        if not stage.fills:
+            return batch, is_dead
+        widths, tokens = stage.plan.program.slots(), batch.tokens.copy()
+        slots = {slot: np.array(rows) for slot, rows in batch.slots.items()}
+        for slot in stage.feeds:
+            slots.setdefault(slot, np.zeros((len(tokens), widths[slot]), np.float32))
+        for row, draft, source, output in stage.fills:
+            choice = self._chosen.get(draft)
+            if draft != KNOWN:
+                if choice is None or not (stage.repeats or self._is_readable(choice.token)):
+                    is_dead[row] = True
                     continue
-            if token == NO_TOKEN:
+                tokens[row] = choice.token if self._is_readable(choice.token) else 0
+            if source == OF_DRAFT and choice is not None:
+                source, output = choice.stage, choice.output
+            if source == KNOWN:
                 continue
-            drafts[i].append(token)
-            recycled = {
-                slot: arrays[name][at if program.shape(name)[0] == OUTPUTS else batch.outputs[at]]
-                for slot, name in run.recycle.items()
-            }
-            if (
-                len(drafts[i]) < run.k[i]
-                and (n_tokens == 0 or token < n_tokens)
-                and all(np.isfinite(row).all() for row in recycled.values())
-            ):
-                going.append(i)
-                slot_rows[i].append(recycled)
-        if going and run.later:
-            plan, memory, batch = msgspec.structs.astuple(run.later[n_passes - 1])
-            active = [i for i, k in enumerate(run.k) if k > n_passes]
-            batch = _fill_in(batch, [(drafts[i], slot_rows[i]) for i in active], n_passes)
-        elif going:
-            newest = [int(batch.outputs[active.index(i)]) for i in going]
-            tokens = [drafts[i][-1] for i in going]
-            rows = [slot_rows[i][-1] for i in going]
-            batch = _go_on(batch, newest, tokens, rows, 0 if run.in_place else 1)
-            active = going
-    return drafts, n_passes
-
-
-def _fused_sampling(
-    run: DraftRun, active: list[int], texts: list[NDArray[np.int32]], n_drafts: list[int]
-) -> FusedSampling:
-    """Return what chooses from the rows of these sequences, each with its drafts so far."""
-    return FusedSampling(
-        samplers=[
-            None if run.p_min[i] > 0 or run.processor(i) else run.samplers[i] for i in active
-        ],
-        indices=[run.indices[i] + n for i, n in zip(active, n_drafts, strict=True)],
-        token_ids=run.token_ids,
-        texts=texts,
-        n_prompt=[run.n_prompt[i] for i in active],
-    )
-
-
-def _fill_in(
-    batch: CheckedBatch, drafted: list[tuple[list[int], list[SlotRows]]], n_drafts: int
-) -> CheckedBatch:
-    """Return the rows of a later pass with the drafts that its sequences got so far."""
-    tokens = batch.tokens.copy()
-    slots = {name: np.array(slot) for name, slot in batch.slots.items()}
-    for newest, (drafts, recycled) in zip(batch.outputs.tolist(), drafted, strict=True):
-        for i, slot_rows in enumerate(recycled):
-            row = newest - n_drafts + 1 + i
-            if row < 0 or batch.seq[row] != batch.seq[newest]:
+            made, at = self._made.get(source, _Made({}, {}))
+            if output not in at:  # it was left out
+                is_dead[row] = True
                 continue
-            tokens[row] = drafts[i]
-            for slot, values in slot_rows.items():
-                slots[slot][row] = values
-    return msgspec.structs.replace(batch, tokens=tokens, slots=slots)
+            for slot, names in stage.feeds.items():
+                slots[slot][row] = np.concatenate([made[name][at[output]] for name in names])
+                is_dead[row] |= not np.isfinite(slots[slot][row]).all()
+        for seq in np.unique(batch.seq[is_dead]):
+            its = np.flatnonzero(batch.seq == seq)
+            is_dead[its] = np.logical_or.accumulate(is_dead[its])
+        return msgspec.structs.replace(batch, tokens=tokens, slots=slots), is_dead
+
+    def _open(self, stage: Stage, is_dead: NDArray[np.bool_]) -> list[Pick]:
+        """Return the picks that may choose a draft."""
+        drafts, here = self._schedule.drafts, {pick.draft for pick in stage.picks}
+        picks: dict[int, Pick] = {}
+        for pick in stage.picks:
+            parent = drafts[pick.draft].parent
+            is_behind = parent == PENDING or parent in (picks if parent in here else self._chosen)
+            is_there = not stage.repeats or pick.draft in self._chosen
+            if is_behind and is_there and not is_dead[stage.batch.outputs[pick.output]]:
+                picks[pick.draft] = pick
+        return [*picks.values()]
+
+    def _choosing(
+        self, stage: Stage, batch: CheckedBatch, at: Mapping[int, int], picks: Sequence[Pick]
+    ) -> CheckedBatch:
+        """Return a batch whose outputs choose drafts, where that needs no look at their logits."""
+        if "logits" in self._fed:
+            return batch
+        n, after_texts = len(batch.outputs), stage.plan.chooses_after_texts
+        here = {pick.draft for pick in stage.picks}
+        samplers: list[Sampler | None] = [None] * n
+        indices = [0] * n
+        texts, n_prompt = [np.zeros(0, np.int32)] * n, [0] * n
+        for output, draft in picks:
+            text, number = self._schedule.texts[self._schedule.drafts[draft].text], at[output]
+            is_settled = after_texts and self._schedule.drafts[draft].parent not in here
+            if text.p_min > 0 or text.processor or not (is_settled or text.sampler.is_gumbel_max):
+                continue
+            samplers[number] = text.sampler
+            indices[number] = text.index + self._schedule.depths[draft]
+            texts[number], n_prompt[number] = self._text(draft), text.n_prompt
+        if not any(samplers):
+            return batch
+        wanted = FusedSampling(
+            samplers=samplers,
+            indices=indices,
+            token_ids=self._schedule.token_ids,
+            texts=texts if after_texts else (),
+            n_prompt=n_prompt if after_texts else (),
+        )
+        return msgspec.structs.replace(batch, fused_sampling=wanted)
+
+    # After it ran
+
+    def _keep(
+        self, stage: Stage, batch: CheckedBatch, arrays: dict[str, Any], at: dict[int, int]
+    ) -> _Made:
+        """Return the rows of outputs that feed slots later."""
+        program = stage.plan.program
+        return _Made(
+            {
+                name: np.asarray(arrays[name])
+                if program.shape(name)[0] == OUTPUTS
+                else np.asarray(arrays[name])[batch.outputs]
+                for name in self._fed & arrays.keys()
+            },
+            at,
+        )
+
+    def _choose(
+        self,
+        number: int,
+        stage: Stage,
+        arrays: dict[str, Any],
+        at: Mapping[int, int],
+        picks: Sequence[Pick],
+    ) -> None:
+        """Choose drafts, each behind those before it."""
+        logits = np.asarray(arrays["logits"])
+        chosen = np.asarray(arrays.get(CHOSEN, np.full(len(logits), -1)))
+        at_home = np.cumsum(chosen == -1) - 1  # the row of logits of each that has one
+        for output, draft in picks:
+            parent = self._schedule.drafts[draft].parent
+            if parent != PENDING and parent not in self._chosen:
+                continue
+            token, probability = int(chosen[at[output]]), 1.0
+            if token == -1:
+                row = logits[at_home[at[output]]]
+                if stage.ends_at_nan and np.isnan(row).any():
+                    continue
+                token, probability = self._choose_from(row, draft)
+            if token != NO_TOKEN:
+                self._chosen[draft] = _Choice(token, probability, number, output)
+
+    def _choose_from(self, row: F32, draft: int) -> tuple[int, float]:
+        """Return what a row of logits chooses; NO_TOKEN where that is no draft."""
+        text = self._schedule.texts[self._schedule.drafts[draft].text]
+        tokens, ids = self._text(draft), self._schedule.token_ids
+        if text.processor is not None:
+            row = text.processor(tokens, row, ids)
+        index = text.index + self._schedule.depths[draft]
+        token, probability = text.sampler.choose_with_probability(
+            row, tokens, text.n_prompt, index, ids
+        )
+        is_likely = probability >= text.p_min or draft in self._anew
+        return (token if is_likely else NO_TOKEN), probability
+
+    def _text(self, draft: int) -> NDArray[np.int32]:
+        """Return the tokens before a draft."""
+        text, before = self._schedule.drafts[draft], list[int]()
+        while text.parent in self._chosen:
+            before.append(self._chosen[text.parent].token)
+            text = self._schedule.drafts[text.parent]
+        history = self._schedule.texts[text.text].history
+        return np.concatenate([history, np.array(before[::-1], np.int32)])
 
 
-def _go_on(
-    batch: CheckedBatch,
-    newest: list[int],
-    tokens: list[int],
-    rows: list[SlotRows],
-    step: int,
-) -> CheckedBatch:
-    """Return one row for each sequence that goes on, ``step`` places behind its newest row."""
-    return CheckedBatch(
-        tokens=np.array(tokens, np.int32),
-        positions=batch.positions[newest] + np.int32(step),
-        seq=batch.seq[newest],
-        place=batch.place[newest] + np.int32(step),
-        outputs=np.arange(len(newest), dtype=np.int32),
-        slots={slot: np.stack([slot_rows[slot] for slot_rows in rows]) for slot in rows[0]},
+def _leave_out(
+    stage: Stage, batch: CheckedBatch, picks: Sequence[Pick]
+) -> tuple[CheckedBatch, dict[int, int]]:
+    """Return a batch without rows behind the last one of each sequence that chooses.
+
+    And where each output is then.
+    """
+    outputs = range(len(batch.outputs))
+    if not stage.fills or stage.runs_whole or not stage.picks or len(picks) == len(outputs):
+        return batch, dict(zip(outputs, outputs, strict=True))
+    wanted = sorted(pick.output for pick in picks)
+    last = {int(batch.seq[row]): int(row) for row in batch.outputs[wanted]}
+    rows = np.array(
+        [row for row, seq in enumerate(batch.seq.tolist()) if row <= last.get(seq, -1)], np.int32
     )
+    left = CheckedBatch(
+        tokens=batch.tokens[rows],
+        positions=batch.positions[rows],
+        seq=batch.seq[rows],
+        place=batch.place[rows],
+        outputs=np.searchsorted(rows, batch.outputs[wanted]).astype(np.int32),
+        slots={slot: values[rows] for slot, values in batch.slots.items()},
+    )
+    return left, {output: at for at, output in enumerate(wanted)}

@@ -26,7 +26,7 @@ class VerificationAhead:
     fused : FusedSampling, optional
         The samplers that choose the target's tokens.
     drafted : sequence of int
-        The sequences of the draft run, in its order.
+        The sequences of the schedule, in its order.
 
     Raises
     ------

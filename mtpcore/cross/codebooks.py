@@ -9,11 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler
+from mtpcore.backends.schedule import Schedule, Text
 from mtpcore.declarations.spec import Codebooks, Link, ModelSpec
+from mtpcore.drafting.reserved import ReservedRows, run_reserved
+from mtpcore.drafting.stages import Chains, chain_stages
 from mtpcore.errors import LinkError
 from mtpcore.links.links import Links
 from mtpcore.runtime.batch import Batch
-from mtpcore.runtime.runner import DraftSettings, GraphRunner, run_drafts
+from mtpcore.runtime.runner import GraphRunner
 
 __all__ = ["CodebookDecoder", "FrameJob", "find_codebooks"]
 
@@ -105,15 +108,14 @@ class CodebookDecoder:
             pos=[0, 1] * len(jobs),
             outputs=[False, True] * len(jobs),
         )
-        none = np.zeros(0, np.int32)
-        settings: DraftSettings = {
-            "samplers": [job.sampler for job in jobs],
-            "history": [none] * len(jobs),
-            "n_prompt": [0] * len(jobs),
-            "p_min": [0.0] * len(jobs),
-            "index": [self.index(job.n) + 1 for job in jobs],
-        }
-        codes = run_drafts([(self.runner, rows)], [count - 1] * len(jobs), settings)
+        none, chains = np.zeros(0, np.int32), Chains([count - 1] * len(jobs))
+        reserved = ReservedRows(self.runner, rows, {job.seq: count - 2 for job in jobs})
+        schedule = Schedule(
+            stages=[*chain_stages(reserved.stage, chains, {})],
+            texts=[Text(job.sampler, none, 0, self.index(job.n) + 1) for job in jobs],
+            drafts=chains.drafts,
+        )
+        codes = run_reserved(schedule, [(reserved, 0)])
         for job in jobs:
             self.runner.rewind(job.seq, 0)
         return {

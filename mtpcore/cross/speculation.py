@@ -202,7 +202,7 @@ class Speculation:
         Sequences that ask the same drafter at the same turn draft together. Of ``processors`` the
         pure ones change the drafters' logits, too. ``verified`` are the
         sequences, in order, that the next call will ``verify`` with nothing else in its pass: then
-        a backend may run that pass as a part of the draft run.
+        a backend may run that pass as a part of the schedule.
         """
         jobs: dict[int, DraftJob] = {}
         for s, plan in wanted.items():
@@ -284,7 +284,7 @@ class Speculation:
         seqs: Sequence[int],
         drafts: Sequence[int] | Sequence[DraftTree],
     ) -> Verification | None:
-        """Return the pass that verifies what a draft run for these sequences makes, or None.
+        """Return the pass that verifies what a schedule for these sequences drafts, or None.
 
         None if the run is only one of several for the ``n_drafted`` sequences, if the plans cannot
         be joined, or if there is no room, which ``verify`` will report.

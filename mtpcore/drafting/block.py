@@ -7,18 +7,20 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.draft import n_embeddings
+from mtpcore.backends.schedule import Schedule, n_embeddings
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.spec import DrafterSpec, Feed
 from mtpcore.drafting.chain import GraphDrafter
-from mtpcore.drafting.drafters import DraftJob, Verify, draft_settings
+from mtpcore.drafting.drafters import DraftJob, Verify, texts_of
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
+from mtpcore.drafting.reserved import ReservedRows, run_reserved
+from mtpcore.drafting.stages import Chains, block_stage, post_head_stages
 from mtpcore.drafting.upstream import UpstreamGraphs
 from mtpcore.errors import LinkError
 from mtpcore.links.sources import ZeroSource
 from mtpcore.runtime.arrival import hand_over, join
 from mtpcore.runtime.batch import Batch
-from mtpcore.runtime.runner import GraphRunner, PostHeadRows, run_drafts
+from mtpcore.runtime.runner import GraphRunner
 
 __all__ = ["BlockDrafter"]
 
@@ -160,19 +162,36 @@ class BlockDrafter(GraphDrafter):
     def _run_together(
         self, jobs: list[DraftJob], drafts: dict[int, Draft], verify: Verify | None
     ) -> None:
-        """Run a block and choose its drafts in one draft run, with what verifies them."""
+        """Run a block and choose its drafts in one schedule, with what verifies them."""
         spans = [self._span(job) for job in jobs]
-        lengths = [max(len(rows) - self._first_draft, 0) for rows in spans]
-        lengths = [min(job.k, n) for job, n in zip(jobs, lengths, strict=True)]
-        batch = self._batch(jobs, spans, lengths)
-        behind = verify and verify(self.runner.plan, [job.seq for job in jobs], lengths)
-        settings = draft_settings(jobs, {}, self._ids, behind)
-        settings["is_block"] = True
-        post_head = self._post_head_rows(jobs, lengths) if any(lengths) else None
-        chosen = run_drafts([(self.runner, batch)], lengths, settings, post_head)
+        most = [max(len(rows) - self._first_draft, 0) for rows in spans]
+        chains = Chains([min(job.k, n) for job, n in zip(jobs, most, strict=True)])
+        block = ReservedRows(self.runner, self._batch(jobs, spans, chains.k))
+        reserved, stages = [(block, 0)], [block_stage(block.stage, chains)]
+        verification = verify and verify(self.runner.plan, [job.seq for job in jobs], chains.k)
+        post_head = self._post_head
+        if post_head is not None and chains.most:
+            rows = ReservedRows(post_head, self._post_head_rows(jobs, chains.k), is_fed=True)
+            reserved.append((rows, 1))
+            feeds = {
+                feed.slot: feed.taps
+                for feed in self.spec.feeds
+                if feed.graph == post_head.graph_type.name
+            }
+            stages = [
+                *post_head_stages(block.stage, rows.stage, chains, feeds, passes=self._passes)
+            ]
+        schedule = Schedule(
+            stages=stages,
+            texts=texts_of(jobs),
+            drafts=chains.drafts,
+            token_ids=self._ids,
+            verification=verification,
+        )
+        chosen = run_reserved(schedule, reserved)
         for job in jobs:
             self._rewind(job.seq, len(job.history) - self._is_fed)
-        self._take(jobs, lengths, chosen, drafts)
+        self._take(jobs, chains.k, chosen, drafts)
 
     def _span(self, job: DraftJob) -> range:
         """Return the places of a sequence's block: as many as are wanted, or as have to be."""
@@ -212,16 +231,11 @@ class BlockDrafter(GraphDrafter):
         rows = np.repeat(_mask_row(feed, self.runner), self._size - 1, axis=0)
         return hand_over(rows, self.runner.backend.row_buffer)
 
-    def _post_head_rows(
-        self, jobs: Sequence[DraftJob], lengths: Sequence[int]
-    ) -> PostHeadRows | None:
+    def _post_head_rows(self, jobs: Sequence[DraftJob], lengths: Sequence[int]) -> Batch:
         """Return the rows of the post-head, each behind the token before its draft.
 
         Where the text has no token before the pending one, that stands for it.
         """
-        post_head = self._post_head
-        if post_head is None:
-            return None
         tokens: list[int] = []
         seqs: list[int] = []
         places: list[int] = []
@@ -233,11 +247,7 @@ class BlockDrafter(GraphDrafter):
             seqs += [job.seq] * len(rows)
             places += [len(job.history) - 1 + row for row in rows]
             wanted += [row >= self._first_draft for row in rows]
-        batch = Batch(tokens, seq=seqs, pos=places, outputs=wanted)
-        feeds = [feed for feed in self.spec.feeds if feed.graph == post_head.graph_type.name]
-        return PostHeadRows(
-            post_head, batch, {feed.slot: feed.taps for feed in feeds}, self._passes
-        )
+        return Batch(tokens, seq=seqs, pos=places, outputs=wanted)
 
     def _read_rows(self, k: int) -> range:
         """Return the rows of a block that are read for ``k`` drafts."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.backends.schedule import Schedule
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.drafting.base import BaseDrafter
-from mtpcore.drafting.drafters import DraftJob, Verify, draft_settings
+from mtpcore.drafting.drafters import DraftJob, Verify, texts_of
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
+from mtpcore.drafting.reserved import ReservedRows, run_reserved
+from mtpcore.drafting.stages import Chains, chain_stages
 from mtpcore.drafting.upstream import UpstreamGraphs, finite_places
 from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.runtime.batch import Batch
-from mtpcore.runtime.runner import GraphRunner, run_drafts
+from mtpcore.runtime.runner import GraphRunner
 
 __all__ = ["GraphDrafter"]
 
@@ -140,13 +143,21 @@ class GraphDrafter(BaseDrafter):
     def _run_together(
         self, jobs: list[DraftJob], drafts: dict[int, Draft], verify: Verify | None
     ) -> None:
-        lengths = [job.k for job in jobs]
-        behind = verify and verify(self.runner.plan, [job.seq for job in jobs], lengths)
-        settings = draft_settings(jobs, self._recycle, self._ids, behind)
-        drafted = run_drafts([(self.runner, self._missing(jobs))], lengths, settings)
+        chains = Chains([job.k for job in jobs])
+        ahead = {job.seq: max(job.k - 1, 0) for job in jobs}
+        rows = ReservedRows(self.runner, self._missing(jobs), ahead)
+        feeds = {slot: (name,) for slot, name in self._recycle.items()}
+        schedule = Schedule(
+            stages=[*chain_stages(rows.stage, chains, feeds)],
+            texts=texts_of(jobs),
+            drafts=chains.drafts,
+            token_ids=self._ids,
+            verification=verify and verify(self.runner.plan, [job.seq for job in jobs], chains.k),
+        )
+        drafted = run_reserved(schedule, [(rows, 0)])
         for job in jobs:
             self._rewind(job.seq, len(job.history))
-        self._take(jobs, lengths, drafted, drafts)
+        self._take(jobs, chains.k, drafted, drafts)
 
     def _rewind(self, seq: int, n: int) -> None:
         """Hold no more than ``n`` entries; nothing where there is no memory."""

@@ -11,22 +11,23 @@ from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler
 from mtpcore.backends.base import Plan, Verification
+from mtpcore.backends.schedule import Text
 from mtpcore.declarations.draft_tree import Draft, DraftTree
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
-from mtpcore.runtime.runner import DraftSettings, GraphRunner
+from mtpcore.runtime.runner import GraphRunner
 from mtpcore.sampling import DraftProcessor, Sampling
 
 __all__ = [
     "DraftJob",
     "Drafter",
-    "draft_settings",
     "Verify",
+    "texts_of",
 ]
 
 I32 = NDArray[np.int32]
 Verify = Callable[[Plan, Sequence[int], Sequence[int] | Sequence[DraftTree]], Verification | None]
-"""``verify(plan, seqs, drafts)``: what the target is to run behind a draft run of ``plan``, which
+"""``verify(plan, seqs, drafts)``: what the target is to run behind a schedule of ``plan``, which
 drafts so much for each of these sequences, or trees with these parents; None where they are not all
 that it verifies."""
 
@@ -53,23 +54,12 @@ class DraftJob(msgspec.Struct, frozen=True):
     processor: DraftProcessor | None = None
 
 
-def draft_settings(
-    jobs: Sequence[DraftJob],
-    recycle: Mapping[str, str],
-    token_ids: I32 | None,
-    verification: Verification | None,
-) -> DraftSettings:
-    """Return how drafts of these sequences are chosen, and what is run behind them."""
-    return {
-        "samplers": [job.sampler for job in jobs],
-        "history": [job.history for job in jobs],
-        "n_prompt": [job.n_prompt for job in jobs],
-        "p_min": [job.p_min for job in jobs],
-        "processors": [job.processor for job in jobs],
-        "recycle": recycle,
-        "token_ids": token_ids,
-        "verification": verification,
-    }
+def texts_of(jobs: Sequence[DraftJob]) -> list[Text]:
+    """Return how drafts of these sequences are chosen."""
+    return [
+        Text(job.sampler, job.history, job.n_prompt, len(job.history), job.p_min, job.processor)
+        for job in jobs
+    ]
 
 
 class Drafter(Protocol):
@@ -101,7 +91,7 @@ class Drafter(Protocol):
     def draft(self, jobs: list[DraftJob], verify: Verify | None = None) -> Mapping[int, Draft]:
         """Return drafts by sequence; ids are not trusted.
 
-        Where one draft run makes all of them, it may end with what ``verify`` returns.
+        Where one schedule makes all of them, it may end with what ``verify`` returns.
         """
 
     def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.draft import n_embeddings
+from mtpcore.backends.schedule import n_embeddings
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.spec import TreeShape
 from mtpcore.drafting.drafters import DraftJob, Verify
 from mtpcore.drafting.growing_tree import GrowingTree
 from mtpcore.drafting.heads import HeadDrafter
 from mtpcore.drafting.outline import Outlines, outline
-from mtpcore.drafting.tree_runs import Grown, PassRows, can_grow_at_once, grow_at_once
+from mtpcore.drafting.tree_runs import (
+    Grown,
+    PassRows,
+    TreeRows,
+    can_grow_at_once,
+    grow_at_once,
+)
 from mtpcore.drafting.trees import Branch, branch
 from mtpcore.runtime.batch import Batch
-from mtpcore.runtime.runner import TreeRows
 
 __all__ = ["HeadTreeDrafter"]
 

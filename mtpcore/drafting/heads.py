@@ -7,17 +7,20 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.backends.schedule import Schedule
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.base import BaseDrafter
-from mtpcore.drafting.drafters import DraftJob, Verify, draft_settings
+from mtpcore.drafting.drafters import DraftJob, Verify, texts_of
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
+from mtpcore.drafting.reserved import ReservedRows, run_reserved
+from mtpcore.drafting.stages import Chains, head_stages
 from mtpcore.drafting.upstream import UpstreamGraphs, finite_places
 from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.errors import LinkError
 from mtpcore.runtime.arrival import hand_over, join
 from mtpcore.runtime.batch import Batch
-from mtpcore.runtime.runner import GraphRunner, run_drafts
+from mtpcore.runtime.runner import GraphRunner
 
 __all__ = ["HeadDrafter", "find_heads", "head_role", "n_heads"]
 
@@ -152,18 +155,24 @@ class HeadDrafter(BaseDrafter):
         """Draft up to k tokens for each (job, k), in one call without the GIL."""
         self._catch_up(wanted)
         jobs = [job for job, _ in wanted]
-        passes = [
-            (runner, self._batch(head, [job for job, k in wanted if k > head]))
-            for head, runner in enumerate(self._heads[: max(k for _, k in wanted)])
+        chains = Chains([k for _, k in wanted])
+        heads = self._heads[: chains.most]
+        rows = [
+            ReservedRows(runner, self._batch(head, [job for job, k in wanted if k > head]))
+            for head, runner in enumerate(heads)
         ]
-        recycle = self._recycle if len(passes) > 1 else {}
-        lengths = [k for _, k in wanted]
-        behind = verify and verify(self._heads[0].plan, [job.seq for job in jobs], lengths)
-        settings = draft_settings(jobs, recycle, self._ids, behind)
-        drafted = run_drafts(passes, lengths, settings)
-        self._take(jobs, lengths, drafted, drafts)
+        feeds = {slot: (name,) for slot, name in self._recycle.items()}
+        schedule = Schedule(
+            stages=[*head_stages([one.stage for one in rows], chains, feeds)],
+            texts=texts_of(jobs),
+            drafts=chains.drafts,
+            token_ids=self._ids,
+            verification=verify and verify(heads[0].plan, [job.seq for job in jobs], chains.k),
+        )
+        drafted = run_reserved(schedule, [(one, head) for head, one in enumerate(rows)])
+        self._take(jobs, chains.k, drafted, drafts)
         for job in jobs:
-            for runner, _ in passes:
+            for runner in heads:
                 n = len(job.history) - 1 if runner.memory is not None else 0
                 if runner.lengths[job.seq] > n:
                     runner.rewind(job.seq, n)

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import CheckedBatch, DraftRun
+from mtpcore.backends.base import CheckedBatch
+from mtpcore.backends.schedule import Schedule, Stage
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.drafting.base import BaseDrafter
-from mtpcore.drafting.drafters import DraftJob, Verify, draft_settings
+from mtpcore.drafting.drafters import DraftJob, Verify, texts_of
+from mtpcore.drafting.stages import Chains, chain_stages
 from mtpcore.drafting.upstream import finite_places
 from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.errors import LinkError
@@ -53,7 +55,7 @@ class SharedMemoryDrafter(BaseDrafter):
         self._target = target
         runner.lent = target.memory
         self._ids = read_vocabulary(runner)
-        self._recycle = {feed.slot: feed.recycle for feed in self.spec.feeds if feed.recycle}
+        self._recycle = {feed.slot: (feed.recycle,) for feed in self.spec.feeds if feed.recycle}
         self.reads_text = False  # the target has stored what it made of it
 
     def _check(self, target: GraphRunner) -> None:
@@ -109,12 +111,17 @@ class SharedMemoryDrafter(BaseDrafter):
     def _draft_together(
         self, jobs: Sequence[DraftJob], drafts: dict[int, Draft], verify: Verify | None
     ) -> None:
-        lengths = [job.k for job in jobs]
-        behind = verify and verify(self.runner.plan, [job.seq for job in jobs], lengths)
-        settings = draft_settings(jobs, self._recycle, self._ids, behind)
-        run = DraftRun(batch=self.batch(jobs), k=lengths, in_place=True, **settings)
-        drafted, _ = self.runner.plan.draft(run, self.runner.lent)
-        self._take(jobs, lengths, drafted, drafts)
+        chains = Chains([job.k for job in jobs])
+        first = Stage(plan=self.runner.plan, memory=self.runner.lent, batch=self.batch(jobs))
+        schedule = Schedule(
+            stages=[*chain_stages(first, chains, self._recycle, step=0)],
+            texts=texts_of(jobs),
+            drafts=chains.drafts,
+            token_ids=self._ids,
+            verification=verify and verify(self.runner.plan, [job.seq for job in jobs], chains.k),
+        )
+        tokens, _ = self.runner.plan.run_schedule(schedule)
+        self._take(jobs, chains.k, schedule.by_text(tokens), drafts)
 
     def batch(self, jobs: Sequence[DraftJob]) -> CheckedBatch:
         """Return the first rows of a round: the pending tokens, at the newest stored places.

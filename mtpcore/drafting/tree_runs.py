@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import TreeRun
+from mtpcore.backends.base import GrownTree, TreePass, TreeRun
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.drafting.drafters import DraftJob, Verify
 from mtpcore.drafting.outline import Outlines
 from mtpcore.runtime.batch import Batch
-from mtpcore.runtime.runner import GraphRunner, TreeRows, run_trees
+from mtpcore.runtime.runner import GraphRunner
 
-__all__ = ["Grown", "PassRows", "can_grow_at_once", "grow_at_once"]
+__all__ = ["Grown", "PassRows", "TreeRows", "can_grow_at_once", "grow_at_once"]
 
 Grown = tuple[DraftTree, bool]
 """A tree, and whether the rows are finite that its nodes would be run with."""
+
+
+class TreeRows(NamedTuple):
+    """A pass of trees before it is checked; see ``TreePass``."""
+
+    runner: GraphRunner
+    batch: Batch
+    rows: Sequence[int]
+    outputs: Sequence[int]
 
 
 def can_grow_at_once(runner: GraphRunner, jobs: Sequence[DraftJob]) -> bool:
@@ -38,7 +49,7 @@ def grow_at_once(
 ) -> list[Grown] | None:
     """Return the tree of each job, or None where they have to grow level by level.
 
-    What verifies them may follow, as behind other draft runs. For the rest see ``run_trees``.
+    What verifies them may follow, as behind schedules. For the rest see ``_run_trees``.
     """
     shape, plan = joined.each[0].shape, passes[0].runner.plan
     places = [one.placeholder for one in joined.each]
@@ -57,10 +68,46 @@ def grow_at_once(
         token_ids=token_ids,
         verification=verify and verify(plan, [job.seq for job in jobs], places),
     )
-    grown = run_trees(passes, run, keeps_first=keeps_first)
+    grown = _run_trees(passes, run, keeps_first=keeps_first)
     if grown is None:
         return None
     return [(DraftTree(one.tokens, one.parent), one.is_finite) for one in grown]
+
+
+def _run_trees(
+    passes: Sequence[TreeRows], run: TreeRun, *, keeps_first: bool
+) -> list[GrownTree] | None:
+    """Grow trees, if the backend does that in one go; ``run`` comes without its passes.
+
+    What the first batch brings is kept if ``keeps_first``; no other row is, and none where nothing
+    was run.
+    """
+    room: dict[GraphRunner, dict[int, tuple[int, int]]] = {}
+    before: dict[tuple[GraphRunner, int], int] = {}
+    taken = []
+    for number, (runner, batch, rows, outputs) in enumerate(passes):
+        checked, ranges, _ = runner.admit(runner.bring(batch))
+        if min(rows) >= 0:  # what is recycled is filled in
+            known = {slot: x for slot, x in checked.slots.items() if slot not in run.recycle}
+            checked = msgspec.structs.replace(checked, slots=known)
+        taken.append(TreePass(runner.plan, runner.memory, checked, rows, outputs))
+        of_runner = room.setdefault(runner, {})
+        for seq, (begin, end) in ranges.items():
+            before.setdefault((runner, seq), runner.lengths[seq])
+            least, most = of_runner.get(seq, (begin, end))
+            of_runner[seq] = min(least, begin), max(most, end)
+            if keeps_first and not number and runner.memory:
+                runner.lengths[seq] = end
+    for runner, of_runner in room.items():
+        if runner.memory:
+            runner.memory.reserve(of_runner)
+    grown = taken[0].plan.grow(msgspec.structs.replace(run, passes=taken))
+    for (runner, seq), length in before.items():
+        if grown is None:
+            runner.lengths[seq] = length
+        if runner.memory:
+            runner.memory.rewind(seq, runner.lengths[seq])
+    return grown
 
 
 class PassRows:

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore._ext._sampling import Sampler
 from mtpcore.backends.base import (
     F32,
-    I32,
     Backend,
-    ChangeLogits,
-    DraftPass,
-    DraftRun,
     FusedSampling,
-    GrownTree,
     Plan,
-    PostHead,
     StateStore,
     Store,
-    TreePass,
-    TreeRun,
-    Verification,
     WeightSource,
 )
 from mtpcore.declarations.spec import DrafterSpec, Tap
-from mtpcore.errors import BatchError, GraphError, LinkError
+from mtpcore.errors import GraphError, LinkError
 from mtpcore.graph import GraphType, Program, split_sources
 from mtpcore.memory import make_memory
-from mtpcore.runtime.admission import Admission, Admitted, Ranges
+from mtpcore.runtime.admission import Admission, Admitted
 from mtpcore.runtime.arrival import bring_batch
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.delivery import delivered_batch
@@ -48,13 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Deliver",
-    "DraftSettings",
     "GraphRunner",
-    "PostHeadRows",
     "Tapped",
-    "TreeRows",
-    "run_drafts",
-    "run_trees",
 ]
 
 Deliver = Callable[[Batch, Output], None]
@@ -386,137 +370,3 @@ class GraphRunner:
     def restore(self, saved: Any) -> None:
         """Hold the rows that there were at the last ``save``."""
         self.sequences.restore(saved)
-
-
-class PostHeadRows(NamedTuple):
-    """A graph with the rows that choose a block's drafts behind it; see ``PostHead``."""
-
-    runner: GraphRunner
-    batch: Batch
-    feeds: Mapping[str, Sequence[str]]
-    passes: int
-
-    def reserve(self) -> tuple[PostHead, Ranges]:
-        """Return the post-head of a draft run, and its places; the block feeds its slots."""
-        runner = self.runner
-        checked, ranges, _ = runner.admit(self.batch)
-        if runner.memory:
-            runner.memory.reserve(ranges)
-        checked = msgspec.structs.replace(checked, slots={})
-        return PostHead(
-            plan=runner.plan,
-            memory=runner.memory,
-            batch=checked,
-            feeds=self.feeds,
-            passes=self.passes,
-        ), ranges
-
-
-class DraftSettings(TypedDict):
-    """The fields of ``DraftRun`` that say how drafts are chosen, and what else the run does."""
-
-    samplers: Sequence[Sampler]
-    history: Sequence[I32]
-    n_prompt: Sequence[int]
-    p_min: Sequence[float]
-    processors: NotRequired[Sequence[ChangeLogits | None]]
-    index: NotRequired[Sequence[int]]
-    recycle: NotRequired[Mapping[str, str]]
-    token_ids: NotRequired[I32 | None]
-    verification: NotRequired[Verification | None]
-    is_block: NotRequired[bool]
-
-
-def run_drafts(
-    passes: Sequence[tuple[GraphRunner, Batch]],
-    k: Sequence[int],
-    settings: DraftSettings,
-    post_head: PostHeadRows | None = None,
-) -> list[list[int]]:
-    """Draft up to ``k[i]`` tokens after the newest row of each sequence i of the first batch.
-
-    A single runner runs once for each draft; of several, runner j makes draft j, and its batch has
-    the sequences with ``k[i] > j``. A block's batch has ``k[i]`` outputs of each sequence. The
-    memory keeps the rows of the batches that ran, but neither rows of drafts nor a post-head's.
-
-    Raises
-    ------
-    BatchError, CapacityError, LinkError
-        As ``process``; or a batch is longer than ``n_batch``.
-    """
-    taken = []
-    for runner, batch in passes:
-        checked, ranges, _ = runner.admit(runner.bring(batch))
-        if len(batch) > runner.n_batch:
-            raise BatchError("a draft runs in one piece", wanted=runner.n_batch, got=len(batch))
-        taken.append((runner, checked, ranges, {seq: runner.lengths[seq] for seq in ranges}))
-        room = ranges
-        if len(passes) == 1 and not settings.get("is_block", False):
-            seqs = checked.seq[checked.outputs].tolist()
-            ahead = {seq: max(n - 1, 0) for seq, n in zip(seqs, k, strict=True)}
-            room = {seq: (begin, end + ahead[seq]) for seq, (begin, end) in ranges.items()}
-        if runner.memory:
-            runner.memory.reserve(room)
-    (first, checked, _, _), *others = taken
-    later = [
-        DraftPass(later_runner.plan, later_runner.memory, its) for later_runner, its, _, _ in others
-    ]
-    behind = post_head and post_head.reserve()
-    run = DraftRun(batch=checked, k=k, later=later, post_head=behind and behind[0], **settings)
-    drafts, n_run = first.plan.draft(run, first.memory)
-    if behind and behind[0].memory:
-        behind[0].memory.give_back(behind[1])
-    for number, (runner, _, ranges, before) in enumerate(taken):
-        has_run = number < n_run
-        if runner.memory and not has_run:
-            runner.memory.give_back(ranges)
-        for seq, (_, end) in ranges.items():
-            if runner.memory and has_run:
-                runner.memory.rewind(seq, end)
-            runner.lengths[seq] = end if has_run else before[seq]
-    return drafts
-
-
-class TreeRows(NamedTuple):
-    """A pass of trees before it is checked; see ``TreePass``."""
-
-    runner: GraphRunner
-    batch: Batch
-    rows: Sequence[int]
-    outputs: Sequence[int]
-
-
-def run_trees(
-    passes: Sequence[TreeRows], run: TreeRun, *, keeps_first: bool
-) -> list[GrownTree] | None:
-    """Grow trees, if the backend does that in one go; ``run`` comes without its passes.
-
-    What the first batch brings is kept if ``keeps_first``; no other row is, and none where nothing
-    was run.
-    """
-    room: dict[GraphRunner, dict[int, tuple[int, int]]] = {}
-    before: dict[tuple[GraphRunner, int], int] = {}
-    taken = []
-    for number, (runner, batch, rows, outputs) in enumerate(passes):
-        checked, ranges, _ = runner.admit(runner.bring(batch))
-        if min(rows) >= 0:  # what is recycled is filled in
-            known = {slot: x for slot, x in checked.slots.items() if slot not in run.recycle}
-            checked = msgspec.structs.replace(checked, slots=known)
-        taken.append(TreePass(runner.plan, runner.memory, checked, rows, outputs))
-        of_runner = room.setdefault(runner, {})
-        for seq, (begin, end) in ranges.items():
-            before.setdefault((runner, seq), runner.lengths[seq])
-            least, most = of_runner.get(seq, (begin, end))
-            of_runner[seq] = min(least, begin), max(most, end)
-            if keeps_first and not number and runner.memory:
-                runner.lengths[seq] = end
-    for runner, of_runner in room.items():
-        if runner.memory:
-            runner.memory.reserve(of_runner)
-    grown = taken[0].plan.grow(msgspec.structs.replace(run, passes=taken))
-    for (runner, seq), length in before.items():
-        if grown is None:
-            runner.lengths[seq] = length
-        if runner.memory:
-            runner.memory.rewind(seq, runner.lengths[seq])
-    return grown

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.backends.base import F32, CheckedBatch
-from mtpcore.backends.draft import n_embeddings
+from mtpcore.backends.schedule import n_embeddings
 from mtpcore.backends.select import select_backend
 from mtpcore.boundary.arguments import Finite, Length, expect, read
 from mtpcore.declarations.spec import Tap

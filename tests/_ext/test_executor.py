@@ -11,14 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from mtpcore._ext._draft import draft
 from mtpcore._ext._matmul import PackedMatrix, pack
 from mtpcore._ext._plan import BY_COLUMNS, IN_COPIES, Executor, use_order
-from mtpcore._ext._sampling import Sampler, Scratch
 from mtpcore.backends.base import CheckedBatch
-from mtpcore.errors import BackendError, BatchError, CapacityError, MtpcoreError
+from mtpcore.errors import BackendError, BatchError, MtpcoreError
 from mtpcore.graph.ops import MASKS
-from mtpcore.sampling import Sampling
 
 WIDTH, N_BATCH, N_VOCAB = 4, 3, 10
 X, INNER, Y = range(3)
@@ -443,30 +440,6 @@ def test_logits_that_no_matmul_computes_are_refused(logits):
     assert not made.can_choose(logits)
     with pytest.raises((*REFUSED, AttributeError)):
         made.run(rows(), [], arrays().items(), logits, np.zeros((2, WIDTH), np.float32))
-
-
-@pytest.mark.parametrize("passes", [[], None, [None], [()], [(None,) * 7], [(object(),) * 7]])
-def test_a_draft_of_impossible_passes_is_refused(passes):
-    class Wanted:
-        rows, samplers, token_ids = rows(1), [None], None
-        n_prompt, p_min, history, k = [0], [0.0], [np.zeros(1, np.int32)], [1]
-
-    with pytest.raises((*REFUSED, AttributeError)):
-        draft(Wanted(), passes)
-
-
-def test_drafts_of_impossible_sizes_are_refused():
-    """Their room in bytes, twice over, is 2^64."""
-    one = Sampler(Sampling(), Scratch(WIDTH))
-    m = 1 << 21
-    wanted = SimpleNamespace(
-        **dict(is_block=True, in_place=False, post_head=None, batch=rows(2), token_ids=None),
-        **dict(n_prompt=[0] * m, p_min=[0.0] * m, indices=[0] * m, samplers=[one] * m),
-        **dict(history=[np.zeros(1, np.int32)] * m, k=[(1 << 40) - 1, *[0] * (m - 1)]),
-    )
-    passes = [(finished(), wanted.batch, [], None, arrays().items(), Y, WIDTH, [])]
-    with pytest.raises(CapacityError, match="no memory for a draft"):
-        draft(wanted, passes)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, 1e30, float("inf"), float("nan")])

@@ -3,9 +3,9 @@
 from functools import partial
 
 import msgspec
-import numpy as np
 import pytest
 from harness.block_runs import behind_block
+from harness.draft_runs import run_drafts
 from harness.head_runs import GREEDY, SAMPLINGS, clear
 from programs import head, post_head
 
@@ -33,7 +33,7 @@ def test_drafts_are_those_of_the_definition(runners, sampling, passes, n_before,
     found = []
     for one, behind in runners:
         run = behind_block(one, behind, sequences, passes=passes, n_before=n_before)
-        found.append(one.plan.draft(run, one.memory))
+        found.append(run_drafts(one.plan, run, one.memory))
         clear(one, behind)
     assert found[0] == found[1]
     assert len(found[0][0][2]) == 3
@@ -43,16 +43,8 @@ def changed(run, **fields):
     return msgspec.structs.replace(run, post_head=msgspec.structs.replace(run.post_head, **fields))
 
 
-def rows(run, **fields):
-    return changed(run, batch=msgspec.structs.replace(run.post_head.batch, **fields))
-
-
 WRONG = {
-    "a tree": (partial(rows, parent=np.zeros(5, np.int32)), "drafts are chains"),
-    "few outputs": (partial(rows, outputs=np.arange(4, dtype=np.int32)), "as many rows"),
-    "other outputs": (partial(rows, outputs=np.array([0, 2, 1, 3, 4], np.int32)), "the last rows"),
-    "another sequence": (partial(rows, seq=np.array([2, 2, 2, 1, 1], np.int32)), "a row for each"),
-    "no feed": (partial(changed, feeds={"base": ("logits",)}), "a slot is fed"),
+    "no feed": (partial(changed, feeds={"base": ("logits",)}), "a slot that nothing feeds"),
     "another width": (partial(changed, feeds={"row": ("hidden",), "base": ("logits",)}), "of its"),
     "no such output": (partial(changed, feeds={"row": ("gone",), "base": ("logits",)}), "of its"),
     "no such slot": (
@@ -71,5 +63,5 @@ def test_what_does_not_fit_is_refused(runners, wrong):
     for one, behind in runners:
         run = behind_block(one, behind, [(3, 3, 0.0, GREEDY), (2, 2, 0.0, GREEDY)])
         with pytest.raises(BatchError, match=what):
-            one.plan.draft(change(run), one.memory)
+            run_drafts(one.plan, change(run), one.memory)
         clear(one, behind)

@@ -6,17 +6,16 @@ import msgspec
 import numpy as np
 import pytest
 from harness.block_runs import behind_block, block
+from harness.draft_runs import draft_by_definition, run_drafts
 from harness.head_runs import GREEDY, IDS, SAMPLINGS, clear
 from harness.search import searching
 from hypothesis import given
 from hypothesis import strategies as st
 from programs import N_LOGITS, N_VOCAB, head, post_head
 
-from mtpcore._ext._draft import draft
+from mtpcore._ext._draft import run
 from mtpcore._ext._plan import ORDERS, use_order
 from mtpcore.backends.cpu import CpuBackend, backend
-from mtpcore.backends.draft import draft_steps
-from mtpcore.errors import BackendError, BatchError
 from mtpcore.sampling import Sampling
 from mtpcore.testing import Runner
 
@@ -39,7 +38,7 @@ def runners(threads=1, factor=3.0, adds=True):
 
 
 def compiled(plan, run, memory):
-    return plan.draft(run, memory)
+    return run_drafts(plan, run, memory)
 
 
 def drafts_of(loop, one, behind, sequences, passes=None, n_before=0, edit=None, **sizes):
@@ -74,7 +73,8 @@ def test_the_loop_is_the_python_loop(sequences, way, is_written, has_ids, thread
     sequences = [(n + (3 if k else 0), k, *more) for n, k, *more in sequences]
     ids = IDS if has_ids else None
     found = [
-        drafts_of(loop, one, behind, sequences, *way, ids=ids) for loop in (compiled, draft_steps)
+        drafts_of(loop, one, behind, sequences, *way, ids=ids)
+        for loop in (compiled, draft_by_definition)
     ]
     assert found[0] == found[1]
 
@@ -94,7 +94,7 @@ def test_threads_share_the_choice_among_many_tokens(way):
             use_order(order)
             args = one, behind, sequences, *way
             found.append(drafts_of(compiled, *args, ids=ids, n_logits=n_logits))
-    found.append(drafts_of(draft_steps, *args, ids=ids, n_logits=n_logits))
+    found.append(drafts_of(draft_by_definition, *args, ids=ids, n_logits=n_logits))
     assert found[1:] == found[:1] * (len(found) - 1)
     assert [len(drafts) for drafts in found[0][0][0]][::2] == [4, 4]
     assert len(found[0][0][0][1]) < 3
@@ -103,13 +103,13 @@ def test_threads_share_the_choice_among_many_tokens(way):
 @pytest.mark.parametrize("way", [(None, 0), *WAYS], ids=str)
 def test_all_passes_are_one_call(way, monkeypatch):
     calls = []
-    monkeypatch.setattr(backend, "draft", lambda *given: calls.append("draft") or draft(*given))
+    monkeypatch.setattr(backend, "run", lambda *given: calls.append("all") or run(*given))
     monkeypatch.setattr(backend.CpuPlan, "run", lambda *given: calls.append("run"))
     one, behind = runners(2)
     (drafts, n_passes), _ = drafts_of(compiled, one, behind, [(6, 4, 0.0, SAMPLINGS[1])], *way)
     assert [*map(len, drafts)] == [4]
     assert n_passes == 1
-    assert calls == ["draft"]
+    assert calls == ["all"]
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLINGS[1]], ids=["greedy", "cut"])
@@ -125,7 +125,10 @@ def test_logits_that_are_no_numbers_end_drafts(way, sampling):
         made = head(), post_head(adds=adds, edit=edit)
         one, behind = (Runner(CpuBackend(), *each, n_batch=48) for each in made)
         sequences = [(n, 6, 0.0, sampling) for n in (3, 4, 5)]
-        found = [drafts_of(loop, one, behind, sequences, *way) for loop in (compiled, draft_steps)]
+        found = [
+            drafts_of(loop, one, behind, sequences, *way)
+            for loop in (compiled, draft_by_definition)
+        ]
         assert found[0] == found[1]
         lengths.append({len(ids) for ids in found[0][0][0]})
     assert max(map(min, lengths)) < 6
@@ -155,7 +158,7 @@ def test_a_row_that_is_not_finite_ends_a_sequence_alone(way, sampling, bad):
     sequences = [(4, 6, 0.0, sampling), (5, 4, 0.0, sampling)]
     found = [
         drafts_of(loop, one, behind, sequences, *way, edit=spoil)
-        for loop in (compiled, draft_steps)
+        for loop in (compiled, draft_by_definition)
     ]
     assert found[0] == found[1]
     assert [*map(len, found[0][0][0])] == [6, max(bad - 1, 0)]
@@ -171,8 +174,8 @@ def test_a_token_without_an_embedding_is_the_last_draft(sampling):
     one, behind = runners()
     sequences = [(n, 5, 0.0, sampling) for n in (5, 6, 7)]
     ids = np.where(np.arange(N_LOGITS) % 2 == 1, np.int32(N_VOCAB), IDS)
-    wanted = drafts_of(draft_steps, one, behind, sequences, 0, ids=ids)
-    for loop in (compiled, draft_steps):
+    wanted = drafts_of(draft_by_definition, one, behind, sequences, 0, ids=ids)
+    for loop in (compiled, draft_by_definition):
         assert drafts_of(loop, one, behind, sequences, 5, ids=ids) == wanted
     drafts, _ = wanted[0]
     assert any(len(ids) < 5 and ids[-1] >= N_VOCAB for ids in drafts)
@@ -195,7 +198,7 @@ def test_a_block_without_drafts_keeps_its_entries():
     one, behind = runners()
     found = [
         drafts_of(loop, one, behind, [(5, 0, 0.0, GREEDY), (4, 0, 0.0, GREEDY)], *way)
-        for loop in (compiled, draft_steps)
+        for loop in (compiled, draft_by_definition)
         for way in ((None, 0), (0, 0), (3, 1))
     ]
     assert found[1:] == found[:1] * 5
@@ -207,35 +210,3 @@ def test_a_post_head_for_other_threads_runs_by_the_host():
     sequences = [(5, 4, 0.0, GREEDY), (5, 3, 0.05, SAMPLINGS[1])]
     wanted = drafts_of(compiled, one, behind, sequences, 3)
     assert drafts_of(compiled, one, runners(2)[1], sequences, 3) == wanted
-
-
-def test_what_compiled_code_is_given_is_checked_there_too():
-    one, behind = runners()
-    run = behind_block(one, behind, [(6, 3, 0.0, GREEDY), (5, 2, 0.0, GREEDY)], passes=2)
-    rows, slots = run.post_head.batch, behind.plan.program.slots()
-    first = one.plan._pass(run.batch, one.memory, {})
-    buffers = {slot: behind.plan._slots[slot][0] for slot in slots}
-    logits, hidden = (one.plan._made[name] for name in ("logits", "hidden"))
-    good = [(buffers["row"], [logits, hidden]), (buffers["base"], [logits])]
-
-    def second(**fields):
-        batch = msgspec.structs.replace(rows, **fields)
-        return behind.plan._pass(batch, behind.memory, {}, slots)
-
-    few = {name: getattr(rows, name)[:4].copy() for name in ("tokens", "positions", "seq", "place")}
-    for error, passes, fed in (
-        (BackendError, [first, second()], [(buffers["row"], [logits])]),  # of another width
-        (BackendError, [first, second()], [(buffers["row"] + 1000, [logits, hidden])]),
-        (BackendError, [first, second()], [(buffers["row"], [logits, (99, *hidden[1:])])]),
-        (BackendError, [first, second(), second()], good),
-        (BatchError, [first, second(**few, outputs=rows.outputs[:4].copy())], good),
-        (BatchError, [first, second(outputs=rows.outputs[:4].copy())], good),
-        (BatchError, [first, second(outputs=rows.outputs[::-1].copy())], good),
-        (BatchError, [first, second(seq=np.array([0, 0, 1, 1, 1], np.int32))], good),
-    ):
-        with pytest.raises(error):
-            draft(run, passes, fed)
-    for k in ([3, 1], [3, 3]):
-        with pytest.raises(BatchError):
-            draft(msgspec.structs.replace(run, k=k), [first])
-    assert [*map(len, draft(run, [first, second()], good)[0])] == [3, 2]

@@ -7,17 +7,16 @@ from threading import Event, Thread
 import msgspec
 import numpy as np
 import pytest
+from harness.draft_runs import DraftRun, draft_by_definition, run_drafts
 from harness.search import searching
 from hypothesis import given
 from hypothesis import strategies as st
 from programs import N_LOGITS, N_VOCAB, WIDTH, head
 
-from mtpcore._ext._draft import draft
-from mtpcore.backends.base import CheckedBatch, DraftRun
+from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.cpu import CpuBackend
-from mtpcore.backends.draft import draft_steps
 from mtpcore.backends.reference import ReferenceBackend
-from mtpcore.errors import BatchError, CapacityError, SamplingError
+from mtpcore.errors import BatchError, SamplingError
 from mtpcore.sampling import Sampler, Sampling, Scratch
 from mtpcore.testing import Runner
 
@@ -121,8 +120,8 @@ def test_the_loop_is_the_python_loop(way, slots, with_ids, threads):
             if length:
                 one.feed(HISTORY[:length], seq=seq, place=0, outputs=[], hidden=HIDDEN[:length])
         run = make_run(one.memory, described, IDS if with_ids else None)
-        found.append(one.plan.draft(run, one.memory) if compiled else
-                     draft_steps(one.plan, run, one.memory))  # fmt: skip
+        found.append(run_drafts(one.plan, run, one.memory) if compiled else
+                     draft_by_definition(one.plan, run, one.memory))  # fmt: skip
         for i, (seq, length, n, _, _, _) in enumerate(described):
             one.memory.rewind(seq, length + n + max(len(found[-1][0][i]) - 1, 0))
         digests.append([one.memory.digest(seq) for seq, *_ in described])
@@ -144,7 +143,7 @@ def test_a_loop_takes_no_memory_that_one_before_it_had():
         run = msgspec.structs.replace(run, history=texts, n_prompt=[n // 2] * 2)
         tracemalloc.start()
         try:
-            found.append(one.plan.draft(run, one.memory))
+            found.append(run_drafts(one.plan, run, one.memory))
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -153,7 +152,7 @@ def test_a_loop_takes_no_memory_that_one_before_it_had():
             one.memory.rewind(seq, 0)
         again = make_run(one.memory, described)
         again = msgspec.structs.replace(again, history=texts, n_prompt=[n // 2] * 2)
-        assert found[-1] == draft_steps(one.plan, again, one.memory)
+        assert found[-1] == draft_by_definition(one.plan, again, one.memory)
         for seq in (0, 2):
             one.memory.rewind(seq, 0)
     assert found[0] == found[1]
@@ -176,7 +175,9 @@ def test_threads_share_the_choice_among_many_tokens():
                 CpuBackend(), program, weights, threads=threads or 1, kv_dtype="f32", n_batch=16
             )
             run = make_run(one.memory, sequences, ids, n_logits)
-            loop = one.plan.draft if threads else partial(draft_steps, one.plan)
+            loop = (
+                partial(run_drafts, one.plan) if threads else partial(draft_by_definition, one.plan)
+            )
             found.append(loop(run, one.memory))
         assert found[1:] == [found[0]] * 3
         lengths = [len(drafts) for drafts in found[0][0]]
@@ -208,7 +209,7 @@ def test_tokens_run_while_their_logits_are_made(data, n_logits, threads, repack)
     for compiled in (True, False):
         one = Runner(CpuBackend(), program, weights, threads=threads, kv_dtype="f32", n_batch=16)
         run = make_run(one.memory, described, ids, n_logits)
-        loop = one.plan.draft if compiled else partial(draft_steps, one.plan)
+        loop = partial(run_drafts, one.plan) if compiled else partial(draft_by_definition, one.plan)
         found.append(loop(run, one.memory))
     assert found[0] == found[1]
 
@@ -227,7 +228,7 @@ def test_many_sequences_of_all_kinds_draft_together(threads):
             CpuBackend(), program, weights, threads=threads, kv_dtype="f32", n_batch=32, n_seq=13
         )
         run = make_run(one.memory, described, ids, n_logits)
-        loop = one.plan.draft if compiled else partial(draft_steps, one.plan)
+        loop = partial(run_drafts, one.plan) if compiled else partial(draft_by_definition, one.plan)
         found.append(loop(run, one.memory))
     assert found[0] == found[1]
     assert max(map(len, found[0][0])) == 5
@@ -258,12 +259,12 @@ def test_logits_are_written_only_where_they_are_needed(which, sampling, p_min, a
     """Of one sequence; those of another that races are written only if the plan cannot choose."""
     one = runner(CpuBackend(), 2, which)
     described = [(0, 0, 2, 3, p_min, sampling), (1, 0, 3, 3, 0.0, RACES[0])]
-    one.plan.draft(make_run(one.memory, described), one.memory)
+    run_drafts(one.plan, make_run(one.memory, described), one.memory)
     logits = one.plan._kept["logits"]
     logits[:] = np.nan
     for seq in (0, 1):
         one.memory.rewind(seq, 0)
-    one.plan.draft(make_run(one.memory, described), one.memory)
+    run_drafts(one.plan, make_run(one.memory, described), one.memory)
     assert one.plan._kept["logits"] is logits
     assert np.isnan(logits).all(axis=1).tolist() == [not are_written, which == "direct"]
 
@@ -272,12 +273,12 @@ def test_drafts_go_on_to_the_end():
     """The loop is not idle: greedy drafts without a floor are as many as were wanted."""
     one = runner(CpuBackend(), 2)
     run = make_run(one.memory, [(2, 0, 5, 7, 0.0, SAMPLINGS[0]), (0, 0, 1, 3, 0.0, SAMPLINGS[1])])
-    drafts, n_passes = one.plan.draft(run, one.memory)
+    drafts, n_passes = run_drafts(one.plan, run, one.memory)
     assert [len(d) for d in drafts] == [7, 3]
     assert n_passes == 7
     other = runner(ReferenceBackend("f32"))
     run = make_run(other.memory, [(2, 0, 5, 7, 0.0, SAMPLINGS[0]), (0, 0, 1, 3, 0.0, SAMPLINGS[1])])
-    assert other.plan.draft(run, other.memory) == (drafts, 7)
+    assert run_drafts(other.plan, run, other.memory) == (drafts, 7)
 
 
 def test_rows_that_are_not_finite_end_a_sequence_alone():
@@ -285,7 +286,7 @@ def test_rows_that_are_not_finite_end_a_sequence_alone():
     described = [(0, 0, 2, 4, 0.0, SAMPLINGS[0]), (1, 0, 3, 4, 0.0, SAMPLINGS[0])]
     run = make_run(one.memory, described)
     run.batch.slots["hidden"][1] = np.nan
-    drafts, n_passes = one.plan.draft(run, one.memory)
+    drafts, n_passes = run_drafts(one.plan, run, one.memory)
     assert [len(d) for d in drafts] == [0, 4]  # no logit of the first is a number
     assert n_passes == 4
 
@@ -294,7 +295,7 @@ def test_a_token_without_an_embedding_ends_the_drafts():
     one = runner(CpuBackend())
     ids = np.full(N_LOGITS, N_VOCAB, np.int32)
     run = make_run(one.memory, [(0, 0, 2, 4, 0.0, SAMPLINGS[0])], ids)
-    assert one.plan.draft(run, one.memory) == ([[N_VOCAB]], 1)
+    assert run_drafts(one.plan, run, one.memory) == ([[N_VOCAB]], 1)
 
 
 def test_what_does_not_fit_is_an_error():
@@ -307,20 +308,19 @@ def test_what_does_not_fit_is_an_error():
 
     for wrong in (
         but(k=[9]),  # places that are not reserved
-        but(k=[1, 2]),
         but(recycle={}),
         but(recycle={"hidden": "logits"}),
     ):
         with pytest.raises(BatchError):
-            one.plan.draft(wrong, one.memory)
+            run_drafts(one.plan, wrong, one.memory)
     for wrong in (
         but(n_prompt=[3]),
         but(token_ids=np.full(N_LOGITS, N_VOCAB + 3, np.int32)),
         but(token_ids=IDS[:-1]),
     ):
         with pytest.raises(SamplingError):
-            one.plan.draft(wrong, one.memory)
-    assert len(one.plan.draft(good, one.memory)[0][0]) == 4
+            run_drafts(one.plan, wrong, one.memory)
+    assert len(run_drafts(one.plan, good, one.memory)[0][0]) == 4
 
 
 def test_nobody_chooses_with_the_scratch_of_a_draft_loop():
@@ -332,7 +332,7 @@ def test_nobody_chooses_with_the_scratch_of_a_draft_loop():
     def draft_on():
         nonlocal n_runs
         while not over.is_set() and n_runs < 10_000:
-            one.plan.draft(run, one.memory)
+            run_drafts(one.plan, run, one.memory)
             n_runs += 1
 
     def choose_while(thread):
@@ -348,13 +348,3 @@ def test_nobody_chooses_with_the_scratch_of_a_draft_loop():
         over.set()
         thread.join()
     run.samplers[0].choose(logits, HISTORY[:4], 4, 4)
-
-
-def test_more_slots_than_the_loop_feeds_are_an_error():
-    one = runner(CpuBackend())
-    run = make_run(one.memory, [(0, 0, 2, 2, 0.0, SAMPLINGS[0])])
-    fed = [(0, 0, 0, WIDTH)] * 9
-    pages = one.plan._pages(one.memory)
-    with pytest.raises(CapacityError, match="8 at most"):
-        draft(run, [(one.plan._executor, run.batch, pages, None, [], 0, 1, fed)])
-    assert len(one.plan.draft(run, one.memory)[0][0]) == 2

@@ -9,12 +9,13 @@ from functools import partial
 
 import numpy as np
 import pytest
+from harness.draft_runs import draft_behind
 
 from mtpcore import Batch, Context, Sampling, load_model
 from mtpcore._ext._plan import use_order
 from mtpcore._ext._sampling import Sampler, Scratch
+from mtpcore.backends.schedule import Text
 from mtpcore.graph import GraphType
-from mtpcore.runtime.runner import run_drafts
 
 N_LONG = 8192
 TRIES = 5
@@ -129,19 +130,14 @@ def test_a_draft_is_interrupted_while_the_drafter_reads_the_prompt(demo):
     tokens = np.arange(n, dtype=np.int32) % 1000
     sampler = Sampler(Sampling.greedy(), Scratch(demo.hparams.n_vocab))
 
-    settings = {
-        "samplers": [sampler],
-        "history": [tokens],
-        "n_prompt": [n],
-        "p_min": [0.0],
-    }
+    text = Text(sampler, tokens, n, n)
 
     def draft(context, is_block=False):
         outputs = np.arange(n) >= n - (4 if is_block else 1)
         batch = Batch(tokens, outputs=outputs, slots={"hidden": rows})
-        how = {"is_block": True} if is_block else {"recycle": {"hidden": "hidden"}}
+        feeds = {} if is_block else {"hidden": ("hidden",)}
         with context.journal.transaction((context.runner,)):
-            return run_drafts([(context.runner, batch)], [4], settings | how)
+            return draft_behind(context.runner, batch, 4, text, feeds, is_block=is_block)
 
     one, fresh = contexts
     for is_block in (True, False):

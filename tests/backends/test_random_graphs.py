@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from harness.draft_runs import DraftRun, run_drafts
 from harness.random_graphs import random_drafters, random_graphs
 from harness.random_programs import N_VOCAB, Batch, random_batches
 from harness.random_text import N_CTX, Text, assert_same_bits, feed
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 
 from mtpcore._ext._cpu import available_isas, use_isa
 from mtpcore._ext._plan import ORDERS, use_order
-from mtpcore.backends.base import DraftRun
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.sampling import Sampler, Sampling, Scratch
@@ -88,7 +88,7 @@ def test_drafts_are_those_of_the_definition(data, drafter, way, kv_dtype, seed):
     )  # fmt: skip
     pair, text = Pair(drawn, way, kv_dtype, 16), Text(drawn, seed)
     found = [
-        runner.plan.draft(draft_run(runner, text, sequences, recycle), runner.memory)
+        run_drafts(runner.plan, draft_run(runner, text, sequences, recycle), runner.memory)
         for runner in pair
     ]
     assert found[0] == found[1]

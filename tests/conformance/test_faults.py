@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 import toy
+from msgspec.structs import replace
 
-from mtpcore.backends.base import DraftRun
 from mtpcore.backends.cpu import CpuPlan
 from mtpcore.backends.cpu.lower import Lowering
 from mtpcore.backends.reference import ReferenceBackend
@@ -147,12 +147,12 @@ def computed_by(subject, backend):
 
 
 def test_a_loop_that_feeds_another_output_is_found(subject, monkeypatch):
-    def draft(self, run, memory, made=CpuPlan.draft):
-        fields = {name: getattr(run, name) for name in run.__struct_fields__}
-        return made(self, DraftRun(**(fields | {"recycle": {"hidden": "token"}})), memory)
+    def run_schedule(self, schedule, made=CpuPlan.run_schedule):
+        stages = [replace(stage, feeds={"hidden": ("token",)}) for stage in schedule.stages]
+        return made(self, replace(schedule, stages=stages))
 
     check_drafts(subject(build=echo))
-    monkeypatch.setattr(CpuPlan, "draft", draft)
+    monkeypatch.setattr(CpuPlan, "run_schedule", run_schedule)
     check_graphs(subject(build=echo))
     check_texts(subject(build=echo), Texts(n_texts=1))
     with pytest.raises(AssertionError, match="after token 0: drafts are"):

@@ -22,19 +22,19 @@ SAMPLING = Sampling(temperature=0.8, seed=3)
 
 @contextmanager
 def plans_that_join():
-    """Let every draft run end with the verification it is given; yield what was made of these."""
-    draft, take, taken = CpuPlan.draft, VerificationAhead.take, []
+    """Let every schedule end with the verification it is given; yield what was made of these."""
+    run, take, taken = CpuPlan.run_schedule, VerificationAhead.take, []
 
-    def draft_and_verify(plan, run, memory):
-        made, n_passes = draft(plan, msgspec.structs.replace(run, verification=None), memory)
-        told = run.verification
-        if told is not None and [*map(len, made)] == [*run.k]:
+    def draft_and_verify(plan, schedule):
+        drafted, ran = run(plan, msgspec.structs.replace(schedule, verification=None))
+        made, told = schedule.by_text(drafted), schedule.verification
+        if told is not None and min(drafted, default=0) >= 0:
             tokens = told.batch.tokens.copy()
             for first, ids in zip(told.first, made, strict=True):
                 tokens[first + 1 : first + 1 + len(ids)] = ids
             rows = msgspec.structs.replace(told.batch, tokens=tokens)
             told.arrays = told.plan.run(rows, told.memory)
-        return made, n_passes
+        return drafted, ran
 
     def note(ahead, admitted):
         taken.append(take(ahead, admitted))
@@ -42,7 +42,7 @@ def plans_that_join():
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(CpuPlan, "joins", lambda plan, other: True)
-        patched.setattr(CpuPlan, "draft", draft_and_verify)
+        patched.setattr(CpuPlan, "run_schedule", draft_and_verify)
         patched.setattr(CpuPlan, "grows_trees", True)
         patched.setattr(CpuPlan, "grow", lambda plan, run: grow(run))
         patched.setattr(VerificationAhead, "take", note)

@@ -15,17 +15,16 @@ class Counted:
 
     def __init__(self, plan):
         self.runs, self.loops = [], []
-        self._run, self._draft = plan.run, plan.draft
-        plan.run, plan.draft = self.run, self.draft
+        self._run, self._run_schedule = plan.run, plan.run_schedule
+        plan.run, plan.run_schedule = self.run, self.run_schedule
 
     def run(self, rows, memory):
         self.runs.append(len(rows.tokens))
         return self._run(rows, memory)
 
-    def draft(self, run, memory):
-        batches = [run.batch, *(one.batch for one in run.later)]
-        self.loops.append([len(one.tokens) for one in batches])
-        return self._draft(run, memory)
+    def run_schedule(self, schedule):
+        self.loops.append([len(stage.batch.tokens) for stage in schedule.stages])
+        return self._run_schedule(schedule)
 
     def take(self):
         found = self.runs, self.loops
@@ -60,7 +59,7 @@ def test_a_chain_is_one_loop_whose_first_rows_are_those_accepted(family):
     caught_up = set()
     for accepted, n_drafts, passes in rounds(family.link(threads=1), 12):
         assert passes["llm"] == ([1 + n_drafts], [])
-        assert passes["draft"] == ([], [[accepted + 1]])
+        assert passes["draft"] == ([], [[accepted + 1, 1, 1]])
         caught_up.add(accepted)
         further = {name: runs for name, (runs, _) in passes.items() if name not in ("llm", "draft")}
         assert all(runs == [accepted + 1] for runs in further.values())
@@ -100,5 +99,5 @@ def test_forks_share_what_a_drafter_makes_of_their_text(family):
     cross.draft({0: 2, 1: 2, 2: 2})
     for name in plans.keys() - {"llm"}:
         runs, loops = plans[name].take()
-        n_rows = sum(runs) + sum(sum(first) for first in loops)
+        n_rows = sum(runs) + sum(first for first, *_ in loops)
         assert n_rows <= len(prompt) + 3  # and each fork's pending token

@@ -124,19 +124,19 @@ def test_a_round_that_fails_happened_not_at_all(model):
     wanted = [list(open_frames(model).generate(p, max_frames=4)) for p in PROMPTS[:2]]
     requests = [frames.add(prompt, max_frames=4) for prompt in PROMPTS[:2]]
     codes = frames.cross.speculation.codes
-    runs = codes.runner.plan.draft
+    runs = codes.runner.plan.run_schedule
 
-    def fail(run, memory):
-        runs(run, memory)
+    def fail(schedule):
+        runs(schedule)
         raise KeyboardInterrupt
 
     while frames.active:
         digests = [frames.cross.digest(seq) for seq in range(2)]
         counts = [len(request.frames) for request in requests]
-        codes.runner.plan.draft = fail
+        codes.runner.plan.run_schedule = fail
         with pytest.raises(KeyboardInterrupt):
             frames.step()
-        codes.runner.plan.draft = runs
+        codes.runner.plan.run_schedule = runs
         assert [frames.cross.digest(seq) for seq in range(2)] == digests
         assert [len(request.frames) for request in requests] == counts
         frames.step()
@@ -194,7 +194,7 @@ def test_mistakes(model):
     with pytest.raises(LinkError):
         Frames(model)
 
-    def again(run, memory):
+    def again(schedule):
         with pytest.raises(BusyError):
             frames.step()
         raise ZeroDivisionError
@@ -202,6 +202,6 @@ def test_mistakes(model):
     frames = open_frames(model)
     frames.add([1])
     frames.cross.prepare()
-    frames.cross.speculation.codes.runner.plan.draft = again
+    frames.cross.speculation.codes.runner.plan.run_schedule = again
     with pytest.raises(ZeroDivisionError):
         frames.step()

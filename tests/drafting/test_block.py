@@ -10,7 +10,7 @@ from harness.dflash import VARIANTS
 
 import mtpcore
 from mtpcore import Batch, Context, Cross, Sampling, link, load_model
-from mtpcore._ext._draft import draft
+from mtpcore._ext._draft import run as run_compiled
 from mtpcore.backends.cpu import backend
 from mtpcore.discovery.registry import Registry
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
@@ -256,14 +256,16 @@ def test_a_round_drafts_in_one_call_of_compiled_code(pair, which, tmp_path, monk
     cross = link(Context(pair[0], 64), draft_model=drafter)
     cross.llm.process(Batch.of([3, 5, 8, 1, 9]))
     run = backend.CpuPlan.run
-    monkeypatch.setattr(backend, "draft", lambda *given: calls.append("draft") or draft(*given))
+    monkeypatch.setattr(
+        backend, "run", lambda *given: calls.append("schedule") or run_compiled(*given)
+    )
     monkeypatch.setattr(
         backend.CpuPlan, "run", lambda *given: calls.append(given[0].program.name) or run(*given)
     )
     for sampling in (Sampling.greedy(), Sampling(top_k=5, repetition_penalty=1.2, seed=3)):
         calls.clear()
         assert len(cross.draft(0, 3, sampling)) == 3
-        assert calls[-1] == "draft"
+        assert calls[-1] == "schedule"
         assert calls[:-1] in ([], [cross.contexts["draft_entries"].runner.program.name])
 
 

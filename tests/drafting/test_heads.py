@@ -67,8 +67,8 @@ def test_a_loop_that_ends_by_itself_is_counted(p_min, paused):
     """A floor ends drafts too, and is no reason to count."""
     cross = linked()
     plan = cross.contexts[roles(cross)[0]].runner.plan
-    draft = plan.draft
-    plan.draft = lambda run, memory: ([ids[:2] for ids in draft(run, memory)[0]], 3)
+    run = plan.run_schedule
+    plan.run_schedule = lambda schedule: ([*run(schedule)[0][:2], -1], [True] * 3)
     assert len(cross.draft(0, 3, WARM, p_min=p_min)) == 2
     assert cross.paused == paused
 

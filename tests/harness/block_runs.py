@@ -1,14 +1,13 @@
 """Draft runs of blocks, by their own logits or by a post-head behind them."""
 
-from functools import partial
-
 import msgspec
 import numpy as np
 from programs import N_LOGITS, N_VOCAB
 
+from harness.draft_runs import DraftRun, PostHead
 from harness.head_runs import HIDDEN, HISTORY
-from mtpcore.backends.base import CheckedBatch, DraftRun, PostHead
-from mtpcore.backends.draft import draft_steps
+from mtpcore.backends.base import CheckedBatch
+from mtpcore.backends.draft import run_schedule
 from mtpcore.sampling import Sampler, Scratch
 
 
@@ -74,5 +73,5 @@ def behind_block(one, behind, sequences, *, passes=0, n_before=0, ids=None, n_lo
 def by_the_host(cross):
     """Let a Cross draft pass by pass, so that what a pass makes can be changed; return it."""
     plan = cross.contexts["draft"].runner.plan
-    plan.draft = partial(draft_steps, plan)
+    plan.run_schedule = run_schedule
     return cross

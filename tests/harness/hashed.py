@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from harness.memory_kinds import ListStore
-from mtpcore.backends.draft import draft_steps
+from mtpcore.backends.draft import run_schedule
 from mtpcore.backends.host_rows import HostRows
 from mtpcore.declarations.spec import DrafterSpec, Feed, Fit
 from mtpcore.graph import GraphBuilder, Outputs
@@ -144,8 +144,8 @@ class HashPlan:
     def grow(self, run):
         return None
 
-    def draft(self, run, memory):
-        return draft_steps(self, run, memory)
+    def run_schedule(self, schedule):
+        return run_schedule(schedule)
 
 
 class HashBackend:

@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import strategies as st
 from programs import N_LOGITS, N_VOCAB, WIDTH, head
 
-from mtpcore.backends.base import CheckedBatch, DraftPass, DraftRun
+from harness.draft_runs import DraftPass, DraftRun
+from mtpcore.backends.base import CheckedBatch
 from mtpcore.sampling import Sampler, Sampling, Scratch
 from mtpcore.testing import Runner
 

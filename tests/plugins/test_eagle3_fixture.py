@@ -12,15 +12,16 @@ ones they lie beside by up to 5e-4 of their size, the more the later the positio
 import numpy as np
 import pytest
 from harness import fixtures
+from harness.draft_runs import draft_behind
 from harness.nodewise import assert_same_values
 
 from mtpcore import Batch, Context, Generator, Sampling, link, load_model
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.backends.schedule import Text
 from mtpcore.conversion import convert, quantize
 from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.gguf import write_model_file
-from mtpcore.runtime.runner import run_drafts
 from mtpcore.sampling import Sampler, Scratch
 
 NAME, N_PROMPT, LAYERS = "eagle3-13", 48, (2, 4, 5)
@@ -88,18 +89,12 @@ def test_first_drafts_from_the_references_taps(files, refs, backend):
     )
     batch = Batch(tokens[:-1], slots={"taps": refs["taps"][0]}, outputs="none")
     fused = fusion.process(batch).tap("fused")
-    greedy = Sampling.greedy()
-    choices = {
-        "samplers": [Sampler(greedy, Scratch(2048))],
-        "history": [np.array(tokens, np.int32)],
-        "n_prompt": [N_PROMPT],
-        "p_min": [0.0],
-        "recycle": {"fused": "recycled"},
-        "token_ids": read_vocabulary(head.runner),
-    }
+    sampler, history = Sampler(Sampling.greedy(), Scratch(2048)), np.array(tokens, np.int32)
+    text = Text(sampler, history, N_PROMPT, len(history))
     batch = Batch(tokens[1:], pos=1, slots={"fused": fused})
-    drafts = run_drafts([(head.runner, batch)], [4], choices)
-    assert drafts == [refs["drafts"][0, 0].tolist()]
+    ids, feeds = read_vocabulary(head.runner), {"fused": ("recycled",)}
+    drafts = draft_behind(head.runner, batch, 4, text, feeds, ids=ids)
+    assert drafts == refs["drafts"][0, 0].tolist()
     assert refs["draft_margin"][0, 0].min() > NEAR_TIE
 
 

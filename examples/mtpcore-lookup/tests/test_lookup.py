@@ -45,5 +45,5 @@ def test_plugin_is_installed_and_found():
     (plugin,) = (p for p in describe_plugins() if p.name == "lookup")
     assert plugin.error is None
     assert plugin.distributions == ("mtpcore-lookup 0.1.0",)
-    assert [spec.name for spec in plugin.drafters] == ["lookup"]
+    assert [spec.name for spec in plugin.drafters] == ["ngram"]
     assert isinstance(LOOKUP.proposer(None), Proposer)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._cpu import check_environment
-from mtpcore._ext._draft import draft
+from mtpcore._ext._draft import run
 from mtpcore._ext._plan import BY_COLUMNS, BY_ROWS, IN_COPIES, Executor
 from mtpcore.backends.base import (
     CHOSEN,
     F32,
     CheckedBatch,
-    DraftPass,
-    DraftRun,
     GrownTree,
     Plan,
     Store,
@@ -34,8 +31,10 @@ from mtpcore.backends.cpu.states import CpuStateStore
 from mtpcore.backends.cpu.steps import Sharing, Step
 from mtpcore.backends.cpu.store import CpuStore
 from mtpcore.backends.cpu.weights import Weights
-from mtpcore.backends.draft import check_draft, draft_steps, n_embeddings
+from mtpcore.backends.draft import run_schedule as run_by_definition
 from mtpcore.backends.host_rows import HostRows
+from mtpcore.backends.schedule import Schedule, n_embeddings
+from mtpcore.declarations.spec import INPUTS
 from mtpcore.errors import BackendError, BatchError
 from mtpcore.graph.program import OUTPUTS, MemoryLayer, Program, StateLayer
 from mtpcore.memory.base import Memory, StateStore
@@ -44,9 +43,11 @@ from mtpcore.memory.kv import PagedKV
 from mtpcore.memory.pages import PageTables
 
 if TYPE_CHECKING:
-    from mtpcore._ext._draft import Pass
+    from mtpcore._ext._draft import StageOfPlan
 
 __all__ = ["CpuBackend", "CpuPlan"]
+
+NOT_MADE = (-1, 0, 0)
 
 WORTH_SHARING = 60_000.0
 """Nanoseconds of work below which other threads bring little, and a core that the host takes away
@@ -258,62 +259,103 @@ class CpuPlan:
         """Leave trees to the caller."""
         return None
 
-    def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
-        """Return the drafts of each sequence, and how many passes ran, all without the GIL.
+    def run_schedule(self, schedule: Schedule) -> tuple[list[int], list[bool]]:
+        """Run a schedule without the GIL.
 
-        A run with passes of another backend's plans, or for other threads, goes pass by pass, and
-        so does one with passes of one plan, which has the rows of one batch, or with processors.
+        One with plans of another backend, or for other threads, or with processors, runs stage by
+        stage, and so does one that gives a plan two memories, or embedding rows in a later stage.
 
         Raises
         ------
         BatchError, SamplingError
-            The run does not fit itself or the plan; nothing was run.
+            It does not fit itself or the plans; nothing was run.
         """
-        check_draft(run, self.program)
-        behind = run.post_head if len(run.batch.outputs) else None  # which has a row for each
-        passes = [DraftPass(self, memory, run.batch), *run.later]
-        if behind is not None:
-            passes.append(DraftPass(behind.plan, behind.memory, behind.batch))
-        plans = [one.plan for one in passes if self._runs_with(one.plan)]
-        if len({*map(id, plans)}) < len(passes) or run.takes_host:
-            return draft_steps(self, run, memory)
-        feeds = behind.feeds if behind else {}
-        taken = [
-            plan._pass(one.batch, one.memory, run.recycle, () if plan is self else feeds)
-            for plan, one in zip(plans, passes, strict=True)
-        ]
-        fed = [
-            (plans[-1]._slots[slot][0], [self._made[name] for name in names])
-            for slot, names in feeds.items()
-        ]
-        drafts, n_passes = draft(run, taken, fed)
-        return drafts, 1 if run.is_block else n_passes
+        stages = schedule.stages
+        plans = [stage.plan for stage in stages if self._runs_with(stage.plan)]
+        memories = {id(stage.plan): stage.memory for stage in stages}
+        is_one_region = len(plans) == len(stages) and all(
+            stage.memory is memories[id(stage.plan)]
+            and (stage.batch.embeddings is None or stage is stages[0])
+            for stage in stages
+        )
+        if schedule.takes_host or not is_one_region:
+            return run_by_definition(schedule)
+        taken, n_names = _by_buffers(schedule, plans), len(schedule.names)
+        return run(schedule.texts, schedule.drafts, taken, n_names, schedule.token_ids)
 
-    def _runs_with(self, plan: Plan) -> TypeGuard[CpuPlan]:
-        """Whether the passes of a plan can follow this one's without returning in between."""
+    def _runs_with(self, plan: object) -> TypeGuard[CpuPlan]:
+        """Whether stages of a plan can follow this one's without returning in between."""
         return isinstance(plan, CpuPlan) and plan.threads == self.threads
 
-    def _pass(
-        self,
-        batch: CheckedBatch,
-        memory: Memory | None,
-        recycle: Mapping[str, str],
-        fed: Iterable[str] = (),
-    ) -> Pass:
-        """Return what runs these rows in a draft loop; rows of slots that are fed come later."""
-        n = len(batch.tokens)
-        rows = {slot: self._keep(f"slot {slot}", n, self._slots[slot][1]) for slot in fed}
-        batch = msgspec.structs.replace(batch, slots={**batch.slots, **rows})
-        external = self._inputs(batch)
-        for name, buffer, is_output, shape in self._outputs:
-            made = self._keep(name, len(batch.outputs) if is_output else n, *shape)
-            external.append((buffer, made))
-        logits, _, n_logits = self._made["logits"]
-        recycled = [(self._slots[slot][0], *self._made[name]) for slot, name in recycle.items()]
-        return (
-            self._executor, batch, self._pages(memory), _states_of(memory), external, logits,
-            n_logits, recycled,
-        )  # fmt: skip
+    def _of_stages(self, schedule: Schedule) -> dict[str, Any]:
+        """Return what all stages of this plan have in common: outputs have room for any."""
+        batches = [stage.batch for stage in schedule.stages if stage.plan is self]
+        memory = next(stage.memory for stage in schedule.stages if stage.plan is self)
+        n = max(len(batch.tokens) for batch in batches)
+        n_outputs = max(len(batch.outputs) for batch in batches)
+        for slot, (_, width) in self._slots.items():
+            if slot not in INPUTS and (len(batches) > 1 or slot not in batches[0].slots):
+                self._keep(f"slot {slot}", n, width)
+        logits, _, n_logits = self._made.get("logits", NOT_MADE)
+        where = self.program.name
+        if "codes" in self.program.inputs:
+            raise BatchError("a graph that reads codes cannot draft", where=where)
+        if not n_logits and any(s.picks for s in schedule.stages if s.plan is self):
+            raise BatchError("a graph without logits cannot draft", where=where)
+        return {
+            "executor": self._executor,
+            "pages": self._pages(memory),
+            "states": _states_of(memory),
+            "external": [
+                (buffer, self._keep(name, n_outputs if is_output else n, *shape))
+                for name, buffer, is_output, shape in self._outputs
+            ],
+            "logits": logits,
+            "n_logits": n_logits,
+            "made": [self._made.get(name, NOT_MADE) for name in schedule.names],
+        }
+
+    def _of_stage(self, schedule: Schedule, number: int, *, is_given: bool) -> dict[str, Any]:
+        """Return what is a stage's own; if its rows are not ``is_given``, the loop writes them."""
+        stage, names = schedule.stages[number], schedule.names
+        batch, feeds = stage.batch, list[tuple[int, int, int]]()
+        slots: list[tuple[int, int, F32 | None]] = []
+        external: list[tuple[int, Any]] = self._inputs(batch) if is_given else []
+        if lost := stage.feeds.keys() - self._slots.keys():
+            raise BatchError(
+                "slots that the graph does not have", where=f"stage {number}", got=sorted(lost)
+            )
+        for slot, (buffer, width) in self._slots.items() if not is_given else ():
+            if slot in INPUTS:
+                continue
+            column = 0
+            for name in stage.feeds.get(slot, ()):
+                feeds.append((len(slots), names.index(name), column))
+                column += self._width_of(schedule, number, name)
+            slots.append((buffer, width, batch.slots.get(slot)))
+            external.append((buffer, self._keep(f"slot {slot}", len(batch.tokens), width)))
+        return {
+            "batch": batch,
+            "external": external,
+            "fills": stage.fills,
+            "picks": stage.picks,
+            "slots": slots,
+            "feeds": feeds,
+            "repeats": stage.repeats,
+            "runs_whole": stage.runs_whole,
+            "ends_at_nan": stage.ends_at_nan,
+            "is_given": is_given,
+            "is_kept": number in schedule.read_late,
+        }
+
+    @staticmethod
+    def _width_of(schedule: Schedule, number: int, name: str) -> int:
+        """Return the width of an output that feeds slots of a stage."""
+        for feeder in schedule.feeders[number]:
+            plan = schedule.stages[feeder].plan
+            assert isinstance(plan, CpuPlan)
+            return plan._made.get(name, NOT_MADE)[2]
+        return 0
 
     def _keep(self, name: str, n: int, *shape: int) -> F32:
         """Return room for n rows that is kept from draft to draft, their contents undefined."""
@@ -350,6 +392,20 @@ class CpuPlan:
                 )
             inputs.append((buffer, array))
         return inputs
+
+
+def _by_buffers(schedule: Schedule, plans: Sequence[CpuPlan]) -> list[StageOfPlan]:
+    """Return the stages of a schedule, whose plans these are, for the compiled loop."""
+    fields = {plan: plan._of_stages(schedule) for plan in dict.fromkeys(plans)}
+    begun: set[CpuPlan] = set()
+    taken: list[StageOfPlan] = []
+    for number, plan in enumerate(plans):
+        is_given = plan not in begun and not schedule.stages[number].fills
+        own = plan._of_stage(schedule, number, is_given=is_given)
+        own["external"] += fields[plan]["external"]
+        taken.append({**fields[plan], **own})  # type: ignore[typeddict-item]
+        begun.add(plan)
+    return taken
 
 
 def _states_of(memory: Memory | None) -> NDArray[np.int32] | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.backends.base import CheckedBatch
-from mtpcore.backends.draft import n_embeddings
+from mtpcore.backends.schedule import n_embeddings
 from mtpcore.errors import BatchError
 from mtpcore.graph.program import Program
 from mtpcore.memory.base import PAGE
@@ -17,8 +18,13 @@ from mtpcore.memory.pages import PageTables
 __all__ = ["check_batch", "check_places", "check_sequences"]
 
 
-def check_batch(batch: CheckedBatch, program: Program, n_batch: int) -> None:
-    """Raise BatchError where rows do not fit the program, or each other."""
+def check_batch(
+    batch: CheckedBatch, program: Program, n_batch: int, filled: Collection[str] = ()
+) -> None:
+    """Raise BatchError where rows do not fit the program, or each other.
+
+    Slots that are ``filled`` in before it runs may be missing.
+    """
     n, tokens, seq, place = len(batch.tokens), batch.tokens, batch.seq, batch.place
     rows = (tokens, seq, place, *(x for x in (batch.parent, batch.until) if x is not None))
     fits = all(array.dtype == np.int32 and array.shape == (n,) for array in rows)
@@ -43,6 +49,8 @@ def check_batch(batch: CheckedBatch, program: Program, n_batch: int) -> None:
         _check(parent, is_own, "a parent is an earlier row of the sequence")
     for name, wanted in _widths(program, batch).items():
         given = batch.embeddings if name == "embeddings" else batch.slots.get(name)
+        if given is None and name in filled:
+            continue
         if given is None or given.shape != (n, wanted) or given.dtype != np.float32:
             raise BatchError(
                 "slot rows do not fit",

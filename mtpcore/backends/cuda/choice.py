@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -40,7 +40,7 @@ from mtpcore.backends.cuda.launch.trees import merge_ranks, rank
 from mtpcore.backends.cuda.staging import Part
 from mtpcore.errors import BatchError, SamplingError
 
-__all__ = ["NO_DRAFTS", "Choice", "Choosing", "DraftedParts"]
+__all__ = ["NO_DRAFTS", "Choice", "Choosing", "DraftedParts", "list_drafts"]
 
 I32 = NDArray[np.int32]
 
@@ -285,6 +285,16 @@ class Choice:
                 values = np.frombuffer(self._device.read(self.logits, at, n_bytes), np.float32)
                 logits[part] = values.reshape(len(part), n_logits)
         return logits
+
+
+def list_drafts(paths: Mapping[int, Sequence[int]]) -> tuple[I32, DraftedParts]:
+    """Return a list of the drafts, or nodes, that texts of outputs go on with, and their parts."""
+    numbers: list[int] = []
+    parts = dict[int, tuple[int, int]]()
+    for output, path in paths.items():
+        parts[output] = len(numbers), len(path)
+        numbers += path
+    return np.array(numbers, np.int32), parts
 
 
 def _who(wanted: FusedSampling) -> list[tuple[Sampler, int, int]]:

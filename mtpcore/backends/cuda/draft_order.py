@@ -1,126 +1,248 @@
-"""Which drafts there are, by number, and what kernels are told of them."""
+"""A schedule as steps on a device: what they choose, and what kernels are told of drafts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import CheckedBatch
-from mtpcore.backends.cuda.choice import DraftedParts
-from mtpcore.backends.cuda.launch.passes import DRAFT, NO_DRAFT, PAIR, STEP
+from mtpcore.backends.base import FusedSampling
+from mtpcore.backends.cuda.launch.passes import NEXT, PAIR, STEP, WORDS
+from mtpcore.backends.schedule import KNOWN, OF_DRAFT, PENDING, Fill, Pick, Schedule, Text
 
-__all__ = ["DraftOrder"]
+__all__ = ["DraftOrder", "DraftStep", "KeptRows"]
+
+
+class KeptRows(NamedTuple):
+    """Rows of outputs, side by side, that are kept for slots of later passes; how wide they are."""
+
+    names: tuple[str, ...]
+    width: int
+
+    @property
+    def array(self) -> str:
+        """The name of the array that they are in."""
+        return f"rows of {', '.join(self.names)}: {self.width}"
+
+
+class DraftStep(NamedTuple):
+    """A pass of a stage and a choice of drafts, or another choice from the pass before.
+
+    ===============  ============================================================================
+    ``stage``        its number
+    ``picks``        what is chosen, by output
+    ``runs``         whether it begins with the pass
+    ``asks_p_min``   whether drafts are to be probable enough
+    ``is_repeated``  whether it counts if drafts are others than before, and not if they go on
+    ``may_end``      whether the next step runs only if a draft goes on, or is another
+    ===============  ============================================================================
+    """
+
+    stage: int
+    picks: Sequence[Pick]
+    runs: bool
+    asks_p_min: bool
+    is_repeated: bool = False
+    may_end: bool = False
 
 
 class DraftOrder:
-    """Which sequences are in each pass, and the numbers of their drafts.
+    """What rows and drafts of a schedule wait for, and the steps that follow from it.
 
-    Sequence i is in pass p if ``k[i] > p``, and each is in the first; ``passes`` has them in order.
-    Of a block all drafts come from one pass, and those are its steps, without sequences that get
-    none. The drafts of a pass have the numbers from ``first`` of it on, ``n`` are all.
+    Stages that feed others keep the rows of all outputs, which are numbered: those of stage i from
+    ``first_kept[i]`` to ``first_kept[i + 1]``; ``first_kept[-1]`` is one that is always finite.
 
-    Each draft is chosen behind a row of those of a block that feed its post-head: ``read`` are the
-    rows of each sequence. Without them what feeds a pass is in the order of its sequences.
+    A draft waits for the one before it, and for kept rows, neighbours that are to be finite. If it
+    is a single one, the draft before it does not go on without, so that nothing is run for it.
+
+    Attributes
+    ----------
+    is_known : bool
+        Whether drafts wait for nothing else. If not, there are no steps.
+    keeps : list of set of KeptRows
+        By stage.
     """
 
-    def __init__(self, k: list[int], *, is_block: bool = False, read: Sequence[range] = ()) -> None:
-        self.k, self.read_rows, each = k, read, range(max(k))
-        self.passes = [
-            [i for i, most in enumerate(k) if most > p or not (p or is_block)] for p in each
-        ]
-        self.first = [sum(map(len, self.passes[:p])) for p in each]
-        self.n = sum(map(len, self.passes))
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule, stages = schedule, schedule.stages
+        self._parents = [parent for _, parent in schedule.drafts]
+        self._n_behind = Counter(self._parents)
+        self._anew = {pick.draft for stage in stages if stage.repeats for pick in stage.picks}
+        self._sources = _sources(schedule)
+        self.keeps: list[set[KeptRows]] = [set() for _ in stages]
+        for stage, sources in zip(stages, self._sources, strict=True):
+            widths = stage.plan.program.slots()
+            kept = {KeptRows(tuple(of), widths[slot]) for slot, of in stage.feeds.items()}
+            for number, _ in sources.values():
+                self.keeps[number] |= kept
+        n = [len(stage.batch.outputs) if self.keeps[i] else 0 for i, stage in enumerate(stages)]
+        self.first_kept = [*accumulate(n, initial=0)]
+        self._levels: list[dict[int, int]] = []  # how many drafts of its stage are before each
+        self._reads: list[dict[int, range]] = []  # which kept rows each draft waits for
+        self._reads_next: dict[tuple[int, int], int] = {}  # by stage and draft
+        self._chosen_in: dict[int, int] = {}
+        self.is_known = all(map(self._find_reads, range(len(stages))))
+        self.steps = self._find_steps() if self.is_known else []
 
-    def number(self, i: int, p: int) -> int:
-        """Return the number of the draft that sequence i gets from pass p."""
-        return self.first[p] + self.passes[p].index(i)
+    def _text(self, draft: int) -> Text:
+        return self._schedule.texts[self._schedule.drafts[draft].text]
 
-    @property
-    def none(self) -> NDArray[np.void]:
-        """``DRAFT`` [n] before any is made."""
-        return np.array([(NO_DRAFT, 0, 0)] * self.n, DRAFT)
+    def _path(self, draft: int) -> list[int]:
+        """Return the drafts before one, in order."""
+        found = list[int]()
+        while (draft := self._parents[draft]) != PENDING:
+            found.append(draft)
+        return found[::-1]
 
-    def texts(
-        self, lengths: Mapping[int, tuple[int, int]]
-    ) -> tuple[NDArray[np.int32], DraftedParts]:
-        """Return the drafts that texts go on with, and the part of each output.
+    def _fed(self, number: int) -> dict[int, int]:
+        """Return which kept row feeds each row of a stage."""
+        sources = self._sources[number].items()
+        return {row: self.first_kept[stage] + output for row, (stage, output) in sources}
 
-        ``lengths`` are of each output its sequence, and how many of its drafts.
+    # What there is to do
+
+    def _find_reads(self, number: int) -> bool:
+        """Find what drafts of a stage wait for; say whether that is all."""
+        stage = self._schedule.stages[number]
+        is_own = any(fill.stage == OF_DRAFT for fill in stage.fills) and len(stage.feeds) > 0
+        n_kinds = len({pick.draft in self._anew for pick in stage.picks})
+        if n_kinds > 1 or (stage.repeats and is_own):
+            return False
+        seq, fed, fills = stage.batch.seq.tolist(), self._fed(number), dict[int, list[Fill]]()
+        for fill in stage.fills:
+            fills.setdefault(seq[fill.row], []).append(fill)
+        levels, reads = dict[int, int](), dict(self._reads[-1] if number else {})
+        for output, draft in stage.picks:
+            row, path = int(stage.batch.outputs[output]), self._path(draft)
+            before = [fill for fill in fills.get(seq[row], ()) if fill.row <= row]
+            seen = {kept for one in path for kept in reads[one]}
+            waits = sorted({fed[fill.row] for fill in before if fill.row in fed} - seen)
+            reads[draft] = range(waits[0], waits[-1] + 1) if waits else range(0)
+            others = {fill.draft for fill in before} - {KNOWN, *path}
+            sources = (self._sources[number].get(fill.row) for fill in before)
+            is_sure = all(self._is_made(*of, path) for of in sources if of)
+            if others or not is_sure or len(waits) < len(reads[draft]):
+                return False
+            parent = self._parents[draft]
+            at = -1 if parent in levels else self._chosen_in.get(parent, -1)
+            if len(waits) == self._n_behind[parent] == 1 and waits[0] < self.first_kept[at + 1]:
+                self._reads_next[at, parent] = waits[0]
+            levels[draft] = levels.get(parent, -1) + 1
+        self._chosen_in |= dict.fromkeys(levels, number)
+        self._levels.append(levels)
+        self._reads.append(reads)
+        return True
+
+    def _is_made(self, number: int, output: int, path: Sequence[int]) -> bool:
+        """Say whether a row that feeds others is run in any case, or if these drafts are there."""
+        stage = self._schedule.stages[number]
+        begins = any(self._parents[pick.draft] == PENDING for pick in stage.picks)
+        if not stage.picks or (begins and not stage.fills):
+            return True
+        return any(pick.output == output and pick.draft in path for pick in stage.picks)
+
+    def _find_steps(self) -> list[DraftStep]:
+        """Return the steps of all stages.
+
+        Each pass that repeats settles one more draft, so that no more are needed than stand behind
+        each other. Where it matters how probable drafts are, the last one runs in any case, and it
+        alone asks for that.
         """
-        numbers: list[int] = []
-        parts = dict[int, tuple[int, int]]()
-        for output, (i, n) in lengths.items():
-            parts[output] = len(numbers), n
-            numbers += [self.number(i, p) for p in range(n)]
-        return np.array(numbers, np.int32), parts
-
-    def steps(self, p: int, p_min: list[float]) -> NDArray[np.void]:
-        """Return ``STEP`` of each sequence of a pass."""
-        before = [self.number(i, p - 1) if p else -1 for i in self.passes[p]]
-        steps = np.zeros(len(before), STEP)
-        steps["p_min"] = [p_min[i] for i in self.passes[p]]
-        steps["number"] = self.first[p] + np.arange(len(steps))
-        steps["before"] = before
-        steps["is_to_go_on"] = [self.k[i] > p + 1 for i in self.passes[p]]
-        steps["read_next"] = np.arange(len(steps))
-        if self.read_rows:
-            rows = [(self.read_rows[i], self.k[i] - p) for i in self.passes[p]]
-            steps["first_read"] = [read.start for read, _ in rows]
-            steps["n_read"] = [0 if p else len(read) - n + 1 for read, n in rows]
-            steps["read_next"] = [read.stop - n + 1 for read, n in rows]
+        steps = list[DraftStep]()
+        ends = any(text.p_min > 0 for text in self._schedule.texts)
+        for number, stage in enumerate(self._schedule.stages):
+            choices, n = self._choices(number), stage.repeats
+            if n and not stage.plan.program.sees_ahead:
+                n = min(n, 1 + max(self._levels[number].values(), default=0))
+            for again in range(1, n + 1):
+                asks = ends and again == n
+                flags = asks, not asks, again < n - ends
+                steps += [DraftStep(number, of, not i, *flags) for i, of in enumerate(choices)]
+            for i, picks in enumerate(() if n else choices):
+                if ends and steps and self._go_on(steps[-1], picks):
+                    steps[-1] = steps[-1]._replace(may_end=True)
+                is_last = not any(pick.draft in self._anew for pick in picks)
+                steps.append(DraftStep(number, picks, not i, is_last))
+        if ends and steps[-1].asks_p_min:
+            steps[-1] = steps[-1]._replace(may_end=True)
         return steps
 
-    def steps_at_once(self, steps: range, p_min: list[float]) -> NDArray[np.void]:
-        """Return ``STEP`` of each draft of some steps of a block, which are judged together.
+    def _choices(self, number: int) -> list[list[Pick]]:
+        """Return the picks of a stage: together, or one behind the other where penalties count."""
+        picks, levels = sorted(self._schedule.stages[number].picks), self._levels[number]
+        if not any(self._text(draft).sampler.sampling.has_penalties for _, draft in picks):
+            return [picks]
+        each = range(1 + max(levels.values()))
+        return [[pick for pick in picks if levels[pick.draft] == level] for level in each]
 
-        They come by sequence, as rows do.
-        """
-        parts = [self.steps(p, p_min) for p in steps]
-        for depth, part in enumerate(parts):
-            part["depth"] = depth
-        numbers = [self.number(i, p) for i, k in enumerate(self.k) for p in steps if p < k]
-        at = np.array(numbers) - self.first[steps[0]]
-        made: NDArray[np.void] = np.concatenate(parts)[at]
-        return made
+    def _go_on(self, step: DraftStep, picks: Sequence[Pick]) -> bool:
+        """Say whether picks can choose only if a draft of a step goes on."""
+        here = {pick.draft for pick in step.picks}
+        parents = [self._parents[pick.draft] for pick in picks]
+        return step.asks_p_min and bool(parents) and here.issuperset(parents)
 
-    def chained(self, p: int) -> NDArray[np.void]:
-        """Return ``PAIR`` of drafts and rows, where a pass has one row of each sequence."""
-        pairs = [(self.number(i, p - 1), row) for row, i in enumerate(self.passes[p]) if p]
-        return np.array(pairs, PAIR)
+    # What kernels are told
 
-    def filled(self, p: int, batch: CheckedBatch) -> NDArray[np.void]:
-        """Return ``PAIR`` of drafts and rows, where a pass has the newest rows of its sequences."""
-        pairs = []
-        for i, newest in zip(self.passes[p], batch.outputs.tolist(), strict=True):
-            for draft in range(p):
-                row = newest - p + 1 + draft
-                if row >= 0 and batch.seq[row] == batch.seq[newest]:
-                    pairs.append((self.number(i, draft), row))
-        return np.array(pairs, PAIR)
+    def choosers(self, step: DraftStep) -> FusedSampling | None:
+        """Return who chooses from which output of a step, after the texts before all drafts."""
+        if not step.picks:
+            return None
+        n, none = len(self._schedule.stages[step.stage].batch.outputs), np.zeros(0, np.int32)
+        texts: list[Text | None] = [None] * n
+        indices = [0] * n
+        for output, draft in step.picks:
+            texts[output] = text = self._text(draft)
+            indices[output] = text.index + self._schedule.depths[draft]
+        return FusedSampling(
+            samplers=[text.sampler if text else None for text in texts],
+            indices=indices,
+            token_ids=self._schedule.token_ids,
+            texts=[text.history if text else none for text in texts],
+            n_prompt=[text.n_prompt if text else 0 for text in texts],
+        )
 
-    def behind(self) -> NDArray[np.void]:
-        """Return ``PAIR`` of drafts and the rows behind them, where a post-head has all rows."""
-        drafts = [(i, p) for i, k in enumerate(self.k) for p in range(k - 1)]
-        rows = [(self.number(i, p), self.read_rows[i].stop - self.k[i] + p + 1) for i, p in drafts]
-        return np.array(rows, PAIR)
+    def told(self, step: DraftStep) -> NDArray[np.void]:
+        """Return ``STEP`` of each draft of a step."""
+        levels, reads = self._levels[step.stage], self._reads[step.stage]
+        first = min((levels[draft] for _, draft in step.picks), default=0)
+        told = [
+            (
+                self._text(draft).p_min if step.asks_p_min else 0,
+                *(draft, self._parents[draft], draft in self._n_behind, levels[draft] - first),
+                *(reads[draft].start, len(reads[draft])),
+                self._reads_next.get((step.stage, draft), self.first_kept[-1]),
+            )
+            for _, draft in step.picks
+        ]
+        return np.array(told, STEP)
 
-    def verified(self, first: list[int]) -> NDArray[np.void]:
-        """Return ``PAIR`` of all drafts and their rows, which follow ``first`` of each sequence."""
-        drafts = [(i, p) for i, k in enumerate(self.k) for p in range(k)]
-        return np.array([(self.number(i, p), first[i] + 1 + p) for i, p in drafts], PAIR)
+    def placed(self, step: DraftStep) -> dict[str, NDArray[Any]]:
+        """Return ``PAIR`` of drafts, and of kept rows, and the rows of a pass that they go to."""
+        fills, fed = self._schedule.stages[step.stage].fills, self._fed(step.stage)
+        tokens = [(WORDS * fill.draft + NEXT, fill.row) for fill in fills if fill.draft != KNOWN]
+        pairs = {"tokens": tokens, "rows": [(kept, row) for row, kept in fed.items()]}
+        return {f"pairs of {what}": np.array(of, PAIR) for what, of in pairs.items() if of}
 
-    def read(self, drafted: NDArray[np.void]) -> tuple[list[list[int]], int]:
-        """Return the drafts of each sequence from ``DRAFT`` [n], and how many passes they took."""
-        drafts: list[list[int]] = [[] for _ in self.k]
-        n_passes = 0
-        for p, sequences in enumerate(self.passes):
-            if p and not drafted["goes_on"][self.first[p - 1] : self.first[p]].any():
-                break
-            n_passes += 1
-            for i in sequences:
-                token = int(drafted["token"][self.number(i, p)])
-                if token >= 0 and self.k[i]:
-                    drafts[i].append(token)
-        return drafts, n_passes
+    def texts(self, step: DraftStep) -> dict[int, list[int]]:
+        """Return the drafts in the text before each choice of a step, by output."""
+        return {output: self._path(draft) for output, draft in step.picks}
+
+
+def _sources(schedule: Schedule) -> list[dict[int, tuple[int, int]]]:
+    """Return by stage which output of which stage feeds each of its rows."""
+    chosen_by: dict[int, tuple[int, int]] = {}
+    found = []
+    for number, stage in enumerate(schedule.stages):
+        fills = [fill for fill in stage.fills if stage.feeds and fill.stage != KNOWN]
+        found.append(
+            {
+                row: chosen_by[draft] if of == OF_DRAFT else (of, output)
+                for row, draft, of, output in fills
+            }
+        )
+        chosen_by |= {draft: (number, output) for output, draft in stage.picks}
+    return found

@@ -13,7 +13,6 @@ from mtpcore.backends.base import (
     CHOSEN,
     F32,
     CheckedBatch,
-    DraftRun,
     GrownTree,
     Plan,
     TreeRun,
@@ -49,7 +48,7 @@ from mtpcore.backends.cuda.store import CudaStore
 from mtpcore.backends.cuda.trees import TreeLoop
 from mtpcore.backends.cuda.visible import Attended, Rows, Tables, Visible
 from mtpcore.backends.cuda.weights import Weights
-from mtpcore.backends.draft import draft_steps
+from mtpcore.backends.schedule import Schedule
 from mtpcore.errors import BackendError
 from mtpcore.graph.program import OUTPUTS, Node, Program
 from mtpcore.memory.base import Memory
@@ -160,9 +159,11 @@ class CudaPlan:
             made[CHOSEN], made["logits"] = self.choice.result(wanted)
         return made
 
-    def check(self, batch: CheckedBatch, memory: Memory | None) -> None:
-        """Raise what ``run`` raises of a batch."""
-        check_batch(batch, self.program, self._n_batch)
+    def check(
+        self, batch: CheckedBatch, memory: Memory | None, filled: Collection[str] = ()
+    ) -> None:
+        """Raise what ``run`` raises of a batch; slots that are ``filled`` in may be missing."""
+        check_batch(batch, self.program, self._n_batch, filled)
         self.check_memory(batch, memory)
         if self.choice and batch.fused_sampling is not None:
             self.choice.check(batch.fused_sampling, len(batch.outputs))
@@ -246,11 +247,9 @@ class CudaPlan:
         """Whether the plan is on the same device."""
         return isinstance(plan, CudaPlan) and plan.device is self.device
 
-    def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
-        """Return the drafts of each sequence and the number of passes, one after the other."""
-        if not run.takes_host and self._loop.can_run(run):
-            return self._loop.run(run, memory)
-        return draft_steps(self, run, memory)
+    def run_schedule(self, schedule: Schedule) -> tuple[list[int], list[bool]]:
+        """Run a schedule, in one launch unless that takes the host."""
+        return self._loop.run(schedule)
 
     @property
     def grows_trees(self) -> bool:

@@ -13,13 +13,13 @@ import msgspec
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mtpcore.backends.base import CheckedBatch, Plan
+from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.launch.passes import spread
 from mtpcore.backends.cuda.launch.step import Launch, start
 from mtpcore.backends.cuda.runs import DevicePlan, PlannedRun
 from mtpcore.backends.cuda.staging import Part
-from mtpcore.backends.draft import n_embeddings
+from mtpcore.backends.schedule import n_embeddings
 
 __all__ = ["EVERY_TOKEN", "RoundStage", "Rounds", "n_tokens_of", "without_drafts"]
 
@@ -82,7 +82,7 @@ class Rounds:
         self.arrays: dict[str, DeviceArray] = {}
         self._n_made = 0  # arrays, of which some have gone
 
-    def is_here(self, plan: Plan | DevicePlan) -> TypeGuard[DevicePlan]:
+    def is_here(self, plan: object) -> TypeGuard[DevicePlan]:
         """Whether a plan is on the same device."""
         return isinstance(plan, self._kind) and plan.device is self._device
 
@@ -168,16 +168,16 @@ def n_tokens_of(stages: Sequence[RoundStage]) -> int:
     return min(filter(None, tables), default=EVERY_TOKEN)
 
 
-def without_drafts(batch: CheckedBatch, lengths: Mapping[int, tuple[int, int]]) -> CheckedBatch:
+def without_drafts(batch: CheckedBatch, lengths: Mapping[int, int]) -> CheckedBatch:
     """Return a batch whose texts end before their drafts, which are any tokens there.
 
-    ``lengths`` are as in ``DraftOrder.texts``.
+    ``lengths`` say of outputs how many drafts there are in their texts.
     """
     wanted = batch.fused_sampling
     if wanted is None or not wanted.texts:
         return batch
     texts = [*wanted.texts]
-    for output, (_, n) in lengths.items():
+    for output, n in lengths.items():
         texts[output] = texts[output][: max(len(texts[output]) - n, 0)]
     wanted = msgspec.structs.replace(wanted, texts=texts)
     return msgspec.structs.replace(batch, fused_sampling=wanted)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import CheckedBatch
+from mtpcore.backends.base import CheckedBatch, FusedSampling
 from mtpcore.backends.cuda.choice import NO_DRAFTS, Choice, Choosing, DraftedParts
 from mtpcore.backends.cuda.device import Device, DeviceArray
 from mtpcore.backends.cuda.graphs import Graphs
@@ -19,7 +19,7 @@ from mtpcore.backends.cuda.visible import Rows, Visible
 from mtpcore.graph.program import Program
 from mtpcore.memory.base import Memory
 
-__all__ = ["PlannedRun", "DevicePlan", "Shape"]
+__all__ = ["DevicePlan", "PlannedRun", "Shape", "plan_choice", "plan_runs"]
 
 
 class Shape(NamedTuple):
@@ -63,8 +63,10 @@ class DevicePlan(Protocol):
     def seen(self) -> Collection[Visible]:
         """What rows see, once for each mask, window and group of memory."""
 
-    def check(self, batch: CheckedBatch, memory: Memory | None) -> None:
-        """Raise what a run raises of a batch."""
+    def check(
+        self, batch: CheckedBatch, memory: Memory | None, filled: Collection[str] = ()
+    ) -> None:
+        """Raise what a run raises of a batch; slots that are ``filled`` in may be missing."""
 
     def check_memory(self, batch: CheckedBatch, memory: Memory | None) -> None:
         """Check what is stored in memory, and what is seen of it."""
@@ -84,3 +86,24 @@ class DevicePlan(Protocol):
 
     def result(self, batch: CheckedBatch) -> dict[str, NDArray[Any]]:
         """Return what the last run made of a batch."""
+
+
+def plan_choice(
+    choice: Choice, wanted: FusedSampling, *, has_odds: bool, drafted: DraftedParts
+) -> PlannedRun:
+    """Return a run without a pass: a choice from the logits of the one before."""
+    choosing, parts = choice.take(wanted, has_odds=has_odds, drafted=drafted)
+    return PlannedRun(Shape(0, 0, (), (), len(parts), choosing), parts)
+
+
+def plan_runs(takes: Sequence[tuple[DevicePlan, Callable[[], PlannedRun]]]) -> list[PlannedRun]:
+    """Return runs that follow each other, each taken from its plan.
+
+    A plan's arrays may grow with a run, so that those before it have to be planned again.
+    """
+    while True:
+        runs = [take() for _, take in takes]
+        choices = [(plan, run.shape.choosing) for (plan, _), run in zip(takes, runs, strict=True)]
+        newest = {id(plan): choosing.rooms for plan, choosing in choices if choosing}
+        if all(not choosing or choosing.rooms == newest[id(plan)] for plan, choosing in choices):
+            return runs

@@ -8,7 +8,7 @@ nodes these rows are, and which rows they follow; so it does where the target ve
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, cast
@@ -22,11 +22,10 @@ from mtpcore.backends.base import (
     FusedSampling,
     GrownTree,
     TreeBranch,
-    TreePass,
     TreeRun,
     Verification,
 )
-from mtpcore.backends.cuda.choice import DraftedParts
+from mtpcore.backends.cuda.choice import DraftedParts, list_drafts
 from mtpcore.backends.cuda.launch.passes import (
     DRAFT,
     NEXT,
@@ -57,7 +56,7 @@ from mtpcore.backends.cuda.launch.trees import (
     show_verified,
 )
 from mtpcore.backends.cuda.rounds import EVERY_TOKEN, Rounds, n_tokens_of, without_drafts
-from mtpcore.backends.cuda.runs import DevicePlan, PlannedRun
+from mtpcore.backends.cuda.runs import DevicePlan, PlannedRun, plan_runs
 from mtpcore.graph.program import OUTPUTS
 
 __all__ = ["TreeLoop"]
@@ -119,7 +118,7 @@ class TreeOrder:
 
 
 class TreeStage(NamedTuple):
-    """A pass of a round with trees; see ``drafts.Stage``.
+    """A pass of a round with trees; see ``drafts.DeviceStage``.
 
     It makes ``n`` nodes, from number ``first`` of the round on, from ``n_outputs`` rankings of
     ``n_ranks`` tokens, whose rows are kept from ``first_output`` on. Where it ``may_end``, the next
@@ -153,8 +152,8 @@ class TreeStage(NamedTuple):
         return max(len(self.brought.get(name, ())) for name in names)
 
 
-class RoundShape(NamedTuple):
-    """What the launches of a round depend on besides its passes; see ``drafts.RoundShape``.
+class TreeShape(NamedTuple):
+    """What the launches of a round depend on besides its passes; see ``drafts.DraftShape``.
 
     ``n_wanted`` nodes are verified, of ``n_nodes`` at most ``depth`` levels deep. Of ``n_lists``
     lists of nodes the best are; 0: it is known which.
@@ -206,7 +205,7 @@ class TreeLoop:
             follow = self._verifying_best if run.width else self._verifying
             stages += follow(run, order, verification.plan, verification)
         n_wanted, n_nodes = sum(map(len, run.order)), len(run.nodes)
-        shape = RoundShape(
+        shape = TreeShape(
             *(tuple(run.recycle.items()), n_tokens, min(n_tokens, n_tokens_of(stages))),
             *(n_wanted, n_nodes, len(run.passes), len(run.order) if run.width else 0),
         )
@@ -244,11 +243,14 @@ class TreeLoop:
             else:
                 plan.check(batch, one.memory)
         texts = [
-            _texts({at: order.text(branch) for at, branch in enumerate(order.ranked(p))})
+            list_drafts({at: order.text(branch) for at, branch in enumerate(order.ranked(p))})
             for p in range(len(run.passes))
         ]
-        stages = []
-        for p, planned in enumerate(_take(run.passes, batches, [parts for _, parts in texts])):
+        stages, takes = [], []
+        for plan, one, batch, (_, parts) in zip(plans, run.passes, batches, texts, strict=True):
+            take = partial(plan.take, batch, one.memory, has_odds=True, drafted=parts)
+            takes.append((plan, take))
+        for p, planned in enumerate(plan_runs(takes)):
             brought = {"children": _children(run, order, p), "drafted": texts[p][0]}
             if run.width:
                 brought |= _branch_rows(run, order, p, texts[p][1])
@@ -288,9 +290,9 @@ class TreeLoop:
         }
         outputs = enumerate(verification.batch.outputs.tolist())
         paths = {output: rows[row] for output, row in outputs if row in rows}
-        drafted, parts = _texts(paths)
-        sequence_of = {output: (0, len(path)) for output, path in paths.items()}
-        batch = without_drafts(verification.batch, sequence_of)
+        drafted, parts = list_drafts(paths)
+        lengths = {output: len(path) for output, path in paths.items()}
+        batch = without_drafts(verification.batch, lengths)
         plan.check(batch, memory)
         tokens = [(WORDS * path[-1] + NEXT, row) for row, path in rows.items()]
         brought = {"drafted": drafted, "pairs of tokens": np.array(tokens, PAIR)}
@@ -311,7 +313,7 @@ class TreeLoop:
         choosers = np.cumsum([0, *(sampler is not None for sampler in samplers)]).tolist()
         depths = batch.positions[:, 0]
         verified: list[tuple[int, ...]] = []
-        parts, lengths = dict[int, tuple[int, int]](), dict[int, tuple[int, int]]()
+        parts, lengths = dict[int, tuple[int, int]](), dict[int, int]()
         first = len(run.branches)
         for root, nodes in zip(verification.first, run.order, strict=True):
             above = output_of.get(root)
@@ -321,7 +323,7 @@ class TreeLoop:
                 places = (choosers[output], choosers[above]) if chooses else (-1, -1)
                 if output is not None:
                     parts[output] = most * len(verified), most
-                    lengths[output] = 0, int(depths[row] - depths[root])
+                    lengths[output] = int(depths[row] - depths[root])
                 verified.append((row, root, first, len(nodes), *places, most * len(verified)))
             first += len(nodes)
         batch = without_drafts(batch, lengths)
@@ -356,7 +358,7 @@ class TreeLoop:
     # What the device does
 
     def _launches(
-        self, shape: RoundShape, stage: TreeStage, is_last: bool, following: Any
+        self, shape: TreeShape, stage: TreeStage, is_last: bool, following: Any
     ) -> Iterator[Launch]:
         """Yield the launches of a pass; ``following`` is the condition of the next one."""
         plan, arrays, program = stage.plan, self._rounds.arrays, stage.plan.program
@@ -404,7 +406,7 @@ class TreeLoop:
             else:
                 yield complete(arrays["nodes"], wanted, n, following)
 
-    def _find_rows(self, shape: RoundShape, stage: TreeStage) -> Iterator[Launch]:
+    def _find_rows(self, shape: TreeShape, stage: TreeStage) -> Iterator[Launch]:
         """Yield what finds the nodes of a pass, and where its rows stand, if that is not known."""
         plan, arrays, n = stage.plan, self._rounds.arrays, stage.n_placed
         if not shape.n_lists or not n:
@@ -519,34 +521,6 @@ def _choosing(run: TreeRun, order: TreeOrder, p: int) -> CheckedBatch:
         n_prompt=[run.n_prompt[branch.sequence] for branch in branches],
     )
     return msgspec.structs.replace(run.passes[p].batch, fused_sampling=wanted)
-
-
-def _texts(paths: Mapping[int, list[int]]) -> tuple[NDArray[np.int32], DraftedParts]:
-    """Return the nodes that the texts of outputs go on with, and the part of each."""
-    numbers: list[int] = []
-    parts = dict[int, tuple[int, int]]()
-    for output, path in paths.items():
-        parts[output] = len(numbers), len(path)
-        numbers += path
-    return np.array(numbers, np.int32), parts
-
-
-def _take(
-    passes: Sequence[TreePass], batches: list[CheckedBatch], parts: list[DraftedParts]
-) -> list[PlannedRun]:
-    """Return the runs of all passes.
-
-    A plan's arrays may grow with a pass, so that those before it have to be planned again.
-    """
-    while True:
-        planned = [
-            cast(DevicePlan, one.plan).take(batch, one.memory, has_odds=True, drafted=part)
-            for one, batch, part in zip(passes, batches, parts, strict=True)
-        ]
-        runs = [(one.plan, run.shape.choosing) for one, run in zip(passes, planned, strict=True)]
-        newest = {plan: choosing.rooms for plan, choosing in runs if choosing}
-        if all(choosing is None or choosing.rooms == newest[plan] for plan, choosing in runs):
-            return planned
 
 
 def _children(run: TreeRun, order: TreeOrder, p: int) -> NDArray[np.void]:

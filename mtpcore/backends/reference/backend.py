@@ -10,7 +10,6 @@ import numpy as np
 from mtpcore.backends.base import (
     F32,
     CheckedBatch,
-    DraftRun,
     GrownTree,
     Plan,
     Store,
@@ -18,7 +17,7 @@ from mtpcore.backends.base import (
     WeightSource,
     codes_of,
 )
-from mtpcore.backends.draft import draft_steps
+from mtpcore.backends.draft import run_schedule
 from mtpcore.backends.host_rows import HostRows
 from mtpcore.backends.reference import arithmetic, formulas
 from mtpcore.backends.reference.activation import BLOCK_OF_TYPE
@@ -35,6 +34,7 @@ from mtpcore.backends.reference.run import (
 )
 from mtpcore.backends.reference.states import ReferenceStateStore
 from mtpcore.backends.reference.store import ReferenceStore
+from mtpcore.backends.schedule import Schedule
 from mtpcore.errors import BackendError
 from mtpcore.graph.program import MemoryLayer, Node, Program, StateLayer, Weight
 from mtpcore.memory.base import Memory, StateStore
@@ -254,9 +254,9 @@ class ReferencePlan:
         """Leave trees to the caller."""
         return None
 
-    def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
-        """Return the drafts of each sequence and the number of passes, one after the other."""
-        return draft_steps(self, run, memory)
+    def run_schedule(self, schedule: Schedule) -> tuple[list[int], list[bool]]:
+        """Run a schedule, one stage after the other."""
+        return run_schedule(schedule)
 
     def _round(self, values: Array) -> Array:
         return values if values.dtype == np.int32 else values.astype(self._dtype, copy=False)

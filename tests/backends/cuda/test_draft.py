@@ -3,16 +3,16 @@
 import msgspec
 import numpy as np
 import pytest
+from harness.draft_runs import DraftPass, DraftRun, draft_by_definition, run_drafts
 from harness.search import searching
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from programs import N_LOGITS, N_VOCAB, WIDTH, head
 
-from mtpcore.backends.base import CheckedBatch, DraftPass, DraftRun
+from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.cuda import CudaBackend
 from mtpcore.backends.cuda.plan import CudaPlan
-from mtpcore.backends.draft import draft_steps
 from mtpcore.sampling import Sampler, Sampling, Scratch
 from mtpcore.testing import Runner
 
@@ -94,14 +94,16 @@ def test_drafts_are_those_of_logits_at_home(one, sequences, has_ids):
     """In one launch, as it is recorded and replayed, too, and pass after pass."""
     ids = IDS if has_ids else None
 
-    loops = [*[CudaPlan.draft] * 3, draft_steps]
+    loops = [*[run_drafts] * 3, draft_by_definition]
     made = [
         drafted(one, sequences, ids, lambda run, loop=loop: loop(one.plan, run, one.memory))
         for loop in loops
     ]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(CudaPlan, "chooses_after_texts", False)
-        wanted = drafted(one, sequences, ids, lambda run: draft_steps(one.plan, run, one.memory))
+        wanted = drafted(
+            one, sequences, ids, lambda run: draft_by_definition(one.plan, run, one.memory)
+        )
     assert made == [wanted] * len(loops)
 
 
@@ -109,7 +111,7 @@ def test_drafts_are_in_the_text_of_those_behind_them(one):
     """A penalty that forbids what was drafted already lets nothing be drafted twice."""
     sampling = Sampling(temperature=0, repetition_penalty=1e6)
     sequences = [(1, 8, 0.0, sampling), (3, 8, 0.0, SAMPLINGS[0])]
-    drafts, _ = drafted(one, sequences, None, lambda run: one.plan.draft(run, one.memory))
+    drafts, _ = drafted(one, sequences, None, lambda run: run_drafts(one.plan, run, one.memory))
     assert [len(set(ids)) < 8 for ids in drafts] == [False, True]
 
 
@@ -125,7 +127,7 @@ def test_logits_come_home_only_where_probabilities_matter(one, backend, monkeypa
         n_bytes.clear()
         sequences = [(2, 3, p_min, SAMPLINGS[2]), (1, 3, 0.0, SAMPLINGS[-1])]
         drafts, n = drafted(
-            one, sequences, None, lambda run: draft_steps(one.plan, run, one.memory)
+            one, sequences, None, lambda run: draft_by_definition(one.plan, run, one.memory)
         )
         assert [*map(len, drafts), n] == [3, 3, 3]
         n_chosen = 1 if p_min else 2
@@ -151,8 +153,8 @@ def test_passes_of_another_backend_choose_for_themselves(one):
     made, wanted = (
         drafted(one, sequences, None, lambda run, draft=draft: mixed(run, draft))
         for draft in (
-            lambda run: one.plan.draft(run, one.memory),
-            lambda run: draft_steps(one.plan, run, one.memory),
+            lambda run: run_drafts(one.plan, run, one.memory),
+            lambda run: draft_by_definition(one.plan, run, one.memory),
         )
     )
     assert made == wanted

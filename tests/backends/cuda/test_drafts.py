@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 from harness.block_runs import behind_block, block
+from harness.draft_runs import DraftRun, draft_by_definition, run_drafts, scheduled
 from harness.head_runs import (
     GREEDY,
     HIDDEN,
@@ -27,12 +28,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from programs import N_LOGITS, N_VOCAB, head, post_head
 
-from mtpcore.backends.base import CHOSEN, CheckedBatch, DraftRun, FusedSampling, Verification
+from mtpcore.backends.base import CHOSEN, CheckedBatch, FusedSampling, Verification
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.cuda import CudaBackend
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.drafts import DraftLoop
-from mtpcore.backends.draft import draft_steps
 from mtpcore.sampling import Sampler, Sampling, Scratch
 from mtpcore.testing import Runner
 
@@ -108,7 +108,7 @@ def chain(one, sequences, *, in_place=False, ids=None):
 def test_a_chain_of_one_head(one, sequences, in_place, has_ids):
     """Launched, recorded and replayed: the drafts are those of pass after pass."""
     found = []
-    for loop in (draft_steps, *[type(one.plan).draft] * 3):
+    for loop in (draft_by_definition, *[run_drafts] * 3):
         run = chain(one, sequences, in_place=in_place, ids=IDS if has_ids else None)
         found.append(loop(one.plan, run, one.memory))
         clear(one)
@@ -125,7 +125,7 @@ def test_a_chain_of_one_head(one, sequences, in_place, has_ids):
 def test_heads_of_each_step(heads, sequences, slots, recycles, has_ids):
     sequences = [(slot, *one) for slot, one in zip(slots, sequences, strict=False)]
     found = []
-    for loop in (draft_steps, *[type(heads[0].plan).draft] * 3):
+    for loop in (draft_by_definition, *[run_drafts] * 3):
         run = make_run(heads, sequences, recycles=recycles, ids=IDS if has_ids else None)
         found.append(loop(heads[0].plan, run, heads[0].memory))
         clear(*heads)
@@ -176,7 +176,7 @@ def test_a_chain_with_recurrent_layers(recurrent, lengths, p_min):
     samplings = SAMPLINGS[1], SAMPLINGS[4]
     sequences = [(*of, k, p_min, by) for of, by in zip(lengths, samplings, strict=True)]
     found = []
-    for loop in (draft_steps, *[type(one.plan).draft] * 3):
+    for loop in (draft_by_definition, *[run_drafts] * 3):
         made = [loop(one.plan, recurrent_chain(one, sequences), one.memory)]
         for seq, (_, length) in enumerate(lengths):
             for n in sorted({0, 1, k - 2, k - 1}, reverse=True):
@@ -210,7 +210,7 @@ def test_a_chain_with_recurrent_layers(recurrent, lengths, p_min):
 def test_a_block(one, sequences, has_ids):
     """Launched, recorded and replayed: the drafts are those that the host chooses."""
     found = []
-    for loop in (draft_steps, *[type(one.plan).draft] * 3):
+    for loop in (draft_by_definition, *[run_drafts] * 3):
         found.append(loop(one.plan, block(one, sequences, IDS if has_ids else None), one.memory))
         clear(one)
     assert found[1:] == found[:1] * 3
@@ -222,7 +222,7 @@ def test_a_block_beside_another(one, sampling, p_min):
     """Of each way to choose; a draft that is not probable enough ends its sequence alone."""
     sequences = [(2, 4, p_min, sampling), (3, 3, 0.0, SAMPLINGS[1]), (1, 0, 0.0, sampling)]
     found = []
-    for loop in (draft_steps, *[type(one.plan).draft] * 3):
+    for loop in (draft_by_definition, *[run_drafts] * 3):
         found.append(loop(one.plan, block(one, sequences), one.memory))
         clear(one)
     assert found[1:] == found[:1] * 3
@@ -232,7 +232,7 @@ def test_a_block_beside_another(one, sampling, p_min):
 def test_drafts_of_a_block_are_in_the_text_of_those_behind_them(one):
     """A penalty that forbids what was drafted already lets nothing be drafted twice."""
     forbids = Sampling(temperature=0, repetition_penalty=1e6)
-    drafts, n_passes = one.plan.draft(block(one, [(1, 8, 0.0, forbids)]), one.memory)
+    drafts, n_passes = run_drafts(one.plan, block(one, [(1, 8, 0.0, forbids)]), one.memory)
     clear(one)
     assert len(set(drafts[0])) == 8
     assert n_passes == 1
@@ -251,7 +251,7 @@ def test_a_post_head(one, behind, pair, passes, n_before, p_min):
     found = []
     sequences = [(3, 4, p_min, pair[0]), (2, 2, 0.0, pair[1]), (4, 3, p_min, pair[1])]
     ids = IDS if p_min else None
-    for loop in (draft_steps, *[type(one.plan).draft] * 3):
+    for loop in (draft_by_definition, *[run_drafts] * 3):
         run = behind_block(one, behind, sequences, passes=passes, n_before=n_before, ids=ids)
         found.append(loop(one.plan, run, one.memory))
         clear(one, behind)
@@ -264,7 +264,7 @@ def test_a_post_head(one, behind, pair, passes, n_before, p_min):
 def test_a_row_that_is_not_finite_ends_what_a_post_head_drafts(one, behind, bad, passes, n_before):
     """Of that sequence alone, and the row before the first draft's counts."""
     found = []
-    for loop in (draft_steps, *[type(one.plan).draft] * 3):
+    for loop in (draft_by_definition, *[run_drafts] * 3):
         sequences = [(3, 3, 0.0, GREEDY), (3, 4, 0.0, GREEDY)]
         run = behind_block(one, behind, sequences, passes=passes, n_before=n_before)
         hidden = run.batch.slots["hidden"].copy()
@@ -339,7 +339,7 @@ def test_what_verifies_runs_behind_all_drafts(one, behind, target, sampling, mak
     held = [2, 4, 70]
     for _ in range(3):
         run = verified(target, make(*plans, sequences), held, sampling)
-        drafts, _ = one.plan.draft(run, one.memory)
+        drafts, _ = run_drafts(one.plan, run, one.memory)
         made = {name: np.array(rows) for name, rows in run.verification.arrays.items()}
         tokens = run.verification.batch.tokens.copy()
         for first, ids in zip(run.verification.first, drafts, strict=True):
@@ -359,7 +359,7 @@ def test_what_verifies_runs_behind_all_drafts(one, behind, target, sampling, mak
 
 def test_a_sequence_that_has_its_drafts_keeps_no_pass_alive(one):
     """It has the one that it wants, and the only draft of the other is not probable enough."""
-    for loop in (draft_steps, *[type(one.plan).draft] * 3):
+    for loop in (draft_by_definition, *[run_drafts] * 3):
         sequences = [(3, 1, 0.0, GREEDY), (2, 3, 1.0, SAMPLINGS[1])]
         drafts, n_passes = loop(one.plan, chain(one, sequences), one.memory)
         assert ([*map(len, drafts)], n_passes) == ([1, 0], 1)
@@ -383,7 +383,7 @@ def test_nothing_is_run_that_nobody_reaches(one, target, monkeypatch):
             sequences = [(3, 3, p_min, GREEDY), (2, 3, p_min, SAMPLINGS[1])]
             run = verified(target, chain(one, sequences), [2, 1])
             launches.clear()
-            drafts, n_passes = one.plan.draft(run, one.memory)
+            drafts, n_passes = run_drafts(one.plan, run, one.memory)
             counts[p_min] = len(launches), n_passes, [*map(len, drafts)]
             assert (run.verification.arrays is not None) == (p_min < 1)
             clear(one, target)
@@ -423,13 +423,13 @@ def test_a_pass_that_changes_nothing_is_the_last(
         for i, bias in enumerate(biases)
     ]  # fmt: skip
     found, counts = [], []
-    for loop in (draft_steps, *[type(one.plan).draft] * 4):
+    for loop in (draft_by_definition, *[run_drafts] * 4):
         run = behind_block(one, behind, sequences, passes=9, n_before=1)
-        run = run if loop is draft_steps else verified(target, run, [3, 4])
+        run = run if loop is draft_by_definition else verified(target, run, [3, 4])
         n_judged.clear()
         found.append(loop(one.plan, run, one.memory))
         counts.append(len(n_judged))
-        assert loop is draft_steps or run.verification.arrays is not None
+        assert loop is draft_by_definition or run.verification.arrays is not None
         clear(one, behind, target)
     assert found[1:] == found[:1] * 4
     assert len(n_run) == n  # of nine, and of five that settle all drafts, which the first run has
@@ -455,7 +455,7 @@ def test_a_post_head_does_not_run_for_nobody(one, behind, target, passes, monkey
             run = behind_block(one, behind, sequences, passes=passes)
             run = verified(target, run, [2, 1])
             n_launches.clear()
-            drafts, _ = one.plan.draft(run, one.memory)
+            drafts, _ = run_drafts(one.plan, run, one.memory)
             counts.append(sum(n_launches))
             assert (run.verification.arrays is not None) == (p_min < 1)
             assert [*map(len, drafts)] == ([4, 4] if p_min < 1 else [0, 0])
@@ -467,20 +467,20 @@ def test_a_row_that_is_not_finite_ends_a_sequence_alone(one):
     for _ in range(3):
         run = chain(one, [(2, 3, 0.0, GREEDY), (3, 3, 0.0, GREEDY)])
         run.batch.slots["hidden"][1] = np.nan
-        drafts, n_passes = one.plan.draft(run, one.memory)
+        drafts, n_passes = run_drafts(one.plan, run, one.memory)
         assert [*map(len, drafts), n_passes] == [0, 3, 3]
         clear(one)
 
 
 def test_what_drafts_nothing_is_left_to_the_steps(one, behind):
-    loop = DraftLoop(one.plan)
-    assert not loop.can_run(chain(one, [(2, 0, 0.0, GREEDY)]))
-    run = chain(one, [(2, 2, 0.0, GREEDY)])
-    assert loop.can_run(run)
-    run_behind = behind_block(one, behind, [(2, 2, 0.0, GREEDY)])
-    assert loop.can_run(run_behind)
+    def is_here(run):
+        return DraftLoop(one.plan).order(scheduled(one.plan, run, one.memory)) is not None
+
+    assert not is_here(chain(one, [(2, 0, 0.0, GREEDY)]))
+    assert is_here(chain(one, [(2, 2, 0.0, GREEDY)]))
+    assert is_here(behind_block(one, behind, [(2, 2, 0.0, GREEDY)]))
     elsewhere = Runner(CpuBackend(), *post_head(), n_batch=16)
-    assert not loop.can_run(behind_block(one, elsewhere, [(2, 2, 0.0, GREEDY)]))
+    assert not is_here(behind_block(one, elsewhere, [(2, 2, 0.0, GREEDY)]))
     clear(one, behind)
 
 
@@ -489,7 +489,7 @@ def test_a_graph_keeps_the_plans_that_it_launches(emulated):
     drafter, target = (Runner(CudaBackend(emulated), *head(seed=i), n_batch=16) for i in (0, 77))
     plan = weakref.ref(target.plan)
     run = verified(target, chain(drafter, [(3, 2, 0.0, GREEDY)]), [2])
-    drafter.plan.draft(run, drafter.memory)
+    run_drafts(drafter.plan, run, drafter.memory)
     del target, run
     gc.collect()
     assert plan() is not None

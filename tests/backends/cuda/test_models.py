@@ -90,30 +90,30 @@ def test_texts_are_those_of_choices_at_home(on_device, monkeypatch, sampling):
     def decoded():
         return decode(on_device.link(n_seq_max=2, n_batch=64), on_device, texts)[0]
 
-    run, draft, n_chosen = CudaPlan.run, CudaPlan.draft, []
+    run, run_schedule, n_chosen = CudaPlan.run, CudaPlan.run_schedule, []
 
     def count(made):
         n_chosen.append((made[CHOSEN] >= 0).sum() if made and CHOSEN in made else 0)
         return made
 
-    def draft_and_count(plan, wanted, memory):
-        made = draft(plan, wanted, memory)
-        count(wanted.verification and wanted.verification.arrays)
+    def draft_and_count(plan, schedule):
+        made = run_schedule(plan, schedule)
+        count(schedule.verification and schedule.verification.arrays)
         return made
 
     def run_at_home(plan, batch, memory):
         return run(plan, msgspec.structs.replace(batch, fused_sampling=None), memory)
 
-    def draft_at_home(plan, wanted, memory):
-        return draft(plan, msgspec.structs.replace(wanted, verification=None), memory)
+    def draft_at_home(plan, schedule):
+        return run_schedule(plan, msgspec.structs.replace(schedule, verification=None))
 
     monkeypatch.setattr(CudaPlan, "run", lambda *given: count(run(*given)))
-    monkeypatch.setattr(CudaPlan, "draft", draft_and_count)
+    monkeypatch.setattr(CudaPlan, "run_schedule", draft_and_count)
     made = decoded()
     assert sum(n_chosen) >= sum(map(len, made)) - texts.n_texts  # all but those after prompts
     monkeypatch.setattr(CudaPlan, "chooses_after_texts", False)
     monkeypatch.setattr(CudaPlan, "run", run_at_home)
-    monkeypatch.setattr(CudaPlan, "draft", draft_at_home)
+    monkeypatch.setattr(CudaPlan, "run_schedule", draft_at_home)
     assert decoded() == made
 
 

@@ -46,7 +46,7 @@ def make(model: Any) -> Proposer:
 
 
 LOOKUP = DrafterSpec(
-    name="lookup",
+    name="ngram",
     fit=Fit(),
     shape="proposer",
     proposer=make,

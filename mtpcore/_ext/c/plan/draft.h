@@ -1,76 +1,119 @@
-/* The draft loop: passes of plans with a choice of tokens after each, in one parallel region.
+/* Schedules: stages of plans with choices of tokens in between, in one parallel region.
  *
- * Either one plan runs again and again, each pass with the rows that the one before it made; or
- * each draft has a plan of its own, whose rows were laid out beforehand: those of a sequence end
- * with the drafts before its own, and the loop fills these in; or one pass runs a block. Its rows
- * choose all drafts, or feed those of a post-head, which has a pass for each draft, or some that
- * choose all drafts anew, until a pass changes none.
+ * See backends/schedule.py for what stages, fills and picks mean, and backends/draft.py for the same
+ * loop in Python.
  */
 #ifndef MTPCORE_DRAFT_H
 #define MTPCORE_DRAFT_H
 
 #include "plan/fused_sampling.h"
 
-enum { MTP_MOST_RECYCLED = 8 };
+enum { MTP_MOST_SLOTS = 8, MTP_KNOWN = -1, MTP_OF_DRAFT = -2 };
 
-/* What feeds a slot with an output's row, or a part of the slot where several outputs do. */
+/* What row `row` of a stage gets: the token of `draft`, or none (MTP_KNOWN); and for its slots what
+ * `stage` made for its output `output`, or the stage that chose the draft (MTP_OF_DRAFT), or
+ * nothing (MTP_KNOWN). */
 typedef struct {
-    int32_t slot, output; /* buffers: of the plan that reads, and of the one that makes */
-    int32_t axis;         /* of the output's rows */
-    int64_t width;
-    int64_t column, stride; /* of the slot's rows: where the part begins, and their width */
-    float *rows;            /* [n_rows][stride] of the slot, that the loop writes */
-} mtp_recycle;
+    int32_t row, draft, stage, output;
+} mtp_fill;
 
+/* Output `output` of a stage chooses `draft`. */
+typedef struct {
+    int32_t output, draft;
+} mtp_pick;
+
+/* An output whose rows feed slots of later stages, by its number among the names of all. */
+typedef struct {
+    int32_t buffer; /* -1: the stage does not make it */
+    int32_t axis;   /* of its rows */
+    int64_t width;
+    int64_t column; /* of a row of `kept` */
+} mtp_made;
+
+/* A part of a slot, by its number among the stage's: which name fills it from `column` on. */
+typedef struct {
+    int32_t slot, name;
+    int64_t column;
+} mtp_feed;
+
+typedef struct {
+    int32_t buffer;
+    int64_t width;
+    const float *given; /* [n_rows][width], or NULL */
+    float *rows;        /* [n_rows][width] that the stage reads */
+} mtp_slot;
+
+/* A text that gets drafts. */
 typedef struct {
     const mtp_sampling *settings;
     mtp_sampler_scratch *scratch;
-    int32_t *history;                         /* n_history tokens, then room for k drafts */
-    int64_t n_history, n_prompt, k, n_drafts; /* k falls to where drafts end early */
-    int64_t index;                            /* of the first draft */
+    int32_t *history; /* n_history tokens, then room for a path of drafts */
+    int64_t n_history, n_prompt;
+    int64_t index; /* of the first draft */
     double p_min;
     int can_fuse; /* whether sampling may be fused into the output matmul */
-    int64_t at;   /* the first row of a pass's logits that chooses for it */
-    /* Of a block's outputs, which are a post-head's rows: its first, and that of its first draft. */
-    int64_t begin, first;
-} mtp_draft_sequence;
+} mtp_text;
 
-/* A plan and its batch. At first the newest row of sequence i is output i, if it is no block. */
+typedef struct {
+    int32_t text, parent, depth; /* the draft before it, or -1; how many come before it */
+    int32_t is_anew;             /* whether a stage that repeats chooses it: p_min is asked last */
+    int32_t token;               /* -1: none */
+    int32_t stage, output;       /* that chose it */
+    int32_t is_open;             /* whether the stage at hand may choose it; -1: it does not */
+    float probability;
+} mtp_draft_token;
+
 typedef struct {
     const mtp_plan *plan;
-    mtp_run *run;
-    mtp_fused_sampling sampling; /* whose choosers the loop names */
-    mtp_recycle recycled[MTP_MOST_RECYCLED];
-    int64_t n_recycled; /* that it makes for later passes */
-    int64_t n_rows;     /* that the loop writes */
-    int32_t *tokens;    /* [n_rows] */
-    int32_t *active;    /* [outputs] the sequence that each row of logits chooses for, or -1 */
-    int can_fuse;
-} mtp_draft_pass;
+    mtp_run *run; /* of stages of one plan it is the same */
+    mtp_fused_sampling sampling;
+    mtp_fill *fills; /* by row */
+    int64_t n_fills;
+    mtp_pick *picks;
+    int64_t n_picks;
+    mtp_slot slots[MTP_MOST_SLOTS];
+    int64_t n_slots;
+    mtp_feed feeds[MTP_MOST_SLOTS];
+    int64_t n_feeds;
+    mtp_made *made; /* [n_names] */
+    int64_t repeats;
+    int runs_whole, ends_at_nan;
+    int is_given; /* whether the run has its rows already, and it has no fills */
+    /* The batch, and where the row before each is that it sees; -1: there is none. */
+    int64_t n_rows, n_outputs, n_axes;
+    int32_t *tokens, *seq, *place, *positions, *outputs, *before;
+    int32_t *until; /* or NULL */
+    /* Of each output, as it was run: its number, -1 where it was left out, and its row. */
+    int32_t *at, *row;
+    int8_t *is_finite; /* what it made for the stage at hand; -1: nobody has looked */
+    float *kept;       /* [n_outputs][kept_width] of what it made, where its plan runs again before
+                        * that is read; else NULL */
+    int64_t kept_width;
+    int64_t n_composed; /* rows when it was composed last */
+    int can_fuse, has_run;
+} mtp_stage;
 
 /* Everything in it was checked. */
 typedef struct {
-    mtp_draft_sequence *sequences;
-    int64_t n_sequences;
-    mtp_draft_pass *passes; /* one: it is repeated; of a block: it, and its post-head */
-    int64_t n_passes;
-    int64_t n_run; /* how many ran */
-    int64_t n_logits;
-    int64_t n_tokens; /* that have embeddings; 0: none are read */
-    int in_place; /* whether rows of a repeated pass stay at the place and positions of the first */
-    int is_block;
-    int64_t most_passes; /* of a post-head that chooses all drafts in each; 0: one in each */
-    mtp_run rows;        /* of a post-head, all */
-    /* What else a pass reads whose rows the loop writes: */
-    int32_t *positions, *seq, *place, *outputs;
-    float *probabilities; /* of what each row of a pass chose, where p_min asks for it */
-} mtp_draft;
+    mtp_text *texts;
+    int64_t n_texts;
+    mtp_draft_token *drafts;
+    int64_t n_drafts;
+    mtp_stage *stages;
+    int64_t n_stages;
+    int64_t n_names, n_logits;
+    int64_t n_tokens; /* that have embeddings where drafts are read; 0: none are read */
+    /* The rows of the stage that runs, where it has fills; [most rows]: */
+    int32_t *tokens, *seq, *place, *positions, *until, *outputs;
+    int32_t *is_dead, *row_at; /* while it is composed */
+} mtp_schedule;
 
-/* Lay out what the loop writes for n_sequences with histories of up to `most` tokens, positions of
- * n_axes, and the rows of each pass. Returns its bytes; where memory is NULL that is all. */
-size_t mtp_draft_lay_out(mtp_draft *draft, int64_t most, int64_t n_axes, char *memory);
+/* Lay out what the loop reads and writes, with room for histories of up to `most` tokens. The
+ * stages say how many rows, outputs, fills, picks and kept columns they have. Returns its bytes;
+ * where memory is NULL that is all. */
+size_t mtp_schedule_lay_out(mtp_schedule *schedule, int64_t most, char *memory);
 
-/* Draft until every sequence has ended, or the run is interrupted; the drafts follow each history. */
-void mtp_draft_run(mtp_draft *draft);
+/* Run all stages, or until the run is interrupted. */
+void mtp_schedule_run(mtp_schedule *schedule);
 
 #endif

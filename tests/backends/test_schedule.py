@@ -1,0 +1,252 @@
+"""Schedules: what does not fit is refused, and random ones are those of the definition."""
+
+from functools import cache
+
+import msgspec
+import numpy as np
+import pytest
+from harness.head_runs import GREEDY, HIDDEN, HISTORY, IDS, SAMPLINGS, clear
+from harness.search import searching
+from hypothesis import given, note
+from hypothesis import strategies as st
+from programs import N_LOGITS, N_VOCAB, head
+
+from mtpcore.backends.base import CheckedBatch
+from mtpcore.backends.cpu import CpuBackend
+from mtpcore.backends.draft import run_schedule
+from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.backends.schedule import (
+    KNOWN,
+    OF_DRAFT,
+    PENDING,
+    DraftToken,
+    Fill,
+    Pick,
+    Schedule,
+    Stage,
+    Text,
+    check_schedule,
+)
+from mtpcore.errors import BatchError
+from mtpcore.sampling import Sampler, Scratch
+from mtpcore.testing import Runner
+
+HEADS = [head(seed=30), head(factor=None, seed=31), head(factor=None, seed=32)]
+FEEDS = {"hidden": ("hidden",)}
+
+
+@cache
+def plans(kind, threads):
+    """Return three heads, each with a memory, of the definition or compiled."""
+    backend = ReferenceBackend("f32") if kind == "reference" else CpuBackend()
+    return [Runner(backend, *one, threads=threads, kv_dtype="f32", n_batch=32) for one in HEADS]
+
+
+# A stage as it is drawn: the plan, and of each text its rows. A row is what is known of its token
+# and its slots: None, or the number of an earlier draft, and of an earlier stage.
+
+
+class DrawnStage(msgspec.Struct, frozen=True):
+    plan: int
+    rows: list[tuple[int, int | None, int | None, int]]  # text, draft, stage, output
+    picks: list[tuple[int, int]]
+    repeats: int
+    runs_whole: bool
+    ends_at_nan: bool
+
+
+class Drawn(msgspec.Struct, frozen=True):
+    stages: list[DrawnStage]
+    drafts: list[tuple[int, int]]
+    texts: list[tuple[int, float]]
+    is_broken: bool
+    has_ids: bool = False
+
+
+@st.composite
+def schedules(draw):
+    """Draw chains, heads, blocks and posts of any mixture: each reads what comes before it."""
+    n_texts = draw(st.integers(1, 3))
+    texts = [
+        (draw(st.integers(0, len(SAMPLINGS))), draw(st.sampled_from([0.0, 0.0, 0.06, 0.2])))
+        for _ in range(n_texts)
+    ]
+    drafts: list[tuple[int, int]] = []
+    newest = dict.fromkeys(range(n_texts), PENDING)
+    stages: list[DrawnStage] = []
+    chosen: dict[int, tuple[int, int]] = {}
+    for number in range(draw(st.integers(1, 4))):
+        again = number > 0 and bool(drafts) and draw(st.booleans()) and draw(st.booleans())
+        rows, picks = [], []
+        for text in draw(st.permutations(range(n_texts))):
+            own = [n for n, (of, _) in enumerate(drafts) if of == text]
+            n_rows = len(own) + 1 if again else draw(st.integers(0 if number else 1, 3))
+            if again and not own:
+                continue
+            for at in range(n_rows):
+                draft = stage = None
+                output = 0
+                if again:
+                    draft = own[at - 1] if at else None
+                elif own and draw(st.booleans()):
+                    draft = draw(st.sampled_from(own))
+                if number and draw(st.booleans()):
+                    if draft is not None and not again and draw(st.booleans()):
+                        stage = OF_DRAFT
+                    elif stages[0].rows:
+                        stage, output = 0, draw(st.integers(0, len(stages[0].rows) - 1))
+                rows.append((text, draft, stage, output))
+                if again and at < len(own):
+                    picks.append((len(rows) - 1, own[at]))
+                elif not again and len(drafts) < 8 and draw(st.booleans()):
+                    picks.append((len(rows) - 1, len(drafts)))
+                    drafts.append((text, newest[text]))
+                    newest[text] = len(drafts) - 1
+        if not rows:
+            continue
+        stages.append(
+            DrawnStage(
+                plan=draw(st.integers(0, 2)),
+                rows=rows,
+                picks=picks,
+                repeats=draw(st.integers(1, 4)) if again and picks else 0,
+                runs_whole=draw(st.booleans()),
+                ends_at_nan=draw(st.booleans()),
+            )
+        )
+        if again and not picks:
+            stages.pop()
+        chosen.update({draft: (len(stages) - 1, output) for output, draft in picks})
+    return Drawn(stages, drafts, texts, draw(st.integers(0, 2)) == 0, draw(st.booleans()))
+
+
+def make(drawn, runners):
+    """Return the schedule; places of all rows are reserved."""
+    scratch, lengths = Scratch(N_LOGITS, N_VOCAB + 3), {}
+    stages = []
+    settings = [GREEDY, *SAMPLINGS]
+    for number, stage in enumerate(drawn.stages):
+        runner, n = runners[stage.plan], len(stage.rows)
+        place = []
+        for text, *_ in stage.rows:
+            at = lengths.get((stage.plan, text), 0)
+            place.append(at)
+            lengths[stage.plan, text] = at + 1
+        hidden = HIDDEN[[7 * number + i for i in range(n)]].copy()
+        if drawn.is_broken:
+            hidden[(5 * number) % n] = np.nan
+        slots = {"hidden": hidden}
+        fills = [
+            Fill(
+                row,
+                KNOWN if draft is None else draft,
+                KNOWN if source is None else source,
+                output,
+            )
+            for row, (_, draft, source, output) in enumerate(stage.rows)
+            if draft is not None or source is not None
+        ]
+        stages.append(
+            Stage(
+                plan=runner.plan,
+                memory=runner.memory,
+                batch=CheckedBatch(
+                    tokens=HISTORY[number : number + n].copy(),
+                    positions=np.array(place, np.int32)[:, None].copy(),
+                    seq=np.array([text for text, *_ in stage.rows], np.int32),
+                    place=np.array(place, np.int32),
+                    outputs=np.arange(n, dtype=np.int32),
+                    slots=slots,
+                ),
+                fills=fills,
+                feeds=FEEDS,
+                picks=[Pick(*pick) for pick in stage.picks],
+                repeats=stage.repeats,
+                runs_whole=stage.runs_whole,
+                ends_at_nan=stage.ends_at_nan,
+            )
+        )
+    for (plan, text), n in lengths.items():
+        # Rows that are left out have been there before: others may see their places.
+        runners[plan].feed(HISTORY[:n], seq=text, place=0, hidden=HIDDEN[:n], outputs=[])
+    return Schedule(
+        stages=stages,
+        texts=[
+            Text(Sampler(settings[which], scratch), HISTORY[:5], 2, 5, p_min)
+            for which, p_min in drawn.texts
+        ],
+        drafts=[DraftToken(*draft) for draft in drawn.drafts],
+        token_ids=IDS if drawn.has_ids else None,  # some have no embedding
+    )
+
+
+def drafted(drawn, kind, threads=1, *, compiled=True):
+    runners = plans(kind, threads)
+    schedule = make(drawn, runners)
+    loop = schedule.stages[0].plan.run_schedule if compiled else run_schedule
+    try:
+        return loop(schedule)
+    finally:
+        clear(*runners)
+
+
+@searching(150)
+@given(schedules())
+def test_random_schedules_are_those_of_the_definition(drawn):
+    note(str(drawn))
+    wanted = drafted(drawn, "cpu", compiled=False)
+    assert drafted(drawn, "cpu") == wanted
+    assert drafted(drawn, "cpu", 2) == wanted
+
+
+CHAIN = Drawn(
+    stages=[
+        DrawnStage(0, [(0, None, None, 0), (0, None, None, 0)], [(1, 0)], 0, False, False),
+        DrawnStage(1, [(0, 0, OF_DRAFT, 0)], [(0, 1)], 0, False, False),
+    ],
+    drafts=[(0, PENDING), (0, 0)],
+    texts=[(0, 0.0)],
+    is_broken=False,
+)
+
+
+def wrong_fields():
+    """Return fields of the chain's second stage, and what is said of each."""
+    yield {"fills": [Fill(1, 0)]}, "fills by row"
+    yield {"fills": [Fill(0, 0), Fill(0, 0)]}, "fills by row"
+    yield {"fills": [Fill(0, 1)]}, "a draft before it is chosen"
+    yield {"fills": [Fill(0, 0, 1)]}, "a row before it is made"
+    yield {"fills": [Fill(0, 0, 0, 2)]}, "a row before it is made"
+    yield {"fills": [Fill(0, KNOWN, OF_DRAFT)]}, "a row before it is made"
+    yield {"feeds": {"other": ("hidden",)}}, "slots that the graph does not have"
+    yield {"feeds": {"hidden": ("logits",)}}, "a slot is fed by outputs of its width"
+    yield {"feeds": {"hidden": ("gone",)}}, "a slot is fed by outputs of its width"
+    yield {"feeds": {"hidden": ()}}, "a slot is fed by outputs of its width"
+    yield {"picks": [Pick(1, 1)]}, "no output, or a draft that is chosen elsewhere"
+    yield {"picks": [Pick(0, 0)]}, "no output, or a draft that is chosen elsewhere"
+    yield {"picks": [Pick(0, 1), Pick(0, 1)]}, "no output, or a draft that is chosen elsewhere"
+    yield {"picks": []}, "a draft that nothing chooses"
+    yield {"repeats": 1}, "a row before it is made"
+    yield {"repeats": 1, "fills": [Fill(0, 0, KNOWN)]}, "no output, or a draft that is chosen"
+
+
+@pytest.mark.parametrize(("fields", "what"), [*wrong_fields()], ids=str)
+def test_what_does_not_fit_is_refused(fields, what):
+    runners = plans("cpu", 1)
+    good = make(CHAIN, runners)
+    wrong = msgspec.structs.replace(good.stages[1], **fields)
+    with pytest.raises(BatchError, match=what):
+        check_schedule(msgspec.structs.replace(good, stages=[good.stages[0], wrong]))
+    clear(*runners)
+
+
+@pytest.mark.parametrize(
+    "drafts",
+    [[(1, PENDING), (0, 0)], [(0, 0), (0, 0)], [(0, PENDING), (0, 1)], [(0, PENDING), (0, -2)]],
+)
+def test_drafts_behind_none_are_refused(drafts):
+    runners = plans("cpu", 1)
+    good = make(CHAIN, runners)
+    with pytest.raises(BatchError, match="a draft of no text"):
+        check_schedule(msgspec.structs.replace(good, drafts=[DraftToken(*one) for one in drafts]))
+    clear(*runners)
