@@ -106,7 +106,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     A row is dead, and what is chosen behind it is no draft, if its fill cannot be had: the draft is
     none or has no embedding, the row that feeds its slots is not finite. So are the rows of its
     sequence behind it. A stage runs if it chooses nothing, or a draft from a row that is not dead;
-    rows behind the last of these are left out unless it ``runs_whole``.
+    where it has fills, rows behind the last of these are left out unless it ``runs_whole``.
 
     Attributes
     ----------

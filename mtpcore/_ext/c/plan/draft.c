@@ -237,15 +237,20 @@ static int64_t open_picks(const mtp_schedule *schedule, const mtp_stage *stage)
     return n;
 }
 
+/* Whether no row of a stage is left out. */
+static int runs_all(const mtp_stage *stage)
+{
+    return stage->runs_whole || stage->n_picks == 0 || stage->n_fills == 0;
+}
+
 /* Say where each row of a stage that has to run is among these, -1 of others; returns how many.
  * These are all, or those that an output sees from which a draft is chosen. */
 static int64_t find_rows(const mtp_schedule *schedule, const mtp_stage *stage)
 {
     int32_t *at = schedule->row_at;
-    const int32_t all = stage->runs_whole || stage->n_picks == 0;
     int64_t n = 0;
     for (int64_t row = 0; row < stage->n_rows; row++)
-        at[row] = all ? 0 : -1;
+        at[row] = runs_all(stage) ? 0 : -1;
     for (int64_t i = 0; i < stage->n_picks; i++) {
         if (!schedule->drafts[stage->picks[i].draft].is_open)
             continue;
@@ -324,7 +329,7 @@ static void compose(mtp_schedule *schedule, mtp_stage *stage)
     int64_t m = 0;
     write_rows(schedule, stage, n);
     for (int64_t i = 0; i < stage->n_outputs; i++)
-        stage->at[i] = stage->runs_whole || stage->n_picks == 0 ? 0 : -1;
+        stage->at[i] = runs_all(stage) ? 0 : -1;
     for (int64_t i = 0; i < stage->n_picks; i++)
         if (schedule->drafts[stage->picks[i].draft].is_open)
             stage->at[stage->picks[i].output] = 0;
