@@ -193,19 +193,15 @@ def drafted(drawn, kind, threads=1, *, compiled=True):
 # A stage without fills runs whole: what it stores is seen later, broken as it may be.
 WITHOUT_FILLS = Drawn(
     stages=[
-        DrawnStage(0, [(0, None, None, 0), (1, None, None, 0)], [(1, 0)], 0, False, False),
+        DrawnStage(0, [(text, None, None, 0) for text in (0, 1, 2)], [(2, 0)], 0, False, False),
+        DrawnStage(0, [(2, None, None, 0), (2, 0, None, 0)], [(0, 0)], 1, False, False),
+        DrawnStage(0, [(text, None, None, 0) for text in (1, 1, 2)], [(2, 1)], 0, False, False),
         DrawnStage(
-            0,
-            [(0, None, None, 0), (0, None, None, 0), (1, None, None, 0)],
-            [(2, 1)],
-            0,
-            False,
-            False,
+            0, [(text, None, None, 0) for text in (2, 2, 0, 0, 0, 1)], [(5, 2)], 0, False, False
         ),
-        DrawnStage(0, [(0, None, None, 0)], [(0, 2)], 0, False, False),
     ],
-    drafts=[(1, PENDING), (1, 0), (0, PENDING)],
-    texts=[(0, 0.0), (0, 0.0)],
+    drafts=[(2, PENDING), (2, 0), (1, PENDING)],
+    texts=[(0, 0.0)] * 3,
     is_broken=True,
 )
 
