@@ -196,6 +196,8 @@ cdef class Joiner:
         const int32_t[::1] of_bytes not None, unknown=None, const double[::1] scores=None,
         list merges=None, bint whole_words=False,
     ):
+        if self.words is not None:  # what it remembers is of the tokens it was made of
+            raise RuntimeError("made once")
         self.texts, self.ids, self.joinable = texts, ids, joinable
         self.scores, self.has_scores, self.whole_words = scores, scores is not None, whole_words
         self.of_bytes, self.words = of_bytes, {}
@@ -223,8 +225,6 @@ cdef class Joiner:
         cdef uint64_t n_places = 2
         if n >= INT32_MAX:
             raise OverflowError("more merges than a rank may name")
-        if self.ranks != NULL:
-            raise RuntimeError("made once")
         while n_places < 2 * <uint64_t> n:
             n_places *= 2
         self.merges, self.mask = merges, n_places - 1

@@ -62,7 +62,11 @@ class MappedFile(Uncopied):
                     "checkpoint's folder",
                 )
             if not stat.S_ISREG(mode):
-                raise ModelFileError("not a regular file", where=str(path))
+                raise ModelFileError(
+                    "not a regular file",
+                    where=str(path),
+                    fix="give the path of a GGUF file; what a pipe brings is saved to one first",
+                )
             with open(path, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 if size < 4:

@@ -158,3 +158,10 @@ def test_pairs_are_remembered_as_they_are():
     found = joiner.join(words * 2)
     expected = [[ids[word]] if word in ids else [ids[c] for c in word] for word in words * 2]
     assert found == [token for tokens in expected for token in tokens]
+
+
+@pytest.mark.parametrize("order", [{"scores": np.zeros(len(TEXTS))}, {"merges": ["a b"]}])
+def test_joiner_is_made_once(order):
+    joiner = joiner_of(**order)
+    with pytest.raises(RuntimeError, match="made once"):
+        joiner.__init__(["a"], {"a": 0}, np.ones(1, np.uint8), NO_BYTES, 0, merges=[])
