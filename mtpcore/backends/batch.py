@@ -89,7 +89,7 @@ class CheckedBatch(msgspec.Struct, frozen=True, kw_only=True):
     parent : int32[n], optional
         In a draft tree, the row (index in this batch) that a row follows; -1: what is stored.
     until : int32[n], optional
-        Where attention has the mask ``spans``, the place behind the last one that a row sees.
+        Where attention has the mask ``spans``, the place after the last one that a row sees.
     embeddings : float32[n, width], optional
     codes : int32[n, n_codes], optional
         -1 where a row has none; given where the program reads codes.
@@ -144,7 +144,7 @@ class RunsBatches(Protocol):
 
 
 class Verification(msgspec.Struct, kw_only=True):
-    """The target's pass over what a schedule drafts, which a plan may run behind it in one go.
+    """The target's pass over what a schedule drafts, which a plan may run after it in one go.
 
     ``batch`` has of the schedule's text i, from row ``first[i]`` on, the pending token and its
     drafts, whose tokens are filled in, in the texts before its choices, too; its places are

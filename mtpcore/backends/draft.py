@@ -213,7 +213,7 @@ class _Round:
         at: Mapping[int, int],
         picks: Sequence[Pick],
     ) -> None:
-        """Choose drafts, each behind those before it."""
+        """Choose drafts, each after those before it."""
         logits = np.asarray(arrays["logits"])
         chosen = np.asarray(arrays.get(CHOSEN, np.full(len(logits), -1)))
         at_home = np.cumsum(chosen == -1) - 1  # the row of logits of each that has one
@@ -256,7 +256,7 @@ class _Round:
 def _leave_out(
     stage: Stage, batch: CheckedBatch, picks: Sequence[Pick]
 ) -> tuple[CheckedBatch, dict[int, int]]:
-    """Return a batch without rows behind the last one of each sequence that chooses.
+    """Return a batch without rows after the last one of each sequence that chooses.
 
     And where each output is then.
     """

@@ -12,7 +12,7 @@ heads for each step    a stage a head; it has the rows of all drafts before its 
 block                  one stage with a row for each draft
 post-head in order     a block that chooses nothing, then a stage a draft; its row gets the draft
                        before, and the block's row
-post-head in passes    a block that chooses all drafts, then a stage that chooses them anew behind
+post-head in passes    a block that chooses all drafts, then a stage that chooses them anew after
                        those that were there, until none changes
 =====================  ===========================================================================
 
@@ -103,10 +103,10 @@ class Pick(NamedTuple):
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """A pass, and what goes on between it and others.
 
-    A row is dead, and what is chosen behind it is no draft, if its fill cannot be had: the draft is
+    A row is dead, and what is chosen after it is no draft, if its fill cannot be had: the draft is
     none or has no embedding, the row that feeds its slots is not finite. So are the rows of its
-    sequence behind it. A stage runs if it chooses nothing, or a draft from a row that is not dead;
-    where it has fills, rows behind the last of these are left out unless it ``runs_whole``.
+    sequence after it. A stage runs if it chooses nothing, or a draft from a row that is not dead;
+    where it has fills, rows after the last of these are left out unless it ``runs_whole``.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     feeds : mapping of str to sequence of str
         Of each slot that fills feed the outputs whose rows, side by side, do.
     picks : sequence of Pick
-        A draft comes behind the one before it.
+        A draft comes after the one before it.
     repeats : int
         0: its drafts are chosen here first. Else they were chosen before and are chosen anew, from
         rows that get them: at most so many times, until none changes. A token without an embedding

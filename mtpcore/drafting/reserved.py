@@ -1,4 +1,4 @@
-"""Rows of a graph with reserved places, behind which drafts are made and taken back."""
+"""Rows of a graph with reserved places, after which drafts are made and taken back."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["ReservedRows", "run_reserved"]
 
 
 class ReservedRows:
-    """A batch that was checked, with its places and some behind them reserved.
+    """A batch that was checked, with its places and some after them reserved.
 
     Parameters
     ----------
     runner : GraphRunner
     batch : Batch
     ahead : mapping of int to int, optional
-        How many places behind its rows a sequence needs for its drafts.
+        How many places after its rows a sequence needs for its drafts.
     is_fed : bool
         Whether an earlier stage feeds its slots, and its rows are forgotten in any case.
 
@@ -56,7 +56,7 @@ class ReservedRows:
         self.stage = Stage(plan=runner.plan, memory=runner.memory, batch=checked)
 
     def settle(self, *, has_run: bool) -> None:
-        """Hold the rows of the batch if they were run, and none behind them."""
+        """Hold the rows of the batch if they were run, and none after them."""
         runner = self._runner
         if runner.memory and (self._is_fed or not has_run):
             runner.memory.give_back(self._ranges)

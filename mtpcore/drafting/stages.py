@@ -17,7 +17,7 @@ Feeds = Mapping[str, Sequence[str]]
 
 
 class Chains:
-    """Drafts one behind the other, ``k[i]`` of each text i, numbered text by text."""
+    """Drafts one after the other, ``k[i]`` of each text i, numbered text by text."""
 
     def __init__(self, k: Sequence[int]) -> None:
         self.k = [max(n, 0) for n in k]
@@ -49,7 +49,7 @@ def chain_stages(first: Stage, chains: Chains, feeds: Feeds, *, step: int = 1) -
     ----------
     first : Stage
         Its outputs are the newest rows of the texts, and choose their first drafts. A later stage
-        has a row for each text that goes on, ``step`` places behind the one before.
+        has a row for each text that goes on, ``step`` places after the one before.
     chains : Chains
     feeds : mapping of str to sequence of str
         What the row before makes for slots.
@@ -124,11 +124,11 @@ def post_head_stages(
         Outputs of the block, for slots of the post-head.
     passes : int
         How often all rows run at most, after the block's own logits have chosen; 0: each row runs
-        alone, behind the draft before.
+        alone, after the draft before.
     """
     batch, parents = rows.batch, [draft.parent for draft in chains.drafts]
-    behind = {row: parents[draft] for draft, row in enumerate(batch.outputs.tolist())}
-    fills = [Fill(row, behind.get(row, KNOWN), 0, row) for row in range(len(batch.tokens))]
+    after = {row: parents[draft] for draft, row in enumerate(batch.outputs.tolist())}
+    fills = [Fill(row, after.get(row, KNOWN), 0, row) for row in range(len(batch.tokens))]
     if passes:
         at = batch.outputs.tolist()
         yield replace(block, picks=[*map(Pick, at, range(len(at)))], ends_at_nan=True)

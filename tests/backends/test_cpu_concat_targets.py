@@ -6,8 +6,8 @@ from harness.random_text import assert_same_bits
 from programs import random_tensors
 
 from mtpcore.backends.cpu import CpuBackend
+from mtpcore.backends.cpu.arrangement import arrange
 from mtpcore.backends.cpu.concat_targets import ConcatTarget, find_concat_targets
-from mtpcore.backends.cpu.schedule import arrange
 from mtpcore.backends.cpu.steps import Buffer, Step, View
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.errors import BackendError

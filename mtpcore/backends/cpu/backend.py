@@ -23,9 +23,9 @@ from mtpcore.backends.base import (
     WeightSource,
     codes_of,
 )
+from mtpcore.backends.cpu.arrangement import allocate, arrange, copy_bytes, share_matmuls
 from mtpcore.backends.cpu.fetch_cache import load_once
 from mtpcore.backends.cpu.lower import Lowering
-from mtpcore.backends.cpu.schedule import allocate, arrange, copy_bytes, share_matmuls
 from mtpcore.backends.cpu.sharing import nanoseconds, share_out
 from mtpcore.backends.cpu.states import CpuStateStore
 from mtpcore.backends.cpu.steps import Sharing, Step

@@ -148,7 +148,7 @@ class DraftOrder:
     def _find_steps(self) -> list[DraftStep]:
         """Return the steps of all stages.
 
-        Each pass that repeats settles one more draft, so that no more are needed than stand behind
+        Each pass that repeats settles one more draft, so that no more are needed than stand after
         each other. Where it matters how probable drafts are, the last one runs in any case, and it
         alone asks for that.
         """
@@ -172,7 +172,7 @@ class DraftOrder:
         return steps
 
     def _choices(self, number: int) -> list[list[Pick]]:
-        """Return the picks of a stage: together, or one behind the other where penalties count."""
+        """Return the picks of a stage: together, or one after the other where penalties count."""
         picks, levels = sorted(self._schedule.stages[number].picks), self._levels[number]
         if not any(self._text(draft).sampler.sampling.has_penalties for _, draft in picks):
             return [picks]

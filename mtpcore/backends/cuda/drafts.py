@@ -153,7 +153,7 @@ class DraftLoop:
         return tokens, ran
 
     def _verification(self, schedule: Schedule) -> Verification | None:
-        """Return the verification, if the device can run it behind a schedule."""
+        """Return the verification, if the device can run it after a schedule."""
         asked = schedule.verification
         if asked and all(stage.plan is not asked.plan for stage in schedule.stages):
             return asked if self._rounds.is_here(asked.plan) else None
@@ -314,7 +314,7 @@ def _read(schedule: Schedule, drafted: NDArray[np.void]) -> tuple[list[int], lis
     """Return the token of each draft, and which stages ran, from ``DRAFT`` [n]."""
     tokens, goes_on = drafted["token"].tolist(), drafted["goes_on"].tolist()
     for number, (_, parent) in enumerate(schedule.drafts):
-        # Those that are chosen anew were chosen behind any token.
+        # Those that are chosen anew were chosen after any token.
         if parent != PENDING and (tokens[parent] < 0 or 0 < schedule.n_tokens <= tokens[parent]):
             tokens[number] = NO_DRAFT
     ran = []
