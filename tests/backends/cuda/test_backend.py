@@ -146,7 +146,7 @@ def test_missing_driver_and_gpu_are_told_apart(monkeypatch, answer, got):
 
 
 def test_machine_without_gpu_is_told_what_to_do():
-    pytest.importorskip("cuda.core", reason="cuda-core is not installed")
+    pytest.importorskip("cuda.core", reason="needs the extra cuda")
     try:
         CudaBackend()
     except BackendError as error:

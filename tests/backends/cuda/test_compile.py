@@ -8,8 +8,8 @@ from mtpcore.backends.cuda.compile import ARCHITECTURES, Kernel, compile_kernel,
 from mtpcore.backends.cuda.launch import KERNELS
 from mtpcore.errors import BackendError
 
-pytest.importorskip("cuda.core", reason="cuda-core is not installed")
-pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
+pytest.importorskip("cuda.core", reason="needs the extra cuda")
+pytest.importorskip("cuda.bindings.nvrtc", reason="needs the extra cuda")
 
 MOST_REGISTERS, MOST_SHARED = 255, 40 << 10
 """Of any kernel: what a thread can have, and what leaves room for two blocks on each device."""

@@ -12,7 +12,7 @@ from harness.kernel_sample import sample
 from mtpcore.backends.cuda import compile as compiling
 from mtpcore.backends.cuda.launch import KERNELS
 
-nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
+nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs the extra cuda")
 
 EARLY = [kernel for kernel in KERNELS if "wait_for_launches();" in kernel.source]
 WEIGHTS = re.compile(
