@@ -11,9 +11,10 @@ from mtpcore.boundary.arrays import integers
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.errors import BatchError, spell
 from mtpcore.runtime.prompt import Prompt
-from mtpcore.sampling import LogitsProcessor
+from mtpcore.sampling import LogitsProcessor, Sampling
 
 __all__ = [
+    "Samplings",
     "pairs_of",
     "read_ids",
     "read_names",
@@ -21,6 +22,8 @@ __all__ = [
     "read_unfinished",
     "setting_of",
 ]
+
+Samplings = Sampling | Mapping[int, Sampling]
 
 
 def setting_of(value: Any, seq: int) -> Any:

@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler
 from mtpcore.backends.schedule import Schedule, Text
+from mtpcore.cross.by_sequence import Samplings, setting_of
+from mtpcore.cross.sequence import SequenceStates
 from mtpcore.declarations.spec import Codebooks, Link, ModelSpec
 from mtpcore.drafting.reserved import ReservedRows, run_reserved
 from mtpcore.drafting.stages import Chains, chain_stages
-from mtpcore.errors import LinkError
+from mtpcore.errors import BatchError, LinkError, NoTokenError
 from mtpcore.links.links import Links
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.runner import GraphRunner
@@ -87,6 +89,42 @@ class CodebookDecoder:
             return logits
         kept: F32 = np.where(self._is_mark, np.float32(-np.inf), logits)
         return kept
+
+    def choose(
+        self,
+        states: SequenceStates,
+        seqs: Sequence[int],
+        sampling: Samplings,
+        depth_sampling: Samplings | None,
+        earlier: Mapping[int, I32],
+    ) -> dict[int, I32 | None]:
+        """Choose the frame int32[count] that follows each sequence; see ``Cross.frame``.
+
+        None where no code was left to choose.
+
+        Raises
+        ------
+        BatchError
+            A sequence has nothing to continue from.
+        """
+        jobs: list[FrameJob] = []
+        for seq in seqs:
+            state, settings = states.decided(seq), setting_of(sampling, seq)
+            if state.last_logits is None:
+                raise BatchError(
+                    "nothing to continue from",
+                    where=f"sequence {seq}",
+                    fix="process() rows with outputs='last' first",
+                )
+            text = earlier.get(seq, np.zeros(0, np.int32))
+            logits = self.allowed(state.last_logits)
+            try:
+                first = states.sampler(seq, settings).choose(logits, text, 0, self.index(state.n))
+            except NoTokenError:
+                continue
+            inner = settings if depth_sampling is None else setting_of(depth_sampling, seq)
+            jobs.append(FrameJob(seq, state.n, first, states.sampler_of_codes(seq, inner)))
+        return dict.fromkeys(seqs) | self.decode(jobs)
 
     def decode(self, jobs: Sequence[FrameJob]) -> dict[int, I32 | None]:
         """Return the frame int32[count] of each sequence; None where no code was left to choose."""

@@ -16,6 +16,7 @@ from mtpcore.boundary.arrays import RowsLike, integers
 from mtpcore.boundary.copies import Uncopied
 from mtpcore.cross.assembly import make_drafters
 from mtpcore.cross.by_sequence import (
+    Samplings,
     pairs_of,
     read_ids,
     read_names,
@@ -24,9 +25,10 @@ from mtpcore.cross.by_sequence import (
     setting_of,
 )
 from mtpcore.cross.codebooks import find_codebooks
+from mtpcore.cross.encoder import find_encoder
 from mtpcore.cross.owners import Owners
 from mtpcore.cross.saving import dump_cross, load_cross
-from mtpcore.cross.speculation import DraftSampler, Overwritten, Samplings, Speculation
+from mtpcore.cross.speculation import DraftSampler, Overwritten, Speculation
 from mtpcore.cross.verification import Verdicts
 from mtpcore.declarations.checks import check_struct
 from mtpcore.declarations.draft_tree import Draft
@@ -95,9 +97,9 @@ class Cross(Uncopied):
         self.links = Links(runners)
         self.links.declare_target()
         drafters = make_drafters(graphs, self.links)
-        codes = find_codebooks(runners, self.links)
-        self.speculation = Speculation(runners, self.links, drafters, codes)
-        self.owners = Owners(self.llm.runner, self.speculation.states, self.speculation.encoder)
+        codes, encoder = find_codebooks(runners, self.links), find_encoder(runners)
+        self.speculation = Speculation(runners, self.links, drafters, codes=codes, encoder=encoder)
+        self.owners = Owners(self.llm.runner, self.speculation.states, encoder)
         for context in contexts.values():
             context.join(self)
 
@@ -354,9 +356,17 @@ class Cross(Uncopied):
             There is no encoder, ids that are no tokens, or none, a sequence that was begun, or no
             room; nothing changed.
         """
-        given = read_ids(prompts, "prompts")
+        given, encoder = read_ids(prompts, "prompts"), self.speculation.encoder
+        if not given:
+            return
+        if encoder is None:
+            raise LinkError(
+                "no role reads prompts for the target",
+                got=", ".join(self.contexts),
+                fix="link(Context(model)) makes an encoder's context where the model has one",
+            )
         with self.transaction(given):
-            self.speculation.encode(given)
+            encoder.read(given)
 
     @act
     def frame(
@@ -399,7 +409,8 @@ class Cross(Uncopied):
         NoTokenError
             No code is left to choose.
         """
-        if self.speculation.codes is None:
+        codes = self.speculation.codes
+        if codes is None:
             codebooks = self.llm.model.codebooks
             raise LinkError(
                 "no role chooses codes",
@@ -413,7 +424,7 @@ class Cross(Uncopied):
         wanted = list(dict.fromkeys(map(self.llm.check_seq, given)))
         texts = {seq: integers(text, "codes") for seq, text in pairs_of(earlier or {}, "earlier")}
         with self.transaction(wanted):
-            frames = self.speculation.frame(wanted, sampling, depth_sampling, texts)
+            frames = codes.choose(self.speculation.states, wanted, sampling, depth_sampling, texts)
             return {seq: _chosen(seq, frame) for seq, frame in frames.items()}
 
     @act

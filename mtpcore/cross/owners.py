@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mtpcore.cross.encoder import Encoder
 from mtpcore.cross.sequence import SequenceStates
 from mtpcore.runtime.runner import GraphRunner
 
@@ -19,12 +20,11 @@ class Owners:
     ----------
     target : GraphRunner
     states : SequenceStates
-    encoder : GraphRunner, optional
-        What reads prompts, where it is not the target.
+    encoder : Encoder, optional
     """
 
     def __init__(
-        self, target: GraphRunner, states: SequenceStates, encoder: GraphRunner | None
+        self, target: GraphRunner, states: SequenceStates, encoder: Encoder | None
     ) -> None:
         self._target, self._states, self._encoder = target, states, encoder
         self._owners: list[object | None] = [None] * target.n_seq_max
@@ -45,7 +45,7 @@ class Owners:
 
     def _n_held(self, seq: int) -> int:
         """Return how many tokens a sequence has, those of a prompt that an encoder read too."""
-        n_encoded = self._encoder.lengths[seq] if self._encoder is not None else 0
+        n_encoded = self._encoder.runner.lengths[seq] if self._encoder is not None else 0
         return self._target.lengths[seq] + n_encoded
 
     def known(self) -> list[int]:

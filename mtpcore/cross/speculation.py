@@ -16,9 +16,10 @@ from mtpcore.acts.journal import Saved
 from mtpcore.backends.base import FusedSampling, Plan, Verification
 from mtpcore.boundary.arguments import read_below
 from mtpcore.cross.ahead import VerificationAhead
-from mtpcore.cross.by_sequence import setting_of
-from mtpcore.cross.codebooks import CodebookDecoder, FrameJob
+from mtpcore.cross.by_sequence import Samplings, setting_of
+from mtpcore.cross.codebooks import CodebookDecoder
 from mtpcore.cross.draft_checker import DraftChecker
+from mtpcore.cross.encoder import Encoder
 from mtpcore.cross.sequence import SequenceState, SequenceStates, Verdict
 from mtpcore.cross.verification import RoundBatch, Verdicts, match_drafts, tree_rows
 from mtpcore.declarations.draft_tree import Draft, DraftTree
@@ -38,10 +39,9 @@ from mtpcore.sampling import (
     process_logits,
 )
 
-__all__ = ["DraftSampler", "Drafted", "Overwritten", "DraftPlan", "Samplings", "Speculation"]
+__all__ = ["DraftSampler", "Drafted", "Overwritten", "DraftPlan", "Speculation"]
 
 DraftSampler = Literal["coupled", "argmax"]
-Samplings = Sampling | Mapping[int, Sampling]
 DraftPlan = Mapping[str, int]
 """Who is asked for drafts, by role and in this order, and for how many tokens."""
 
@@ -73,6 +73,8 @@ class Speculation:
         By role, in the order in which they are asked.
     codes : CodebookDecoder, optional
         What chooses the codes of a target that writes frames.
+    encoder : Encoder, optional
+        What reads prompts, where it is not the target.
     """
 
     def __init__(
@@ -80,10 +82,12 @@ class Speculation:
         runners: Mapping[str, GraphRunner],
         links: Links,
         drafters: Mapping[str, Drafter],
+        *,
         codes: CodebookDecoder | None = None,
+        encoder: Encoder | None = None,
     ) -> None:
         self.runners, self.links, self.drafters = runners, links, drafters
-        self.codes = codes
+        self.codes, self.encoder = codes, encoder
         self.target = runners["llm"]
         self.names = {role: _name_of(role, drafter) for role, drafter in drafters.items()}
         self.states, self.checker = SequenceStates(self.target), DraftChecker(self.target)
@@ -94,11 +98,12 @@ class Speculation:
             for drafter in drafters.values()
             for runner in drafter.runners.values()
         }
+        # A drafter takes care of its own graphs; these are left to rewind, fork and remove here.
         self._others = {
             name: runner for name, runner in runners.items() if id(runner) not in self._drafter_of
         }
         self._round: RoundBatch | None = None  # which is being verified
-        self._ahead: VerificationAhead | None = None  # what was run behind the drafts
+        self._ahead: VerificationAhead | None = None  # what was run together with the drafts
         links.apply()
         for name, runner in runners.items():
             runner.deliver = self._deliverer(name)
@@ -123,44 +128,6 @@ class Speculation:
         self.checker.invalid, self.checker.paused, self.choose_seconds, paused = saved
         for drafter, n in zip(self.drafters.values(), paused, strict=True):
             drafter.paused = n
-
-    # Reading
-
-    @property
-    def encoder(self) -> GraphRunner | None:
-        """What reads prompts, where it is not the target."""
-        spec = self.target.model.spec
-        return self.runners.get(spec.encoder) if spec is not None and spec.encoder else None
-
-    def encode(self, prompts: Mapping[int, Sequence[int]]) -> None:
-        """Let the encoder read prompts of empty sequences; see ``Cross.encode``."""
-        if not prompts:
-            return
-        encoder = self.encoder
-        if encoder is None:
-            raise LinkError(
-                "no role reads prompts for the target",
-                got=", ".join(self.runners),
-                fix="link(Context(model)) makes an encoder's context where the model has one",
-            )
-        for seq, ids in prompts.items():
-            if not isinstance(ids, list) or not ids:
-                raise BatchError(
-                    "an encoder reads one token or more",
-                    where=f"sequence {seq}",
-                    wanted="a list of token ids",
-                    got=spell(ids),
-                )
-            if n := encoder.lengths[encoder.sequences.check(seq)]:
-                raise BatchError(
-                    "the sequence has a prompt already",
-                    where=f"sequence {seq}",
-                    got=f"{n} tokens",
-                    fix="remove it first",
-                )
-        seqs = [seq for seq, ids in prompts.items() for _ in ids]
-        tokens = [token for ids in prompts.values() for token in ids]
-        encoder.process(Batch(tokens, seq=seqs, outputs="none"))
 
     # Drafting
 
@@ -200,54 +167,66 @@ class Speculation:
         """Draft for each sequence, by the first drafter in its plan that proposes anything.
 
         Sequences that ask the same drafter at the same turn draft together. Of ``processors`` the
-        pure ones change the drafters' logits, too. ``verified`` are the
-        sequences, in order, that the next call will ``verify`` with nothing else in its pass: then
-        a backend may run that pass as a part of the schedule.
+        pure ones change the drafters' logits, too. ``verified`` are the sequences, in order, that
+        the next call will ``verify`` with nothing else in its pass: then a backend may run that
+        pass as a part of the schedule.
         """
-        jobs: dict[int, DraftJob] = {}
-        for s, plan in wanted.items():
-            state, settings = self.states[s], setting_of(sampling, s)
-            self.states.choose(s, settings)
-            room = min(max(self.target.n_ctx - state.n - 1, 0), self.target.longest_draft)
-            n = min(max(plan.values(), default=0), room)
-            if n and self.drafters and not any(self._follow(d, s) for d in self.drafters.values()):
-                self.checker.pause(s, state.n_known)
-            elif n:
-                sampler = self.states.sampler(s, settings, setting_of(draft_sampler, s))
-                text, least = state.history[: state.n + 1], setting_of(p_min, s)
-                if state.stream is not None:
-                    settings = msgspec.structs.replace(settings, stream=state.stream)
-                processor = self._processor_of_drafts(s, processors.get(s))
-                jobs[s] = DraftJob(
-                    *(s, text, state.n_prompt, room, sampler, least, state.rows, settings),
-                    processor=processor,
-                )
-        drafted = Drafted({s: [] for s in wanted}, {}, {})
-        turn = 0
-        while asked := _ask(wanted, jobs.keys() - drafted.makers.keys(), turn):
-            for name, drafter in self.drafters.items():
-                limit = drafter.spec.limit if drafter.spec else self.target.n_ctx
-                open_jobs = [
-                    msgspec.structs.replace(
-                        jobs[s],
-                        k=min(jobs[s].k, wanted[s][name], limit),
-                        rows=jobs[s].rows if drafter.reads_rows else NO_ROWS,
-                    )
-                    for s in jobs
-                    if asked.get(s) == name and self._follow(drafter, s)
-                ]
-                if open_jobs:
-                    is_only = len(open_jobs) == len(wanted) and not any(
-                        any(plan[other] for other in plan if other != name)
-                        for plan in wanted.values()
-                    )
-                    told = verified, sampling, len(open_jobs)
-                    verify = partial(self._verify_ahead, *told) if is_only else None
-                    self._draft_by(name, drafter, open_jobs, drafted, verify)
-            turn += 1
-        for s in jobs:
-            self._release(s)
+        drafted = Drafted({seq: [] for seq in wanted}, {}, {})
+        turns = self._plan_turns(wanted, sampling, draft_sampler, p_min, processors)
+        asked = [jobs for turn in turns for jobs in turn.values() if jobs]
+        # One launch can draft and verify only if nobody else is asked for a draft after it.
+        is_only = len(asked) == 1 and len(asked[0]) == len(wanted)
+        verify = partial(self._verify_ahead, verified, sampling, len(wanted)) if is_only else None
+        for turn in turns:
+            for role, jobs in turn.items():
+                if open_jobs := [job for job in jobs if job.seq not in drafted.makers]:
+                    self._ask(role, open_jobs, drafted, verify)
+        for seq in wanted:
+            self._release(seq)
         return drafted
+
+    def _plan_turns(
+        self,
+        wanted: Mapping[int, DraftPlan],
+        sampling: Samplings,
+        draft_sampler: DraftSampler | Mapping[int, DraftSampler],
+        p_min: float | Mapping[int, float],
+        processors: Mapping[int, LogitsProcessor],
+    ) -> list[dict[str, list[DraftJob]]]:
+        """Return what each drafter is asked at each turn, unless an earlier turn brings drafts."""
+        turns: list[dict[str, list[DraftJob]]] = []
+        for seq, plan in wanted.items():
+            state, settings = self.states[seq], setting_of(sampling, seq)
+            self.states.choose(seq, settings)
+            room = min(max(self.target.n_ctx - state.n - 1, 0), self.target.longest_draft)
+            if not room or not any(plan.values()):
+                continue
+            followers = {role for role, one in self.drafters.items() if self._follow(one, seq)}
+            if not followers:  # not even one that was not asked: the text, not the plan, is why
+                self.checker.pause(seq, state.n_known)
+                continue
+            sampler = self.states.sampler(seq, settings, setting_of(draft_sampler, seq))
+            if state.stream is not None:
+                settings = msgspec.structs.replace(settings, stream=state.stream)
+            make_job = partial(
+                DraftJob,
+                seq=seq,
+                history=state.history[: state.n + 1],
+                n_prompt=state.n_prompt,
+                sampler=sampler,
+                p_min=setting_of(p_min, seq),
+                sampling=settings,
+                processor=self._processor_of_drafts(seq, processors.get(seq)),
+            )
+            roles = [role for role, k in plan.items() if k and role in followers]
+            for turn, role in enumerate(roles):
+                if turn == len(turns):
+                    turns.append({name: [] for name in self.drafters})
+                drafter = self.drafters[role]
+                limit = drafter.spec.limit if drafter.spec else self.target.n_ctx
+                rows = state.rows if drafter.reads_rows else NO_ROWS
+                turns[turn][role].append(make_job(k=min(plan[role], room, limit), rows=rows))
+        return turns
 
     def _processor_of_drafts(
         self, seq: int, processor: LogitsProcessor | None
@@ -258,10 +237,9 @@ class Speculation:
         n_vocab = self.target.model.hparams.n_vocab
         return DraftProcessor(processor, n_vocab, partial(self.checker.doubt, seq))
 
-    def _draft_by(
+    def _ask(
         self,
-        name: str,
-        drafter: Drafter,
+        role: str,
         jobs: list[DraftJob],
         drafted: Drafted,
         verify: Verify | None,
@@ -269,11 +247,11 @@ class Speculation:
         """Let one drafter draft, and note what it made."""
         begin = perf_counter()
         by_seq = {job.seq: job for job in jobs}
-        for s, draft in drafter.draft(jobs, verify).items():
-            drafted.drafts[s] = self.checker.check(name, by_seq[s], draft)
-            if len(drafted.drafts[s]):
-                drafted.makers[s] = name
-        drafted.seconds[name] = drafted.seconds.get(name, 0.0) + perf_counter() - begin
+        for seq, draft in self.drafters[role].draft(jobs, verify).items():
+            drafted.drafts[seq] = self.checker.check(role, by_seq[seq], draft)
+            if len(drafted.drafts[seq]):
+                drafted.makers[seq] = role
+        drafted.seconds[role] = drafted.seconds.get(role, 0.0) + perf_counter() - begin
 
     def _verify_ahead(
         self,
@@ -294,17 +272,15 @@ class Speculation:
             return None
         if not verified or not plan.joins(self.target.plan) or n_rows > self.target.n_batch:
             return None
-        rows, draft_of = RoundBatch(), dict[int, int | DraftTree](zip(seqs, drafts, strict=True))
-        for seq in verified:
-            pending = self.states.choose(seq, setting_of(sampling, seq))
-            n = self.states.decided(seq).n
-            wanted = draft_of.get(seq, 0)
-            if isinstance(wanted, DraftTree) and len(wanted) > self.checker.room(n + 1):
+        made: dict[int, Draft] = {seq: [] for seq in verified}
+        for seq, wanted in dict[int, int | DraftTree](zip(seqs, drafts, strict=True)).items():
+            if isinstance(wanted, int):
+                made[seq] = [0] * wanted  # the backend writes its drafts there
+            elif len(wanted) > self.checker.room(self.states[seq].n + 1):
                 return None
-            draft: Draft = [pending] * wanted if isinstance(wanted, int) else wanted
-            rows.add_draft(seq, n, pending, draft)  # with any tokens that there are
-            if self.target.memory:
-                self.target.memory.allow_rewind(len(draft))
+            else:
+                made[seq] = wanted
+        rows = self._draft_rows(made, sampling, {})
         fused = self._fused_sampling(rows, rows.batch(), sampling, {})
         try:
             self._ahead = VerificationAhead(self.target, rows, fused, seqs)
@@ -329,41 +305,6 @@ class Speculation:
             lengths = [one.lengths[seq] for d in readers for one in d.runners.values()]
             state.rows = state.rows.behind(min(lengths))
 
-    # Frames
-
-    def frame(
-        self,
-        seqs: Sequence[int],
-        sampling: Samplings,
-        depth_sampling: Samplings | None,
-        earlier: Mapping[int, NDArray[np.int32]],
-    ) -> dict[int, NDArray[np.int32] | None]:
-        """Choose the frame of codes that follows each sequence; see ``Cross.frame``.
-
-        None where no code was left to choose.
-        """
-        codes, jobs = self.codes, []
-        assert codes is not None
-        frames: dict[int, NDArray[np.int32] | None] = dict.fromkeys(seqs)
-        for s in seqs:
-            state, settings = self.states.decided(s), setting_of(sampling, s)
-            if state.last_logits is None:
-                raise BatchError(
-                    "nothing to continue from",
-                    where=f"sequence {s}",
-                    fix="process() rows with outputs='last' first",
-                )
-            text = earlier.get(s, np.zeros(0, np.int32))
-            sampler = self.states.sampler(s, settings)
-            logits = codes.allowed(state.last_logits)
-            try:
-                first = sampler.choose(logits, text, 0, codes.index(state.n))
-            except NoTokenError:
-                continue
-            inner = settings if depth_sampling is None else setting_of(depth_sampling, s)
-            jobs.append(FrameJob(s, state.n, first, self.states.sampler_of_codes(s, inner)))
-        return frames | codes.decode(jobs)
-
     # Verifying
 
     def verify(
@@ -378,23 +319,19 @@ class Speculation:
     ) -> Verdicts:
         """Let the target choose at every drafted position; see ``Cross.verify``."""
         ahead, self._ahead = self._ahead, None
+        # What was run ahead holds drafts alone, and of their logits only the choices.
         if ahead is not None and (prefill or processors or logits):
             ahead.give_back()
             ahead = None
         prompts = {seq: ids for seq, ids in prefill.items() if isinstance(ids, Prompt)}
         texts = {s: ids for s, ids in prefill.items() if not isinstance(ids, Prompt) and len(ids)}
-        rows = RoundBatch()
-        for seq, draft in drafts.items():
-            state = self.states.decided(seq)
-            if seq in texts or seq in prompts:
-                raise BatchError("both drafts and a prompt", where=f"sequence {seq}")
-            if self.target.memory:
-                self.target.memory.allow_rewind(len(draft))
-            pending = self.states.choose(seq, setting_of(sampling, seq), processors.get(seq))
-            rows.add_draft(seq, state.n, pending, draft)
+        if both := drafts.keys() & (texts.keys() | prompts.keys()):
+            raise BatchError("both drafts and a prompt", where=f"sequence {min(both)}")
+        rows = self._draft_rows(drafts, sampling, processors)
         for seq, ids in texts.items():
             rows.add_prompt(seq, self.states.decided(seq).n, ids, ends=seq not in unfinished)
-        for seq, prompt in prompts.items():  # each in a pass of its own: others are of tokens
+        # Rows with positions of their own, or that are no tokens, are a batch of another kind.
+        for seq, prompt in prompts.items():
             n, n_axes = self.states.decided(seq).n, self.target.program.n_axes
             outputs: Wanted = "none" if seq in unfinished else "last"
             batch = prompt.batch(seq=seq, place=n, n_axes=n_axes, outputs=outputs)
@@ -432,6 +369,22 @@ class Speculation:
         if texts:
             self.states.note(batch, output, {seq: output.rows_of_seq[seq] for seq in texts})
         return Verdicts(verdicts, output)
+
+    def _draft_rows(
+        self,
+        drafts: Mapping[int, Draft],
+        sampling: Samplings,
+        processors: Mapping[int, LogitsProcessor],
+    ) -> RoundBatch:
+        """Return the rows of drafts, each after its pending token; any of them can be rejected."""
+        rows = RoundBatch()
+        for seq, draft in drafts.items():
+            state = self.states.decided(seq)
+            if self.target.memory:
+                self.target.memory.allow_rewind(len(draft))
+            pending = self.states.choose(seq, setting_of(sampling, seq), processors.get(seq))
+            rows.add_draft(seq, state.n, pending, draft)
+        return rows
 
     def _fused_sampling(
         self,
@@ -479,7 +432,7 @@ class Speculation:
         state, sampler = self.states[seq], self.states.sampler(seq, sampling)
         begin, end = span  # of rows, and of logits: those of drafts come first
         history = state.history[: state.n + end - begin]
-        history[state.n] = batch.tokens[begin]  # behind n nothing counts until it is accepted
+        history[state.n] = batch.tokens[begin]  # after n nothing counts until it is accepted
 
         def choose(row: int, tokens: NDArray[np.int32]) -> int:
             try:
@@ -488,7 +441,7 @@ class Speculation:
                     return token
                 logits = process_logits(processor, tokens, output.logits_at(begin + row))
                 return sampler.choose(logits, tokens, state.n_prompt, len(tokens))
-            except NoTokenError:
+            except NoTokenError:  # ends the text there, and no other sequence's round
                 return -1
 
         return match_drafts(draft, choose, history)
@@ -509,7 +462,9 @@ class Speculation:
     def _deliverer(self, role: str) -> Deliver:
         def deliver(batch: Batch, output: Output) -> None:
             target, delivered = role == "llm", output.rows_of_seq
-            if target and self._round is not None:  # of a tree the path taken is delivered later
+            # Which rows of a tree are followed is known only when the target has chosen, and the
+            # inboxes hold one row a place: _deliver_paths hands on those of the path.
+            if target and self._round is not None:
                 branching = self._round.branching
                 delivered = {seq: rows for seq, rows in delivered.items() if seq not in branching}
                 self.links.post(role, output, delivered)
@@ -520,7 +475,7 @@ class Speculation:
                     where=role,
                     fix="give the tree to verify() of its Cross, or use a context of its own",
                 )
-            if target:
+            if target:  # a caller's own batch, which need not begin with the pending token
                 for seq, rows in delivered.items():
                     self._diverge(self.states.decided(seq), seq, int(batch.tokens[rows[0]]))
             self.links.post(role, output, delivered)
@@ -570,7 +525,7 @@ class Speculation:
         """
         state, place = self.states[seq], self.nearest(seq, n)
         again = state.history[place:n].copy()
-        if (again < 0).any():  # embedding rows, which are gone
+        if (again < 0).any():  # embedding rows, which are gone: let _rewind refuse this place
             place, again = n, again[:0]
         own, n_prompt = self._own_positions(seq, place, n), min(state.n_prompt, n)
         self._rewind(seq, place)
@@ -592,7 +547,7 @@ class Speculation:
     def nearest(self, seq: int, n: int) -> int:
         """Return the greatest place, at most ``n``, whose state every recurrent layer has."""
         runners = [self.runners[name] for name in ("llm", *self.followers())]
-        place = n
+        place = n  # each role's nearest may be one that another has no state of: until all agree
         while (least := min(one.sequences.nearest(seq, place) for one in runners)) < place:
             place = least
         return place
@@ -620,6 +575,7 @@ class Speculation:
     def _rewind(self, seq: int, n: int) -> None:
         """Take every role back to ``n`` tokens; the one place where rewinding happens."""
         followers = {"llm", *self.followers()}
+        # First all are asked, so that a refusal finds every role as it was.
         for name, runner in self.runners.items():
             if runner.lengths[seq] > n and name in followers:
                 _check_rewind(name, runner, seq, n)
@@ -744,12 +700,6 @@ class Overwritten:
 
 def _name_of(role: str, drafter: Drafter) -> str:
     return drafter.spec.name if drafter.spec else role
-
-
-def _ask(wanted: Mapping[int, DraftPlan], seqs: Collection[int], turn: int) -> dict[int, str]:
-    """Return the drafter that each of these sequences asks at a turn, if it asks one."""
-    orders = {s: [name for name, k in wanted[s].items() if k] for s in seqs}
-    return {s: order[turn] for s, order in orders.items() if turn < len(order)}
 
 
 def _check_rewind(name: str, runner: GraphRunner, seq: int, n: int) -> None:

@@ -281,14 +281,16 @@ class Frames(RequestQueue[FrameRequest]):
     def _run(self, running: Mapping[int, FrameRequest]) -> list[tuple[FrameRequest, _Progress]]:
         """Read what waits, and choose the next frames."""
         speculation = self.cross.speculation
-        target = speculation.target
+        target, codes = speculation.target, speculation.codes
+        assert codes is not None
         going = {seq: request for seq, request in running.items() if request.frames}
         for seq, request in running.items():
             if seq not in going:
                 target.process(request.prompt.batch(seq=seq, n_axes=target.program.n_axes))
         if going:
             self._read(going)
-        frames = speculation.frame(
+        frames = codes.choose(
+            speculation.states,
             list(running),
             {seq: request.sampling for seq, request in running.items()},
             {seq: request.depth_sampling for seq, request in running.items()},

@@ -165,7 +165,9 @@ def _encode(cross: Cross, running: Requests, prefill: Collection[int]) -> int:
         for seq in prefill
         if running[seq].source and not running[seq].n_prefilled
     }
-    cross.speculation.encode(sources)
+    encoder = cross.speculation.encoder
+    if encoder is not None:
+        encoder.read(sources)
     return sum(map(len, sources.values()))
 
 
