@@ -42,7 +42,7 @@ from mtpcore.models.blocks import (
     swiglu,
     trunk_outputs,
 )
-from mtpcore.models.decoder import decoder, dense_layer, dense_trunk
+from mtpcore.models.decoder import decoder, dense_layer, dense_trunk, trunk_fit
 from mtpcore.models.depth import (
     DEPTH_UNREAD,
     CodebookHparams,
@@ -210,6 +210,7 @@ __all__ = [
     "separate",
     "swiglu",
     "switched_window",
+    "trunk_fit",
     "trunk_outputs",
     "windowed_blocks",
     "apply_rope",

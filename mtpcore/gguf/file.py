@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 
+from mtpcore.acts.closing import Closing
 from mtpcore.boundary.copies import Uncopied
 from mtpcore.boundary.paths import take_path
 from mtpcore.errors import ModelFileError
@@ -20,7 +21,7 @@ _SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 _ALL_SPLITS = "put all parts into one folder and open the first"
 
 
-class ModelFile(Uncopied):
+class ModelFile(Closing, Uncopied):
     """Metadata and tensors of one model, mapped read-only; usable as a context manager.
 
     Attributes
@@ -81,17 +82,6 @@ class ModelFile(Uncopied):
         """Give the maps up; arrays that were taken from them stay valid."""
         for file in self.files:
             file.close()
-
-    def __enter__(self) -> ModelFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def open_model_file(path: str | PathLike[str], *, to_look_at: bool = False) -> ModelFile:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from types import TracebackType
 from typing import Annotated, Any, Literal, NamedTuple, Unpack, overload
 
 import msgspec
 from msgspec import Meta
 
+from mtpcore.acts.closing import Closing
 from mtpcore.backends.base import Backend
 from mtpcore.boundary.arguments import Flag, read
 from mtpcore.boundary.arrays import is_integer
@@ -61,7 +61,7 @@ class _Chat(NamedTuple):
     continue_final_message: bool
 
 
-class LM(Uncopied):
+class LM(Closing, Uncopied):
     """A language model: strings in, strings out.
 
     It owns a model, its drafter and their KV cache. The text of a call depends on the call alone:
@@ -681,17 +681,6 @@ class LM(Uncopied):
         """End all texts, and close the model if the LM opened it; closing twice is no error."""
         self._engine.close()
         self._close_models()
-
-    def __enter__(self) -> LM:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _close_models(self) -> None:
         while self._owned:

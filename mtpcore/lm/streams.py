@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from types import TracebackType
 
+from mtpcore.acts.closing import Closing
 from mtpcore.boundary.copies import Uncopied
 from mtpcore.decoding import Request
 from mtpcore.errors import BusyError
@@ -51,7 +51,7 @@ class _Reader:
             self.engine.cancel([self.job])
 
 
-class Stream(Uncopied, Iterator[Piece]):
+class Stream(Closing, Uncopied, Iterator[Piece]):
     """The pieces of one text as they settle; what ``LM.stream`` returns.
 
     A piece has whole characters, and nothing that a stop string could still take back. The text
@@ -113,17 +113,6 @@ class Stream(Uncopied, Iterator[Piece]):
     def close(self) -> None:
         """End the text where it is; its sequence is free at once, or after a round under way."""
         self._reader.close()
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if not sys.is_finalizing():

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from mtpcore.declarations.spec import Fit
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
 from mtpcore.models.blocks import attention_block, feed_forward_block, trunk_outputs
 from mtpcore.models.hparams import Hparams
 
-__all__ = ["decoder", "dense_layer", "dense_trunk"]
+__all__ = ["decoder", "dense_layer", "dense_trunk", "trunk_fit"]
 
 H = TypeVar("H", bound=Hparams)
+
+
+def trunk_fit(*architectures: str, also: tuple[str, ...] = ()) -> Fit:
+    """Return the ``Fit`` of a decoder for these architectures; ``also`` are further tensors."""
+    return Fit(
+        architectures=frozenset(architectures),
+        tensors=("token_embd.weight", "output_norm.weight", *also),
+    )
 
 
 def decoder(

@@ -7,7 +7,7 @@ from typing import ClassVar
 import msgspec
 
 from mtpcore.declarations.checkpoint import Checkpoint, Config, Key
-from mtpcore.declarations.spec import Fit, ModelSpec
+from mtpcore.declarations.spec import ModelSpec
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
 from mtpcore.models.blocks import (
@@ -16,7 +16,7 @@ from mtpcore.models.blocks import (
     attention_block,
     feed_forward_block,
 )
-from mtpcore.models.decoder import decoder
+from mtpcore.models.decoder import decoder, trunk_fit
 from mtpcore.models.hparams import Experts, Hparams
 from mtpcore.models.published import (
     CONSTANTS,
@@ -139,9 +139,7 @@ MIXTRAL = msgspec.structs.replace(
 
 LLAMA = ModelSpec(
     name="llama",
-    fit=Fit(
-        architectures=frozenset({"llama"}), tensors=("token_embd.weight", "output_norm.weight")
-    ),
+    fit=trunk_fit("llama"),
     hparams=LlamaHparams.read,
     build=build,
     ties=(OUTPUT_TIE,),

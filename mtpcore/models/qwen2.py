@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mtpcore.declarations.checkpoint import Checkpoint
-from mtpcore.declarations.spec import Fit, ModelSpec
+from mtpcore.declarations.spec import ModelSpec
 from mtpcore.models.blocks import OUTPUT_TIE
-from mtpcore.models.decoder import dense_trunk
+from mtpcore.models.decoder import dense_trunk, trunk_fit
 from mtpcore.models.hparams import Hparams
 from mtpcore.models.published import (
     ATTENTION,
@@ -25,9 +25,7 @@ __all__ = ["QWEN2"]
 
 QWEN2 = ModelSpec(
     name="qwen2",
-    fit=Fit(
-        architectures=frozenset({"qwen2"}), tensors=("token_embd.weight", "output_norm.weight")
-    ),
+    fit=trunk_fit("qwen2"),
     hparams=Hparams.read,
     build=dense_trunk,
     ties=(OUTPUT_TIE,),

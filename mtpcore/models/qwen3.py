@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mtpcore.declarations.checkpoint import Checkpoint
-from mtpcore.declarations.spec import Fit, ModelSpec
+from mtpcore.declarations.spec import ModelSpec
 from mtpcore.models.blocks import OUTPUT_TIE
-from mtpcore.models.decoder import dense_trunk
+from mtpcore.models.decoder import dense_trunk, trunk_fit
 from mtpcore.models.hparams import Hparams
 from mtpcore.models.published import (
     ATTENTION,
@@ -25,11 +25,9 @@ __all__ = ["QWEN3"]
 # The attention block norms q and k, and adds biases, where the file has them.
 QWEN3 = ModelSpec(
     name="qwen3",
-    fit=Fit(
-        architectures=frozenset({"qwen3"}),
-        tensors=(
-            "token_embd.weight",
-            "output_norm.weight",
+    fit=trunk_fit(
+        "qwen3",
+        also=(
             "blk.0.attn_q_norm.weight",
             "blk.0.attn_k_norm.weight",
         ),

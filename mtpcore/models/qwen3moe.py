@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mtpcore.declarations.checkpoint import Checkpoint, Config, Key
-from mtpcore.declarations.spec import Fit, ModelSpec
+from mtpcore.declarations.spec import ModelSpec
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
 from mtpcore.models.blocks import (
@@ -12,7 +12,7 @@ from mtpcore.models.blocks import (
     attention_block,
     feed_forward_block,
 )
-from mtpcore.models.decoder import decoder
+from mtpcore.models.decoder import decoder, trunk_fit
 from mtpcore.models.hparams import Experts, Hparams
 from mtpcore.models.published import (
     ATTENTION,
@@ -74,11 +74,9 @@ def _dense(config: Config) -> list[int]:
 
 QWEN3_MOE = ModelSpec(
     name="qwen3moe",
-    fit=Fit(
-        architectures=frozenset({"qwen3moe"}),
-        tensors=(
-            "token_embd.weight",
-            "output_norm.weight",
+    fit=trunk_fit(
+        "qwen3moe",
+        also=(
             "blk.0.attn_q_norm.weight",
             "blk.0.attn_k_norm.weight",
         ),

@@ -7,12 +7,13 @@ from contextvars import ContextVar, copy_context
 from functools import cached_property, partial
 from pathlib import Path
 from threading import RLock
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 from weakref import ReferenceType, ref
 
 import msgspec
 
+from mtpcore.acts.closing import Closing
 from mtpcore.acts.guards import exclusive, holding
 from mtpcore.boundary.arguments import expect, read_below
 from mtpcore.boundary.copies import Uncopied
@@ -64,7 +65,7 @@ Layout = Literal["combined", "trunk-only", "mtp-only"]
 _asked: ContextVar[tuple[Any, ...]] = ContextVar("programs that are being built", default=())
 
 
-class Model(Uncopied):
+class Model(Closing, Uncopied):
     """A model file that is open; ``load_model`` makes one. A context manager.
 
     Parameters
@@ -680,14 +681,3 @@ class Model(Uncopied):
         self._is_closed = True
         self.packed.clear()
         self._file.close()
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

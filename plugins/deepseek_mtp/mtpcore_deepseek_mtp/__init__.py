@@ -6,11 +6,11 @@ from mtpcore.plugin import (
     ROUTER_TYPE,
     DrafterSpec,
     Feed,
-    Fit,
     ModelSpec,
     as_variant,
     hookimpl,
     nextn_fit,
+    trunk_fit,
 )
 from mtpcore_deepseek_mtp.checkpoint import (
     FLASH_CHECKPOINT,
@@ -28,9 +28,7 @@ from mtpcore_deepseek_mtp.graph import (
 
 TRUNK = ModelSpec(
     name="deepseek2",
-    fit=Fit(
-        architectures=frozenset({"deepseek2"}), tensors=("token_embd.weight", "output_norm.weight")
-    ),
+    fit=trunk_fit("deepseek2"),
     hparams=DeepseekHparams.read,
     build=trunk,
     ties=(OUTPUT_TIE,),

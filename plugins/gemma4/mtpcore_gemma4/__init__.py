@@ -10,6 +10,7 @@ from mtpcore.plugin import (
     SharedMemory,
     first_of,
     hookimpl,
+    trunk_fit,
 )
 from mtpcore_gemma4.assistant import AssistantHparams, assistant, layers_of_target
 from mtpcore_gemma4.checkpoint import ASSISTANT_CHECKPOINT, CHECKPOINT, UNIFIED_CHECKPOINT
@@ -18,10 +19,7 @@ from mtpcore_gemma4.hparams import GemmaHparams
 
 GEMMA4 = ModelSpec(
     name="gemma4",
-    fit=Fit(
-        architectures=frozenset({"gemma4"}),
-        tensors=("token_embd.weight", "output_norm.weight", "blk.0.post_ffw_norm.weight"),
-    ),
+    fit=trunk_fit("gemma4", also=("blk.0.post_ffw_norm.weight",)),
     hparams=GemmaHparams.read,
     build=trunk,
     ties=(OUTPUT_TIE,),

@@ -6,19 +6,17 @@ from mtpcore.plugin import (
     ROUTER_TYPE,
     DrafterSpec,
     Feed,
-    Fit,
     ModelSpec,
     hookimpl,
     nextn_fit,
+    trunk_fit,
 )
 from mtpcore_glm_nextn.checkpoint import HEAD_CHECKPOINT, TRUNK_CHECKPOINT
 from mtpcore_glm_nextn.graph import GlmHparams, head, trunk
 
 TRUNK = ModelSpec(
     name="glm4moe",
-    fit=Fit(
-        architectures=frozenset({"glm4moe"}), tensors=("token_embd.weight", "output_norm.weight")
-    ),
+    fit=trunk_fit("glm4moe"),
     hparams=GlmHparams.read,
     build=trunk,
     ties=(OUTPUT_TIE,),

@@ -1,15 +1,12 @@
 """gpt-oss 20b and 120b (``gpt-oss``): a trunk, for drafters with files of their own."""
 
-from mtpcore.plugin import ROUTER_TYPE, Fit, ModelSpec, hookimpl
+from mtpcore.plugin import ROUTER_TYPE, ModelSpec, hookimpl, trunk_fit
 from mtpcore_gpt_oss.checkpoint import CHECKPOINT
 from mtpcore_gpt_oss.graph import GptOssHparams, trunk
 
 GPT_OSS = ModelSpec(
     name="gpt_oss",
-    fit=Fit(
-        architectures=frozenset({"gpt-oss"}),
-        tensors=("token_embd.weight", "output_norm.weight", "blk.0.attn_sinks.weight"),
-    ),
+    fit=trunk_fit("gpt-oss", also=("blk.0.attn_sinks.weight",)),
     hparams=GptOssHparams.read,
     build=trunk,
     min_types=(ROUTER_TYPE,),

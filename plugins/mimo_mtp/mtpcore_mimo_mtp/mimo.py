@@ -16,7 +16,6 @@ from mtpcore.plugin import (
     Config,
     DrafterSpec,
     Feed,
-    Fit,
     GraphBuilder,
     Heads,
     Hparams,
@@ -31,6 +30,7 @@ from mtpcore.plugin import (
     nextn_fit,
     nextn_head,
     switched_window,
+    trunk_fit,
 )
 
 PUBLISHED = frozenset({"MiMoForCausalLM"})
@@ -61,7 +61,7 @@ def head(g: GraphBuilder, inputs: Inputs, h: Hparams) -> Outputs:
 
 MIMO = ModelSpec(
     name="mimo",
-    fit=Fit(architectures=frozenset({"mimo"}), tensors=("token_embd.weight", "output_norm.weight")),
+    fit=trunk_fit("mimo"),
     hparams=Hparams.read,
     build=dense_trunk,
     ties=(OUTPUT_TIE,),

@@ -6,12 +6,12 @@ from mtpcore.plugin import (
     ROUTER_TYPE,
     DrafterSpec,
     Feed,
-    Fit,
     Heads,
     ModelSpec,
     as_variant,
     first_of,
     nextn_fit,
+    trunk_fit,
 )
 from mtpcore_mimo_mtp.checkpoint import FLASH_CHECKPOINT, HEAD_CHECKPOINT, TRUNK_CHECKPOINT
 from mtpcore_mimo_mtp.graph import Mimo2Hparams, head, trunk
@@ -24,9 +24,7 @@ TIES = (
 
 MIMO2 = ModelSpec(
     name="mimo2",
-    fit=Fit(
-        architectures=frozenset({"mimo2"}), tensors=("token_embd.weight", "output_norm.weight")
-    ),
+    fit=trunk_fit("mimo2"),
     hparams=Mimo2Hparams.read,
     build=trunk,
     ties=(OUTPUT_TIE,),

@@ -7,10 +7,10 @@ from mtpcore.plugin import (
     Checkpoint,
     DrafterSpec,
     Feed,
-    Fit,
     ModelSpec,
     hookimpl,
     nextn_fit,
+    trunk_fit,
 )
 from mtpcore_qwen_mtp.checkpoint import (
     HEAD_CHECKPOINT,
@@ -28,9 +28,7 @@ def model(name: str, hparams: type[QwenHparams], checkpoint: Checkpoint) -> Mode
     """Return the declaration of a trunk."""
     return ModelSpec(
         name=name,
-        fit=Fit(
-            architectures=frozenset({name}), tensors=("token_embd.weight", "output_norm.weight")
-        ),
+        fit=trunk_fit(name),
         hparams=hparams.read,
         build=trunk,
         ties=(OUTPUT_TIE,),
