@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Annotated, Any, Literal, NamedTuple, Unpack, overload
+from typing import Annotated, Any, Literal, Unpack, overload
 
 import msgspec
 from msgspec import Meta
@@ -28,10 +28,13 @@ from mtpcore.lm.engine import Engine
 from mtpcore.lm.jobs import Job
 from mtpcore.lm.opening import open_cross
 from mtpcore.lm.settings import (
+    CHAT_DEFAULTS,
     TEXT_DEFAULTS,
+    ChatOptions,
     TextOptions,
     read_options,
     recommend_sampling,
+    split_chat_options,
 )
 from mtpcore.lm.streams import AsyncStream, Stream
 from mtpcore.runtime.model import Model
@@ -40,6 +43,7 @@ from mtpcore.sampling import Sampling
 __all__ = ["LM"]
 
 _show_options = show_options(TextOptions, TEXT_DEFAULTS)
+_show_chat_options = show_options(ChatOptions, CHAT_DEFAULTS)
 _OF_TEMPLATES = {
     "messages",
     "tools",
@@ -51,14 +55,6 @@ _SHOWN = Annotated[bool | None, Meta(description="True, False or None")]
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]
 Conversation = str | Sequence[Message]
-
-
-class _Chat(NamedTuple):
-    """How conversations are written."""
-
-    tools: Sequence[Message] | None
-    template_options: Message | None
-    continue_final_message: bool
 
 
 class LM(Closing, Uncopied):
@@ -472,10 +468,7 @@ class LM(Closing, Uncopied):
         messages: str | Sequence[Message],
         *,
         stream: Literal[False] = ...,
-        tools: Sequence[Message] | None = ...,
-        template_options: Message | None = ...,
-        continue_final_message: bool = ...,
-        **options: Unpack[TextOptions],
+        **options: Unpack[ChatOptions],
     ) -> Completion: ...
 
     @overload
@@ -484,10 +477,7 @@ class LM(Closing, Uncopied):
         messages: list[str] | Sequence[Sequence[Message]],
         *,
         stream: Literal[False] = ...,
-        tools: Sequence[Message] | None = ...,
-        template_options: Message | None = ...,
-        continue_final_message: bool = ...,
-        **options: Unpack[TextOptions],
+        **options: Unpack[ChatOptions],
     ) -> list[Completion]: ...
 
     @overload
@@ -496,22 +486,16 @@ class LM(Closing, Uncopied):
         messages: str | Sequence[Message],
         *,
         stream: Literal[True],
-        tools: Sequence[Message] | None = ...,
-        template_options: Message | None = ...,
-        continue_final_message: bool = ...,
-        **options: Unpack[TextOptions],
+        **options: Unpack[ChatOptions],
     ) -> Stream: ...
 
-    @_show_options
+    @_show_chat_options
     def chat(
         self,
         messages: Conversation | list[str] | Sequence[Sequence[Message]],
         *,
         stream: bool = False,
-        tools: Sequence[Message] | None = None,
-        template_options: Message | None = None,
-        continue_final_message: bool = False,
-        **options: Unpack[TextOptions],
+        **options: Unpack[ChatOptions],
     ) -> Completion | list[Completion] | Stream:
         """Answer a conversation, written as the model's chat template has it, or several at once.
 
@@ -546,9 +530,8 @@ class LM(Closing, Uncopied):
         stream = read(stream, Flag, "stream is yes or no")
         self._engine.check_open()
         several = _read_conversations(messages, stream)
-        how = _Chat(tools, template_options, continue_final_message)
         conversations = [messages] if several is None else several
-        jobs = self._make_answers(conversations, how, options)
+        jobs = self._make_answers(conversations, options)
         if stream:
             return Stream(self._engine, jobs[0])
         completions = self._finish(jobs, None)
@@ -560,10 +543,7 @@ class LM(Closing, Uncopied):
         messages: str | Sequence[Message],
         *,
         stream: Literal[False] = ...,
-        tools: Sequence[Message] | None = ...,
-        template_options: Message | None = ...,
-        continue_final_message: bool = ...,
-        **options: Unpack[TextOptions],
+        **options: Unpack[ChatOptions],
     ) -> Completion: ...
 
     @overload
@@ -572,10 +552,7 @@ class LM(Closing, Uncopied):
         messages: list[str] | Sequence[Sequence[Message]],
         *,
         stream: Literal[False] = ...,
-        tools: Sequence[Message] | None = ...,
-        template_options: Message | None = ...,
-        continue_final_message: bool = ...,
-        **options: Unpack[TextOptions],
+        **options: Unpack[ChatOptions],
     ) -> list[Completion]: ...
 
     @overload
@@ -584,22 +561,16 @@ class LM(Closing, Uncopied):
         messages: str | Sequence[Message],
         *,
         stream: Literal[True],
-        tools: Sequence[Message] | None = ...,
-        template_options: Message | None = ...,
-        continue_final_message: bool = ...,
-        **options: Unpack[TextOptions],
+        **options: Unpack[ChatOptions],
     ) -> AsyncStream: ...
 
-    @_show_options
+    @_show_chat_options
     async def achat(
         self,
         messages: Conversation | list[str] | Sequence[Sequence[Message]],
         *,
         stream: bool = False,
-        tools: Sequence[Message] | None = None,
-        template_options: Message | None = None,
-        continue_final_message: bool = False,
-        **options: Unpack[TextOptions],
+        **options: Unpack[ChatOptions],
     ) -> Completion | list[Completion] | AsyncStream:
         """Answer a conversation, or several at once, without blocking the event loop.
 
@@ -624,9 +595,8 @@ class LM(Closing, Uncopied):
         stream = read(stream, Flag, "stream is yes or no")
         self._engine.check_open()
         several = _read_conversations(messages, stream)
-        how = _Chat(tools, template_options, continue_final_message)
         conversations = [messages] if several is None else several
-        jobs = await self._engine.run(lambda: self._make_answers(conversations, how, options))
+        jobs = await self._engine.run(lambda: self._make_answers(conversations, options))
         if stream:
             return AsyncStream(self._engine, lambda: jobs[0])
         completions = await self._afinish(jobs, None)
@@ -686,26 +656,18 @@ class LM(Closing, Uncopied):
         while self._owned:
             self._owned.pop().close()
 
-    def _make_answers(
-        self, conversations: Sequence[Any], how: _Chat, options: TextOptions
-    ) -> list[Job]:
+    def _make_answers(self, conversations: Sequence[Any], options: ChatOptions) -> list[Job]:
         """Return a job for each conversation; an error says which of several it is about."""
+        writing, of_texts = split_chat_options(options)
         prompts = []
         for i, messages in enumerate(conversations):
             try:
-                prompts.append(
-                    self.encode_chat(
-                        messages,
-                        tools=how.tools,
-                        template_options=how.template_options,
-                        continue_final_message=how.continue_final_message,
-                    )
-                )
+                prompts.append(self.encode_chat(messages, **writing))
             except MtpcoreError as error:
                 if len(conversations) == 1:
                     raise
                 raise error.at(f"messages[{i}] of {len(conversations)}") from error
-        return self._make_jobs(prompts, options)
+        return self._make_jobs(prompts, of_texts)
 
     def _make_jobs(self, prompts: Sequence[Any], options: TextOptions) -> list[Job]:
         """Return a job for each prompt; an error says which of several it is about."""

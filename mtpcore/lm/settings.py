@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, cast
 
 import msgspec
@@ -15,12 +15,15 @@ from mtpcore.runtime.model import Model
 from mtpcore.sampling import USUAL, Recommended, Sampling, check_sampling, read_recommended
 
 __all__ = [
+    "CHAT_DEFAULTS",
     "TEXT_DEFAULTS",
+    "ChatOptions",
     "SamplingOptions",
     "TextOptions",
     "read_options",
     "read_sampling",
     "recommend_sampling",
+    "split_chat_options",
 ]
 
 log = logging.getLogger("mtpcore")
@@ -48,6 +51,18 @@ class TextOptions(RequestOptions, SamplingOptions, total=False):
     """What the methods of ``LM`` take by name; ``LM.generate`` documents it."""
 
 
+class TemplateOptions(TypedDict, total=False):
+    """How a conversation is written by the model's chat template; ``LM.chat`` documents it."""
+
+    tools: Sequence[Mapping[str, object]] | None
+    template_options: Mapping[str, object] | None
+    continue_final_message: bool
+
+
+class ChatOptions(TemplateOptions, TextOptions, total=False):
+    """What ``LM.chat`` and ``LM.achat`` take by name."""
+
+
 TEXT_DEFAULTS = cast(
     TextOptions,
     {
@@ -62,6 +77,13 @@ TEXT_DEFAULTS = cast(
 )
 """What an option is where it is left out, in an LM that was made of a model."""
 
+CHAT_DEFAULTS: ChatOptions = {
+    "tools": None,
+    "template_options": None,
+    "continue_final_message": False,
+    **TEXT_DEFAULTS,
+}
+
 
 def recommend_sampling(model: Model) -> Recommended:
     """Return what the model's file recommends; log lines name what of it is not taken."""
@@ -69,6 +91,14 @@ def recommend_sampling(model: Model) -> Recommended:
     for key, reason in recommended.left_out.items():
         log.warning("%s: %s is not taken: %s", model.path, key, reason)
     return recommended
+
+
+def split_chat_options(given: ChatOptions) -> tuple[TemplateOptions, TextOptions]:
+    """Return the options of the template, and those of the texts."""
+    texts: dict[str, Any] = {**given}
+    names = TemplateOptions.__annotations__
+    writing = {name: texts.pop(name) for name in given if name in names}
+    return cast(TemplateOptions, writing), cast(TextOptions, texts)
 
 
 def read_options(given: TextOptions, default: Sampling | Mapping[str, Any]) -> RequestOptions:
