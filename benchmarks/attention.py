@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from functools import partial
-from typing import NamedTuple
+from functools import partial, reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 from timing import Reader, Sample, alternate
@@ -24,6 +24,7 @@ from mtpcore.backends.cpu import CpuBackend, backend
 from mtpcore.graph import GraphBuilder, Outputs
 from mtpcore.graph.program import MemoryLayer, Program
 from mtpcore.memory import PAGE
+from mtpcore.memory.kv import PagedKV
 from mtpcore.memory.types import bytes_of_place
 from mtpcore.testing import Runner, Weights
 
@@ -63,23 +64,31 @@ def program(shape: Shape, n_layers: int) -> Program:
         g.split_heads(g.inputs[name], n)
         for name, n in zip("qkv", (h, g_heads, g_heads), strict=True)
     )
-    y = None
-    for layer in range(n_layers):
-        found = g.attention(q, k, v_width if shape.latent else v, layer=layer, scale=k_width**-0.5)
-        y = found if y is None else g.add(y, found)
-    return g.finish(Outputs(y=g.merge_heads(y)))
+    found = [
+        g.attention(q, k, v_width if shape.latent else v, layer=layer, scale=k_width**-0.5)
+        for layer in range(n_layers)
+    ]
+    return g.finish(Outputs(y=g.merge_heads(reduce(g.add, found))))
 
 
 def fill(runner: Runner, shape: Shape, n_places: int) -> None:
     """Let sequence 0 hold this many places: one page of random rows, again and again."""
     rng = np.random.default_rng(0)
     runner.feed([-1] * PAGE, **slots(shape, rng, PAGE))
-    runner.memory.reserve({0: (PAGE, n_places)})
-    for page in runner.memory.pages.tables[0, 1 : n_places // PAGE]:
-        runner.memory.store.copy(int(runner.memory.pages.tables[0, 0]), int(page))
+    memory = memory_of(runner)
+    memory.reserve({0: (PAGE, n_places)})
+    first, *others = memory.pages.tables[0, : n_places // PAGE].tolist()
+    for page in others:
+        memory.store.copy(first, page)
 
 
-def slots(shape: Shape, rng: np.random.Generator, n: int) -> dict[str, np.ndarray]:
+def memory_of(runner: Runner) -> PagedKV:
+    """Return where all layers store keys and values, which have one window and one width."""
+    (memory,) = runner.memory.groups
+    return memory
+
+
+def slots(shape: Shape, rng: np.random.Generator, n: int) -> dict[str, Any]:
     """Return rows of random queries, keys and values."""
     h, g_heads, k_width, v_width = shape
     widths = {"q": h * k_width, "k": g_heads * k_width, "v": g_heads * v_width}
@@ -116,7 +125,7 @@ def compare(
         threads=options.threads, kv_dtype=kv_dtype,
     )  # fmt: skip
     fill(runner, shape, n_places)
-    n_bytes = n_places * runner.memory.store.page_bytes // PAGE
+    n_bytes = n_layers * bytes_of_layer(shape, kv_dtype, n_places)
     readers = [Reader(options.threads, n_bytes, pages) for pages in PAGES_READ]
     rows = {n: slots(shape, np.random.default_rng(n), n) for n in options.rows}
     passes = [partial(run, runner, rows[n], n) for n in options.rows]
@@ -137,7 +146,7 @@ def bytes_of_layer(shape: Shape, kv_dtype: str, n_places: int) -> int:
     return n_places * bytes_of_place(layer, kv_dtype)
 
 
-def run(runner: Runner, rows: dict[str, np.ndarray], n: int) -> None:
+def run(runner: Runner, rows: dict[str, Any], n: int) -> None:
     """Process n rows and take them back."""
     length = runner.memory.length(0)
     runner.feed([-1] * n, **rows)

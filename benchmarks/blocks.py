@@ -1,11 +1,11 @@
 """What eight drafts cost in one pass over a block, and in eight steps of a NextN head.
 
-``python benchmarks/blocks.py`` writes the NextN model of ``drafts.py`` (152 k tokens, Q4_0, width
-1536) and a DFlash drafter of the same sizes, 5 layers and blocks of 9 rows, to a temporary folder.
-It prints the times of eight drafts and their ratio: behind one new token, and behind four, as after
-a round in which three drafts were accepted. Then it adds post-heads of rank 256 to the drafter, as
-DSpark and XPress have them, and prints how long their drafts take, in how many calls of compiled
-code, and how much of it is spent outside these calls: in Python, between them.
+``python benchmarks/blocks.py`` writes a small NextN model (152 k tokens, Q4_0, width 1536) and a
+DFlash drafter of the same sizes, 5 layers and blocks of 9 rows, to a temporary folder. It prints
+the times of eight drafts and their ratio: after one new token, and after four, as after a round in
+which three drafts were accepted. Then it adds post-heads of rank 256 to the drafter, as DSpark and
+XPress have them, and prints how long their drafts take, in how many calls of compiled code, and how
+much of it is spent outside these calls: in Python, between them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from drafts import FEED_FORWARD, HEAD_WIDTH, HEADS, N_VOCAB, WIDTH, q4_0
-from drafts import write as write_target
 from timing import Sample, Undone, alternate
 
 import mtpcore
 from mtpcore.backends.cpu import backend
-from mtpcore.gguf import write_model_file
+from mtpcore.gguf import Value, write_model_file
 
+WIDTH, FEED_FORWARD, HEADS, HEAD_WIDTH, N_VOCAB = 1536, 4096, 12, 128, 151_936
 LAYERS, N_DRAFTS, TAPS, RANK = 5, 8, (0, 1), 256
 N_CTX, TEXT = 512, list(range(256))
 POST_HEADS: dict[str, dict[str, tuple[int, int]]] = {
@@ -44,6 +43,58 @@ POST_HEADS: dict[str, dict[str, tuple[int, int]]] = {
     },
 }
 """Matrices by the drafter that has them."""
+
+
+def q4_0(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+    """Return random rows uint8[rows, bytes], weights about 1 / sqrt(columns)."""
+    blocks = rng.integers(0, 256, (rows, columns // 32, 18), dtype=np.uint8)
+    scale = np.float16(0.22 / np.sqrt(columns))
+    blocks[..., :2] = np.frombuffer(scale.tobytes(), np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def write_target(path: Path) -> Path:
+    """Write a NextN model, a trunk of one block and a head of one; return ``path``."""
+    rng = np.random.default_rng(0)
+    wide = HEADS * HEAD_WIDTH
+    shapes = {"token_embd.weight": (N_VOCAB, WIDTH), "output.weight": (N_VOCAB, WIDTH)}
+    norms = {"output_norm.weight": WIDTH}
+    for n in (0, 1):
+        for name, shape in {
+            "attn_q": (wide, WIDTH),
+            "attn_k": (wide // 6, WIDTH),
+            "attn_v": (wide // 6, WIDTH),
+            "attn_output": (WIDTH, wide),
+            "ffn_gate": (FEED_FORWARD, WIDTH),
+            "ffn_up": (FEED_FORWARD, WIDTH),
+            "ffn_down": (WIDTH, FEED_FORWARD),
+        }.items():
+            shapes[f"blk.{n}.{name}.weight"] = shape
+        for name in ("attn_norm", "post_attention_norm"):
+            norms[f"blk.{n}.{name}.weight"] = WIDTH
+    shapes["blk.1.nextn.eh_proj.weight"] = (WIDTH, 2 * WIDTH)
+    for name in ("enorm", "hnorm", "shared_head_norm"):
+        norms[f"blk.1.nextn.{name}.weight"] = WIDTH
+    tensors = {name: q4_0(rng, *shape) for name, shape in shapes.items()}
+    tensors |= {name: np.ones(n, np.float32) for name, n in norms.items()}
+    metadata: dict[str, Value] = {
+        "glm4moe.block_count": 2,
+        "glm4moe.nextn_predict_layers": 1,
+        "glm4moe.context_length": 4096,
+        "glm4moe.embedding_length": WIDTH,
+        "glm4moe.feed_forward_length": FEED_FORWARD,
+        "glm4moe.leading_dense_block_count": 2,
+        "glm4moe.attention.head_count": HEADS,
+        "glm4moe.attention.head_count_kv": HEADS // 6,
+        "glm4moe.attention.key_length": HEAD_WIDTH,
+        "glm4moe.attention.value_length": HEAD_WIDTH,
+        "glm4moe.attention.layer_norm_rms_epsilon": 1e-5,
+        "glm4moe.rope.dimension_count": HEAD_WIDTH // 2,
+        "glm4moe.rope.freq_base": 10000.0,
+    }
+    types = {name: "Q4_0" if name in shapes else "F32" for name in tensors}
+    write_model_file(path, "glm4moe", metadata, tensors, types)
+    return path
 
 
 def write_drafter(path: Path, kind: str = "") -> Path:
@@ -71,7 +122,7 @@ def write_drafter(path: Path, kind: str = "") -> Path:
         mixer = rng.normal(0, 0.3, (N_DRAFTS + 1, N_DRAFTS + 1, RANK)).astype(np.float32)
         tensors["refiner.mix.weight"] = mixer
     tensors |= {name: np.ones(n, np.float32) for name, n in norms.items()}
-    metadata = {
+    metadata: dict[str, Value] = {
         "dflash.block_count": LAYERS,
         "dflash.block_size": N_DRAFTS + 1,
         "dflash.context_length": 4096,

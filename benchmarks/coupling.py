@@ -94,7 +94,8 @@ def logits_of(model: mtpcore.Model, tokens: list[int]) -> tuple[np.ndarray, np.n
 def log_softmax(x: np.ndarray) -> np.ndarray:
     """Return log probabilities."""
     x = x - x.max(-1, keepdims=True)
-    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+    logs: np.ndarray = x - np.log(np.exp(x).sum(-1, keepdims=True))
+    return logs
 
 
 def agreement(p: np.ndarray, q: np.ndarray, seed: int) -> float:

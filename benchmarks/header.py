@@ -15,11 +15,13 @@ from string import ascii_lowercase
 
 import numpy as np
 
-from mtpcore.gguf import open_model_file, read_tokenizer, write_model_file
+from mtpcore.gguf import Value, open_model_file, read_tokenizer, write_model_file
 from mtpcore.gguf.vocabulary import byte_alphabet
 
+N_RUNS = 10
 
-def vocabulary(n_tokens: int) -> tuple[list[str], list[str]]:
+
+def vocabulary(n_tokens: int) -> tuple[list[Value], list[Value]]:
     """Make tokens of realistic lengths, the letters of bytes first, and a merge for each other."""
     chance = np.random.default_rng(1)
     alphabet = list(byte_alphabet())
@@ -29,20 +31,18 @@ def vocabulary(n_tokens: int) -> tuple[list[str], list[str]]:
     return [*alphabet, "\u2581", *tokens[1:]], [f"{token[:1]} {token[1:]}" for token in tokens]
 
 
-def measure(path: Path, n_runs: int) -> None:
+def measure(path: Path) -> None:
     headers, wholes = [], []
-    for _ in range(n_runs):
+    for _ in range(N_RUNS):
         begin = time.process_time()
         with open_model_file(path) as file:
             headers.append(time.process_time() - begin)
-            tokenizer = read_tokenizer(file.metadata)
-            if tokenizer is None:
-                sys.exit(f"{path}: no tokenizer")
+            tokenizer = read_tokenizer(file.metadata) or sys.exit(f"{path}: no tokenizer")
             tokenizer.encode("Why is the sky blue?")
             wholes.append(time.process_time() - begin)
     texts = {
         "244,000 characters": [
-            ((Path(__file__).parents[1] / "docs/plugins.md").read_text() * 8)[:244_000]
+            ((Path(__file__).parents[1] / "docs/roles.md").read_text() * 8)[:244_000]
         ],
         "a word of 100,000 letters": [
             "".join(random.Random(1).choices(ascii_lowercase, k=100_000))
@@ -50,7 +50,7 @@ def measure(path: Path, n_runs: int) -> None:
     }
     texts["2,000 lines"] = texts["244,000 characters"][0].splitlines()[:2000]
     later: dict[str, list[float]] = {what: [] for what in texts}
-    for _ in range(n_runs):
+    for _ in range(N_RUNS):
         for what, each in texts.items():
             begin = time.process_time()
             for text in each:
@@ -62,17 +62,17 @@ def measure(path: Path, n_runs: int) -> None:
         print(f"  {what} {middle:.3f} s ({low:.3f} to {high:.3f})")
 
 
-def main(source: str = "262144", n_runs: int = 10) -> None:
+def main(source: str = "262144") -> None:
     if not source.isdecimal():
         print(Path(source).name)
-        return measure(Path(source), n_runs)
+        return measure(Path(source))
     n_tokens = int(source)
     tokens, merges = vocabulary(n_tokens)
-    common = {
+    common: dict[str, Value] = {
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": np.ones(n_tokens, np.int32),
     }
-    kinds = {
+    kinds: dict[str, dict[str, Value]] = {
         "merges": {"model": "gpt2", "pre": "qwen2", "merges": merges},
         "scores": {"model": "llama", "scores": -np.arange(n_tokens, dtype=np.float32)},
     }
@@ -83,7 +83,7 @@ def main(source: str = "262144", n_runs: int = 10) -> None:
             own = {f"tokenizer.ggml.{key}": value for key, value in more.items()}
             write_model_file(path, "none", common | own, tensors)
             print(f"{n_tokens} tokens with {kind}")
-            measure(path, n_runs)
+            measure(path)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,9 @@ def judge(
     llm.process(mtpcore.Batch.of(prompt))
     found = []
     for i in range(len(text) - 2):
-        one, two = [*cross.draft(0, 2), -1, -1][:2]
+        drafts = cross.draft(0, 2)
+        assert not isinstance(drafts, mtpcore.DraftTree)
+        one, two = [*drafts, -1, -1][:2]
         found.append((one == text[i + 1], [one, two] == text[i + 1 : i + 3]))
         llm.process(mtpcore.Batch.of([text[i]], pos=len(prompt) + i))
     return found

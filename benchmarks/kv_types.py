@@ -10,12 +10,14 @@ With a quantised file the int8 activations contribute; F16 files show the KV cac
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 import numpy as np
 
 import mtpcore
-from mtpcore.backends.base import Store
 from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.backends.reference.store import ReferenceStore
+from mtpcore.graph.program import MemoryLayer
 from mtpcore.memory import KV_DTYPES
 
 
@@ -25,9 +27,9 @@ class Exact(ReferenceBackend):
     def __init__(self) -> None:
         super().__init__("f64")
 
-    def store(self, layers: object, n_pages: int, dtype: str) -> Store:
+    def store(self, layers: Sequence[MemoryLayer], n_pages: int, dtype: str) -> ReferenceStore:
         """Make the pages."""
-        return super().store(layers, n_pages, "f64")  # type: ignore[arg-type]
+        return super().store(layers, n_pages, "f64")
 
 
 def main() -> None:
@@ -42,13 +44,13 @@ def main() -> None:
             tokens = model.tokenizer.encode(file.read())[: options.tokens]
         batch = mtpcore.Batch.of(tokens, outputs="all")
 
-        def logits(**settings: object) -> np.ndarray:
-            context = mtpcore.Context(model, len(tokens), **settings)  # noqa: B023
+        def logits(backend: str | Exact, kv_dtype: str = "f16") -> np.ndarray:
+            context = mtpcore.Context(model, len(tokens), backend=backend, kv_dtype=kv_dtype)  # noqa: B023
             return context.process(batch).logits.astype(np.float64)  # noqa: B023
 
-        wanted = logits(backend=Exact())
+        wanted = logits(Exact())
         for kv_dtype in KV_DTYPES:
-            off = logits(kv_dtype=kv_dtype) - wanted
+            off = logits("cpu", kv_dtype) - wanted
             rows = np.sqrt(np.mean(off**2, axis=1) / np.mean(wanted**2, axis=1))
             print(
                 f"{path} {len(tokens)} tokens, {kv_dtype:5}: "

@@ -65,9 +65,10 @@ def write_heads(folder: Path, model: mtpcore.Model) -> Iterator[mtpcore.Model]:
     width, n_vocab = model.hparams.width, model.hparams.n_vocab
 
     def matrix(*shape: int) -> np.ndarray:
-        return (rng.normal(size=shape) / shape[-1] ** 0.5).astype(np.float32)
+        scale = np.float32(shape[-1] ** -0.5)
+        return rng.standard_normal(shape, np.float32) * scale
 
-    parts = {
+    parts: dict[str, dict[str, tuple[int, ...]]] = {
         "medusa": {"medusa.weight": (width, width), "output.weight": (n_vocab, width)},
         "mlp-speculator": {
             "proj.weight": (width, width),

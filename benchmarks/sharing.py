@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from timing import Sample, once
 
@@ -75,7 +76,7 @@ def _time_passes(context: mtpcore.Context, sample: Sample) -> None:
     context.process(mtpcore.Batch.of(PROMPT))
     for pos in range(len(PROMPT), len(PROMPT) + GENERATED):
         batch = mtpcore.Batch.of([7], seq=0, pos=pos, outputs="last")
-        sample.append(once(lambda batch=batch: context.process(batch)))
+        sample.append(once(partial(context.process, batch)))
     context.rewind(0, 0)
 
 

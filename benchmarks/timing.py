@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from ctypes import CDLL, c_int64, c_size_t, c_void_p
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import NamedTuple
 
 import numpy as np
 
@@ -38,7 +38,8 @@ class Sample(list[float]):
         return statistics.median(self)
 
 
-class Undone(NamedTuple):
+@dataclass(frozen=True)
+class Undone:
     """A call, and one that puts everything back behind it, which is not timed."""
 
     run: Callable[[], object]

@@ -17,6 +17,7 @@ from typing import Any
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from mtpcore.declarations.spec import DrafterSpec, ModelSpec
 from mtpcore.discovery.registry import load_registry
 
 OUT = Path(__file__).parents[1] / "tests/data/configurations/transformers.json"
@@ -53,8 +54,8 @@ SMALL = {
 def published() -> list[str]:
     """Return the names of all classes that can be converted."""
     known = load_registry("")
-    specs = (*known.models, *known.drafters)
-    tables = (t for spec in specs for t in (spec.checkpoint, *getattr(spec, "layouts", ())) if t)
+    specs: list[ModelSpec | DrafterSpec] = [*known.models, *known.drafters]
+    tables = (t for spec in specs for t in (spec.checkpoint, *spec.layouts) if t)
     return sorted({name for table in tables for name in table.architectures})
 
 
@@ -141,7 +142,8 @@ def absent(kind: str, settings: Mapping[str, Any], paths: set[str]) -> dict[str,
 
     By path left out, the settings that differ from those with it; empty where none does.
     """
-    whole, found = read(kind, nested(settings)), {}
+    whole = read(kind, nested(settings))
+    found: dict[str, dict[str, Any]] = {}
     for path in sorted(paths):
         kept = {p: v for p, v in settings.items() if p != path and not p.startswith(f"{path}.")}
         try:

@@ -89,7 +89,7 @@ def main() -> None:
             input_ids=text, attention_mask=torch.ones_like(text), do_sample=False,
             max_new_tokens=N_FRAMES, depth_decoder_do_sample=False,
         )  # fmt: skip
-    arrays = {name: np.array(rows) for name, rows in found.items()}
+    arrays: dict[str, Any] = {name: np.array(rows) for name, rows in found.items()}
     arrays["frames"] = arrays["frames"].astype(np.int32)
     best = np.sort(np.concatenate([arrays["first"][:, None], arrays["depth"]], 1), -1)
     assert (best[..., -1] - best[..., -2]).min() > 1e-3, "a choice is too close to call"

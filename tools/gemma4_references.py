@@ -133,7 +133,9 @@ def main() -> None:
         for name, shape in shapes.items():
             found[name] |= see(shape) if shape.spans else {}
         found |= {name: draft(one) for name, one in gemma4.ASSISTANTS.items()}
-    arrays = {f"{name}/{what}": rows for name, of in found.items() for what, rows in of.items()}
+    arrays: dict[str, Any] = {
+        f"{name}/{what}": rows for name, of in found.items() for what, rows in of.items()
+    }
     np.savez_compressed(folder / "refs.npz", **arrays)
 
 

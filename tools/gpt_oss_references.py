@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,7 +47,9 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with torch.no_grad():
         found = {name: compute(shape) for name, shape in gpt_oss.SHAPES.items()}
-    arrays = {f"{name}/{what}": rows for name, of in found.items() for what, rows in of.items()}
+    arrays: dict[str, Any] = {
+        f"{name}/{what}": rows for name, of in found.items() for what, rows in of.items()
+    }
     np.savez_compressed(folder / "refs.npz", **arrays)
 
 

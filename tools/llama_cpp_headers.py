@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ def main() -> None:
     parser.add_argument("save", type=Path)
     parser.add_argument("folder", type=Path)
     args = parser.parse_args()
-    headers = {}
+    headers: dict[str, Any] = {}
     for way, family in CASES:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)

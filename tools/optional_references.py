@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     args = parser.parse_args()
     text = " ".join(map(str, [len(TOKENS), *TOKENS]))
-    refs = {}
+    refs: dict[str, Any] = {}
     for family in OPTIONAL:
         with tempfile.TemporaryDirectory() as folder:
             path = write_optional(Path(folder), family)

@@ -18,6 +18,7 @@ import hashlib
 import json
 import lzma
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -52,7 +53,7 @@ def keep_embeddings(fixture: Path, target: Path) -> None:
     np.savez_compressed(target / "embeddings.npz", ids=ids, rows=table[ids])
 
 
-def describe(path: Path) -> dict[str, dict[str, object]]:
+def describe(path: Path) -> dict[str, Mapping[str, object]]:
     """Return what a model file holds, short enough to be kept."""
     reader = gguf.GGUFReader(path)
     metadata = {

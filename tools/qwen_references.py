@@ -142,7 +142,8 @@ def compute_rows(s: qwen.Shape) -> dict[str, np.ndarray]:
     }
     text, drafts = [choose(hidden[0, -1])], []
     while len(text) < N_TEXT:
-        states, at, entries, draft = hidden, axes, rows, []
+        states, at, entries = hidden, axes, rows
+        draft: list[int] = []
         for token in [text[-1], None, None][:N_DRAFTS]:
             row = table(torch.tensor([[draft[-1] if token is None else token]]))
             entries = torch.cat([entries, row], 1)
@@ -169,7 +170,9 @@ def main() -> None:
         found = {name: compute(shape) for name, shape in qwen.SHAPES.items()}
         of_rows = {name: compute_rows(qwen.SHAPES[name]) for name in qwen.WITH_ROWS}
     for file, each in (("refs", found), ("rows", of_rows)):
-        arrays = {f"{name}/{what}": rows for name, of in each.items() for what, rows in of.items()}
+        arrays: dict[str, Any] = {
+            f"{name}/{what}": rows for name, of in each.items() for what, rows in of.items()
+        }
         np.savez_compressed(folder / f"{file}.npz", **arrays)
 
 

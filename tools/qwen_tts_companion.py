@@ -36,7 +36,7 @@ TYPES = ("f32", "f16", "bf16")
 
 def listen() -> dict[str, np.ndarray]:
     """Return what the package's modules make of codes and of sound, once names and shapes agree."""
-    sys.meta_path.append(Soundless())  # type: ignore[arg-type]
+    sys.meta_path.append(Soundless())
     from qwen_tts.core.models import modeling_qwen3_tts as modeling
     from qwen_tts.core.models.configuration_qwen3_tts import Qwen3TTSSpeakerEncoderConfig
     from qwen_tts.core.tokenizer_12hz.configuration_qwen3_tts_tokenizer_v2 import (
@@ -120,7 +120,8 @@ def main() -> None:
     parser.add_argument("llama_cpp", type=Path)
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()
-    np.savez_compressed(options.folder / "sound.npz", **listen())
+    arrays: dict[str, Any] = {**listen()}
+    np.savez_compressed(options.folder / "sound.npz", **arrays)
     sys.path.insert(0, str(options.llama_cpp / "gguf-py"))
     found = {}
     with tempfile.TemporaryDirectory() as name:

@@ -139,8 +139,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
-    sys.meta_path.append(Soundless())  # type: ignore[arg-type]
-    model, arrays = load(), {}
+    sys.meta_path.append(Soundless())
+    model = load()
+    arrays: dict[str, Any] = {}
     for i, speech in enumerate(small.SPEECHES.values()):
         arrays |= {f"{name}{i}": values for name, values in speak(model, speech).items()}
     first = next(iter(small.SPEECHES.values()))

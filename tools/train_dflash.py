@@ -17,6 +17,7 @@ import math
 import platform
 import time
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -117,7 +118,9 @@ def evaluate(args: argparse.Namespace) -> None:
     """Count accepted drafts in texts from held-out prompts, greedy and sampled."""
     target, drafter = mtpcore.load_model(TRUNK), mtpcore.load_model(args.output)
     prompts = [p["text"] for p in json.loads(PROMPTS.read_text(encoding="utf-8"))]
-    for temperature, how in ((0.0, "coupled"), (1.0, "coupled"), (1.0, "argmax")):
+    ways: tuple[tuple[float, Literal["coupled", "argmax"]], ...]
+    ways = ((0.0, "coupled"), (1.0, "coupled"), (1.0, "argmax"))
+    for temperature, how in ways:
         cross = mtpcore.link(mtpcore.Context(target, 320), draft_model=drafter)
         sampling = mtpcore.Sampling(temperature=temperature, seed=1)
         generator = mtpcore.Generator(cross, sampling=sampling, draft=args.draft, draft_sampler=how)

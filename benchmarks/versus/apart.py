@@ -159,7 +159,8 @@ def _bench(
 
 
 def _seconds_of_bench(command: list[str]) -> float:
-    return statistics.median(json.loads(_run(command))[0]["samples_ns"]) / 1e9
+    samples: list[int] = json.loads(_run(command))[0]["samples_ns"]
+    return statistics.median(samples) / 1e9
 
 
 def seconds_of_batched_bench(

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from timing import Reader, Sample, Undone, alternate, choose
@@ -58,7 +58,7 @@ class Arena:
     ) -> None:
         self.name, self.hold = name, hold or Hold()
         self.model = mtpcore.load_model(path, mtp=False)
-        limit = int(self.model.metadata[f"{self.model.architecture}.context_length"])
+        limit: Any = self.model.metadata[f"{self.model.architecture}.context_length"]
         self.depth = min(DEPTH, limit - DECODED - max(ROWS))
         n_ctx = min(limit, 2 * DEPTH)
         self.ours = Ours(self.model, n_ctx, threads)
@@ -168,7 +168,9 @@ def measure(arena: Arena, cell: str, pairs: int, read: Reader) -> list[Found]:
         tasks = [Task(f"verify-{n}", n, run, run, back) for n, run in runs.items()]
         return arena.compare(tasks, pairs, warm=1)
     task = Task(cell, DECODED, partial(decode, n=DECODED // 8), decode, back)
-    others = [read] if arena.bare is None else [read, task.run_of(arena.bare)]
+    others: list[Callable[[], object]] = [read]
+    if arena.bare is not None:
+        others.append(task.run_of(arena.bare))
     (found,), (seconds, *bare) = arena.compare_beside([task], pairs, 0, others)
     bounds = [one * work.n_bytes(1) / read.n_bytes * DECODED for one in seconds]
     speed = read.n_bytes / statistics.median(seconds)

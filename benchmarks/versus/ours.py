@@ -41,8 +41,8 @@ class Ours:
 
     def process(self, tokens: Sequence[int], every: bool = False) -> np.ndarray:
         """Run tokens behind those there are."""
-        outputs = "all" if every else "last"
-        out = self.context.process(mtpcore.Batch.of(tokens, pos=self.depth, outputs=outputs))
+        batch = mtpcore.Batch.of(tokens, pos=self.depth, outputs="all" if every else "last")
+        out = self.context.process(batch)
         self.depth += len(tokens)
         return out.logits
 

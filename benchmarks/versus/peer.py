@@ -79,7 +79,7 @@ class Peer:
             settings.ctx_other = head_of.context
         self.model, self.flash = model, flash
         self.name = name_of((model.repack, flash))
-        self.context = llama_cpp.llama_init_from_model(model.handle, settings)
+        self.context: Any = llama_cpp.llama_init_from_model(model.handle, settings)
         if not self.context:
             raise RuntimeError("llama.cpp made no context")
         self.memory = llama_cpp.llama_get_memory(self.context)

@@ -54,6 +54,7 @@ class PeerRounds:
         self._set_nextn(self.target.context, True, False)
         self._set_nextn(self.head.context, True, True)
         self._batch = llama_cpp.llama_batch_ext_init(self.head.context)
+        self._pending = self._verified = np.zeros((1, self.width), np.float32)
 
     def fill(self, text: Sequence[int]) -> None:
         """Let both hold these tokens and no others."""
@@ -85,7 +86,7 @@ class PeerRounds:
 
     def _read(self, tokens: Sequence[int], rows: np.ndarray) -> None:
         """Let the head read tokens, each with the hidden row before it."""
-        first = self._pending if self.head.depth else np.zeros((1, self.width), np.float32)
+        first = self._pending if self.head.depth else np.zeros_like(rows[:1])
         before = np.concatenate([first, rows[:-1]])
         self._process_head(tokens, before, self.head.depth, outputs=False)
         self._verified, self._pending = rows, rows[-1:]

@@ -61,11 +61,10 @@ Missing = Literal["refused", "zeros"]
 """What a reader gets in place of a row that its source does not have: an error, or zeros."""
 
 
-class ModelSizes(Protocol):
-    """The hyper-parameters that every family has.
+class DrafterSizes(Protocol):
+    """The hyper-parameters that every drafter has.
 
-    A trunk with an encoder also has ``start_token``, a draft model ``target_width``, the width of
-    the target's taps. ``rotary_axes``, the axes of a position, are 1 if they are left out.
+    One in a file of its own may have ``target_width``, the width of the target's taps.
     """
 
     @property
@@ -76,9 +75,17 @@ class ModelSizes(Protocol):
     def width(self) -> int:
         """Values in a row of the residual stream."""
 
+
+class ModelSizes(DrafterSizes, Protocol):
+    """The hyper-parameters that every family has.
+
+    A trunk with an encoder also has ``start_token``. ``rotary_axes``, the axes of a position, are 1
+    if they are left out.
+    """
+
     @property
     def n_layers(self) -> int:
-        """Layers of the trunk alone; a draft model may lack it."""
+        """Layers of the trunk alone."""
 
 
 Builder = Callable[..., object]
@@ -471,7 +478,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     acceptance: tuple[float, float] = (0.0, 1.0)
     variant_of: str = ""
     graphs: tuple[tuple[str, Builder], ...] = ()
-    hparams: Callable[..., ModelSizes] | None = None
+    hparams: Callable[..., DrafterSizes] | None = None
     min_types: tuple[tuple[str, str], ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
     standalone: bool = False

@@ -183,7 +183,8 @@ class Eagle3(nn.Module):
 
     def forward(self, tokens: Tensor) -> Reading:
         """Read [batch, n] tokens."""
-        return self.target(tokens)
+        reading: Reading = self.target(tokens)
+        return reading
 
     def draft(self, embedding: Tensor, seen: Tensor, depth: int) -> list[Tensor]:
         """Compute `depth` draft steps everywhere in a text."""

@@ -102,7 +102,7 @@ class Mimo2Mtp(Mimo2Layer, NextN):
 
     def multiply(self, a: Tensor) -> Sequence[Tensor]:
         """Return the rows of q, k and v."""
-        return self.attn_qkv(a).split(self.widths(), dim=-1)
+        return [*self.attn_qkv(a).split(self.widths(), dim=-1)]
 
     def norm(self, y: Tensor) -> Tensor:
         """Apply the block's last norm."""

@@ -59,7 +59,8 @@ def _size_label(weights: dict[str, torch.Tensor], n_expert: int) -> str:
     sizes = {name: tensor.numel() for name, tensor in weights.items()}
     n_routed = sum(n for name, n in sizes.items() if "exps." in name)
     n_one = n_routed // n_expert if n_expert else 0
-    return gguf.size_label(sum(sizes.values()), sum(sizes.values()) - n_routed, n_one, n_expert)
+    n_all = sum(sizes.values())
+    return str(gguf.size_label(n_all, n_all - n_routed, n_one, n_expert))
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Value) -> None:

@@ -114,11 +114,13 @@ def draft(heads: Sequence[Head], embedding: Tensor, seen: Tensor, depth: int) ->
     n = embedding.shape[1]
     steps: list[Tensor] = []
     given = [seen]
-    reader, keys, values = None, [], []
+    reader = None
     for j in range(1, depth + 1):
         head = heads[min(j, len(heads)) - 1]
         if head is not reader:
-            reader, keys, values = head, [], []
+            reader = head
+            keys: list[Tensor] = []
+            values: list[Tensor] = []
         for i in range(len(keys) + 1, j + 1):
             z, a = head.join(embedding[:, i:], given[i - 1][:, : n - i])
             q, k, v = head.project(a, i)

@@ -42,7 +42,7 @@ def n_dense(config: Config) -> int:
     kinds = config.get("mlp_layer_types", type=list[Literal["dense", "sparse"]])
     if kinds is None:
         return int(config.require(COUNT, int))
-    n = kinds.count("dense")
+    n: int = kinds.count("dense")
     told = n if config.lacks(COUNT) else config.get(COUNT, default=n, type=int)
     if kinds[:n] != ["dense"] * n or told != n or len(kinds) != config.n_layers:
         raise ValueError(f"mlp_layer_types says other layers than the first {told} of them")
@@ -83,7 +83,7 @@ def low_rank(config: Config) -> bool:
 
 def corrected(config: Config) -> bool:
     """Say whether routers have corrections."""
-    return config.get("topk_method", default="noaux_tc") == "noaux_tc"
+    return bool(config.get("topk_method", default="noaux_tc") == "noaux_tc")
 
 
 BLOCK = (

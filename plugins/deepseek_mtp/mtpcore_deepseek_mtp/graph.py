@@ -1,5 +1,8 @@
 """The graphs of DeepSeek-V2 and V3 and of GLM-4.7-Flash: trunk and MTP head share one layer."""
 
+from collections.abc import Mapping
+from typing import Any, Self
+
 from mtpcore.plugin import (
     Experts,
     Fields,
@@ -31,7 +34,7 @@ class DeepseekHparams(Hparams, frozen=True, kw_only=True):
     experts: Experts | None = None
 
     @classmethod
-    def read(cls, fields: Fields, tensors: dict[str, object]) -> "DeepseekHparams":
+    def read(cls, fields: Fields, tensors: Mapping[str, Any]) -> Self:
         """Read a model's metadata.
 
         Where older files do not say how experts are weighted, those whose routers have

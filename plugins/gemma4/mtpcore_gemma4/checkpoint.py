@@ -62,7 +62,7 @@ def kinds(config: Config) -> list[str]:
 
 def n_storing(config: Config) -> int:
     """Return how many layers store keys and values, the first ones."""
-    n_sharing = config.get("num_kv_shared_layers", default=0, type=int)
+    n_sharing: int = config.get("num_kv_shared_layers", default=0, type=int)
     if not 0 <= n_sharing <= config.n_layers:
         raise ValueError(f"num_kv_shared_layers is {n_sharing} of {config.n_layers} layers")
     return config.n_layers - n_sharing

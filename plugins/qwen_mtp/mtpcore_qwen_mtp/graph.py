@@ -6,7 +6,7 @@ Gated DeltaNet: Yang, Kautz, Hatamizadeh, "Gated Delta Networks: Improving Mamba
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 import msgspec
 
@@ -28,6 +28,7 @@ from mtpcore.plugin import (
 )
 
 RECURRENT = "{arch}.attention.recurrent_layers"
+KeyHeads: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 L2_EPS = 1e-6
 """Added to the squared length of queries and keys, whatever the norms of rows add."""
 
@@ -119,7 +120,7 @@ def count_key_heads_once(fields: Fields) -> Fields:
     """
     key = "{arch}.attention.head_count_kv"
     n_blocks = fields.require("{arch}.block_count", Depth)
-    counts = fields.per_layer(key, n_blocks, Annotated[int, msgspec.Meta(ge=0)], 0)
+    counts = fields.per_layer(key, n_blocks, KeyHeads, 0)
     found = {*counts} - {0}
     if len(found) > 1:
         raise fields.error(key, "layers of attention differ", wanted="one number", got=counts)

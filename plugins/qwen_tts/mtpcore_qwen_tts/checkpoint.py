@@ -135,7 +135,8 @@ def marks(config: Config) -> np.ndarray:
     n_texts, n_codes = (config.require(p, Count) for p in ("text_vocab_size", "vocab_size"))
     n_sounds = depth_config(config, DEPTH).require("vocab_size", Count)
     suppressed = np.arange(n_texts + n_sounds, n_texts + n_codes, dtype=np.int32)
-    return suppressed[suppressed != end_token(config)]
+    unchosen: np.ndarray = suppressed[suppressed != end_token(config)]
+    return unchosen
 
 
 def sections(config: Config) -> list[int]:

@@ -74,7 +74,7 @@ def as_matrix(values: Array, config: Config) -> Array:
 
 def means(sums: Array, usage: Array) -> Array:
     """Return a codebook: what was summed for each code, by how often it was."""
-    codes: Array = sums / np.maximum(usage, np.float32(1e-5))[:, None]
+    codes: Array = np.divide(sums, np.maximum(usage, np.float32(1e-5))[:, None])
     return codes
 
 

@@ -47,6 +47,7 @@ def check_outputs(fields: Fields, tensors: Mapping[str, Any]) -> None:
 def check_shapes(fields: Fields, tensors: Mapping[str, Any], h: Hparams) -> None:
     """Raise where a tensor does not fit the target, as that of another one."""
     n_drafted = tensors["d2t"].shape[0] if "d2t" in tensors else h.n_vocab
+    wanted: tuple[int, ...]
     for name, tensor in tensors.items():
         if name.endswith("output.weight"):
             wanted = (n_drafted, h.width)

@@ -48,8 +48,9 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def token_weight(self) -> float:
         """How much a token counts beside the state."""
-        state = 0.5 ** (0.5 / self.n_predict)
-        return ((1 - state**2) * self.width / 2) ** 0.5 / state
+        state: float = 0.5 ** (0.5 / self.n_predict)
+        token: float = ((1 - state**2) * self.width / 2) ** 0.5
+        return token / state
 
 
 def _entering(g: GraphBuilder, state: Value, h: Hparams) -> Value:
