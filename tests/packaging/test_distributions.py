@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from harness.wheels import build_wheels
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
@@ -112,17 +113,12 @@ def test_wheel_holds_modules_and_data_and_nothing_else(dist):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda path: path.name)
-def test_plugin_is_a_distribution_of_its_own(plugin, tmp_path):
-    copy = tmp_path / plugin.name
-    for file in plugin.rglob("*"):
-        if file.is_file() and not {"build", "__pycache__"} & set(file.parts):
-            (copy / file.relative_to(plugin)).parent.mkdir(parents=True, exist_ok=True)
-            (copy / file.relative_to(plugin)).write_bytes(file.read_bytes())
-    run("-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path, copy, cwd=tmp_path)
-    wheel = next(tmp_path.glob("*.whl"))
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-        points = next(n for n in names if n.endswith("entry_points.txt"))
-        assert "[mtpcore]" in archive.read(points).decode()
-    assert any(name.startswith(f"mtpcore_{plugin.name}/") for name in names)
+def test_every_plugin_is_a_distribution_of_its_own(tmp_path):
+    wheels = build_wheels(PLUGINS, tmp_path)
+    assert [*wheels] == [plugin.name for plugin in PLUGINS]
+    for name, wheel in wheels.items():
+        with zipfile.ZipFile(wheel) as archive:
+            files = archive.namelist()
+            points = next(file for file in files if file.endswith("entry_points.txt"))
+            assert "[mtpcore]" in archive.read(points).decode(), name
+        assert any(file.startswith(f"mtpcore_{name}/") for file in files)

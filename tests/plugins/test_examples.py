@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness.wheels import build_wheels, install
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/pyproject.toml"))
@@ -26,21 +27,17 @@ def run(*command, cwd, path):
     return done.stdout
 
 
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory):
+    return build_wheels(EXAMPLES, tmp_path_factory.mktemp("wheels"))
+
+
 @pytest.fixture(scope="module", params=EXAMPLES, ids=lambda folder: folder.name)
-def installed(request, tmp_path_factory):
-    """Build the example's wheel from a copy, install it alone; return name, tests and site."""
-    folder, space = request.param, tmp_path_factory.mktemp(request.param.name)
-    copy, site = space / "source", space / "site"
-    for file in folder.rglob("*"):
-        if file.is_file() and not {"build", "__pycache__"} & set(file.parts):
-            target = copy / file.relative_to(folder)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(file.read_bytes())
-    pip = ("-m", "pip", "-q", "--disable-pip-version-check")
-    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", space, copy, cwd=space, path=[])
-    wheel = next(space.glob("*.whl"))
-    run(*pip, "install", "--no-deps", "--no-index", "--target", site, wheel, cwd=space, path=[])
-    return folder.name, copy / "tests", site
+def installed(request, wheels, tmp_path_factory):
+    """Install an example's wheel alone; return name, tests and site."""
+    folder, site = request.param, tmp_path_factory.mktemp(request.param.name)
+    install(wheels[folder.name], site)
+    return folder.name, folder / "tests", site
 
 
 PLUGINS = """

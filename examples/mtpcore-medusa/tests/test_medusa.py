@@ -354,6 +354,11 @@ def test_what_others_ask_makes_no_difference(medusa):
     check_rows(medusa[0]["medusa"], Batching(chunk=4, n_batch=3, neighbours=2))
 
 
+few_kinds = pytest.mark.parametrize("medusa", ["reduced", "authors', blocks"], indirect=True)
+"""Which tokens are drafted differs among kinds, and nothing of how they are verified."""
+
+
+@few_kinds
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["medusa", "medusa_tree"])
 def test_drafting_changes_no_token(medusa, temperature, name):
@@ -361,6 +366,7 @@ def test_drafting_changes_no_token(medusa, temperature, name):
     assert 0 <= check_texts(medusa[0][name], texts) <= 1
 
 
+@few_kinds
 def test_nothing_is_left_of_rejected_drafts(medusa):
     """Whatever is drafted, verified, taken back and copied, every role is as one that is new."""
     for subject in medusa[0].values():

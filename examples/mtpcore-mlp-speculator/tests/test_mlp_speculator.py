@@ -202,6 +202,11 @@ def test_what_others_ask_makes_no_difference(speculator):
     check_rows(speculator[1], Batching(chunk=4, n_batch=3, neighbours=2))
 
 
+few_kinds = pytest.mark.parametrize("speculator", ["tied mlp", "scaled lstm"], indirect=True)
+"""Which tokens are drafted differs among kinds, and nothing of how they are verified."""
+
+
+@few_kinds
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("as_tree", [False, True])
 def test_drafting_changes_no_token(speculator, temperature, as_tree):
@@ -212,6 +217,7 @@ def test_drafting_changes_no_token(speculator, temperature, as_tree):
     assert 0 <= check_texts(subject, texts, spec) <= 1
 
 
+@few_kinds
 def test_nothing_is_left_of_rejected_drafts(speculator):
     """Whatever is drafted, verified, taken back and copied, every role is as one that is new."""
     run_state_machine_as_test(machine_of(speculator[1]), settings=FEW)
