@@ -1,7 +1,13 @@
 """Sphinx settings; pages are Markdown (MyST), API pages come from docstrings."""
 
+import sys
 import tomllib
 from pathlib import Path
+
+from sphinx.application import Sphinx
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+import tables
 
 project = "mtpcore"
 author = "the mtpcore authors"
@@ -22,3 +28,12 @@ napoleon_google_docstring = False
 autodoc_typehints = "description"
 html_theme = "alabaster"
 html_theme_options = {"description": "Drafters as small graphs on another context's hidden states"}
+
+
+def setup(app: Sphinx) -> None:
+    """Fill in the tables that are made of facts in the repository."""
+
+    def fill(app: Sphinx, page: str, source: list[str]) -> None:
+        source[0] = tables.filled(source[0])
+
+    app.connect("source-read", fill)

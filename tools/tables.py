@@ -1,9 +1,11 @@
-"""Write the tables in README and docs that are made of facts in the repository.
+"""Tables that are made of facts in the repository.
 
-``python tools/tables.py`` rewrites what stands between ``<!-- table: NAME -->`` and
-``<!-- end -->``; ``--check`` only says whether that would change anything. Tables: ``supported``
-(architectures and drafters of the trunks and plugins here), ``effort`` (what a drafter cost to
-add, here and in other engines).
+They stand in a page between ``<!-- table: NAME -->`` and ``<!-- end -->``. ``python
+tools/tables.py`` writes that of README.md, ``... --check`` only says whether it is out of date;
+those of docs/ are filled in when the documentation is built, and ``python tools/tables.py NAME``
+prints one. Tables: ``supported`` (architectures and drafters of the trunks and plugins here),
+``effort`` (what a drafter cost to add, here and in other engines), ``modules`` (what each module of
+the package is for, as its docstring says).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from mtpcore.declarations.spec import DrafterSpec, ModelSpec
 from mtpcore.discovery.registry import load_registry
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/plugins.md")
+README = ROOT / "README.md"
 
 # Merged pull requests, counted by git: new and edited files, lines added. Where the engine already
 # had the framework for such drafters the row says so, as ours have it.
@@ -84,6 +86,28 @@ def effort() -> Iterable[str]:
         yield _row(engine, what, new, edited, f"{added:,}")
 
 
+def modules() -> Iterable[str]:
+    """Yield, for each folder of the package, a table of its modules."""
+    paths = (path for ending in ("*.py", "*.pyx") for path in (ROOT / "mtpcore").rglob(ending))
+    folders: dict[Path, list[Path]] = {}
+    for path in sorted(paths):
+        folders.setdefault(path.parent, []).append(path)
+    for folder, files in sorted(folders.items()):
+        yield f"### `{folder.relative_to(ROOT)}/`\n\n| module | what it is for |\n| --- | --- |"
+        for file in files:
+            if file.name != "__init__.py":
+                yield _row(f"`{file.name}`", _purpose(file))
+        yield ""
+
+
+def _purpose(file: Path) -> str:
+    """Return the first paragraph of a module's docstring."""
+    said = re.search(r'^"""(.*?)(?:\n\n|""")', file.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    if said is None:
+        raise ValueError(f"{file}: no docstring")
+    return " ".join(said[1].split())
+
+
 def _n_code_lines(file: Path) -> int:
     return sum(bool(line.strip()) for line in file.read_text().splitlines())
 
@@ -96,7 +120,11 @@ def _row(*cells: object) -> str:
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
 
-TABLES: dict[str, Callable[[], Iterable[str]]] = {"supported": supported, "effort": effort}
+TABLES: dict[str, Callable[[], Iterable[str]]] = {
+    "supported": supported,
+    "effort": effort,
+    "modules": modules,
+}
 
 
 def filled(text: str) -> str:
@@ -109,20 +137,19 @@ def filled(text: str) -> str:
 
 
 def main() -> int:
-    """Rewrite or check the pages; return how many are out of date."""
+    """Rewrite or check README.md, or print a table; return 1 if README.md is out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", nargs="?", choices=TABLES)
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
-    stale = 0
-    for name in PAGES:
-        page = ROOT / name
-        made = filled(page.read_text())
-        if made != page.read_text():
-            stale += 1
-            print(f"{name}: tables {'are out of date' if given.check else 'rewritten'}")
-            if not given.check:
-                page.write_text(made)
-    return stale if given.check else 0
+    if given.name:
+        print(*TABLES[given.name](), sep="\n")
+        return 0
+    text = README.read_text("utf-8")
+    is_stale = filled(text) != text
+    if is_stale and not given.check:
+        README.write_text(filled(text), "utf-8")
+    return int(is_stale and given.check)
 
 
 if __name__ == "__main__":

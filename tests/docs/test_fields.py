@@ -10,7 +10,7 @@ from harness.kinds import KINDS, SAMPLES, draft, linked, write_files
 import mtpcore
 from mtpcore import plugin
 
-PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
+PAGE = Path(__file__).parents[2] / "docs" / "plugin-reference.md"
 STRUCTS = (
     *("DrafterSpec", "Fit", "Feed", "Heads", "TreeShape", "Block", "SharedMemory", "Tie"),
     *("ModelSpec", "Codebooks", "Companion"),
@@ -20,7 +20,7 @@ OF_TRUNKS = ("ModelSpec", "Codebooks", "Companion")
 
 
 def section(text):
-    return text.split("\n## What can be declared\n")[1].split("\n## ")[0]
+    return text.split("\n## Fields\n")[1].split("\n## ")[0]
 
 
 def tables(text):
@@ -112,7 +112,7 @@ def test_rows_name_kinds_that_there_are():
 
 
 def test_the_page_explains_every_kind():
-    text = PAGE.read_text("utf-8").split("\n## What runs\n")[1].split("\n## ")[0]
+    text = PAGE.read_text("utf-8").split("\n## Kinds of drafters\n")[1].split("\n## ")[0]
     table = re.search(r"^\| kind \|.*\n\|.*\n((?:\|.*\n)+)", text, re.MULTILINE)[1]
     assert re.findall(r"^\| ([\w ]+) \|", table, re.MULTILINE) == [*KINDS]
     assert f"| | {' | '.join(KINDS)} |" in text
