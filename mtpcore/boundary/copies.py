@@ -18,6 +18,6 @@ class Uncopied:
 
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> NoReturn:
         raise CopyError(
-            f"a {type(self).__name__} is not copied or pickled: {self._because}",
+            f"{type(self).__name__} is not copied or pickled: {self._because}",
             fix=self._instead,
         )

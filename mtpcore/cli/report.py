@@ -96,7 +96,7 @@ def _rounds(stats: Stats, drafter: str) -> str:
     if stats.passes:
         rounds += f" of {stats.tokens_per_pass:.2f} tokens"
     if not stats.drafted:
-        return f"{rounds}; nothing was drafted"
+        return f"{rounds}; nothing was drafted{f' by {drafter}' if drafter else ''}"
     counts = f"{stats.accepted:,} of {stats.drafted:,} drafts by {drafter}"
     return f"{rounds}; acceptance rate {stats.acceptance:.2f}, {counts}"
 

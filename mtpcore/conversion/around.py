@@ -117,7 +117,7 @@ def _say_flags(source: TokenizerFile, path: Path) -> None:
     """Name added tokens that take the spaces beside them, or are no part of a word."""
     for flag, what in (
         ("lstrip", "take the spaces before them"),
-        ("rstrip", "take the spaces behind them"),
+        ("rstrip", "take the spaces after them"),
         ("single_word", "are found between words alone"),
     ):
         _say_tokens(
@@ -143,7 +143,7 @@ def _say_prefix(step: Step | None, path: Path) -> None:
     if any(part.prepend_scheme == "first" for part in (step.parts if step is not None else ())):
         log.warning(
             "%s: a model file cannot say that the first word of a text alone gets a space in front "
-            "(prepend_scheme): text behind a special token gets one, too",
+            "(prepend_scheme): text after a special token gets one, too",
             path,
         )
 
@@ -151,7 +151,7 @@ def _say_prefix(step: Step | None, path: Path) -> None:
 def say_template(
     source: TokenizerFile, ids: Mapping[str, int], special: Mapping[str, int], path: Path
 ) -> None:
-    """Name what is put around a text beside BOS in front and EOS behind.
+    """Name what is put around a text other than BOS before it and EOS after it.
 
     Parameters
     ----------
@@ -166,8 +166,8 @@ def say_template(
     parts = source.post_processor.parts if source.post_processor else ()
     for part in parts:
         _check_ids(part, ids, path)
-        before, behind = part.around
-        for where, kind, texts in (("before", "bos", before), ("behind", "eos", behind)):
+        before, after = part.around
+        for where, kind, texts in (("before", "bos", before), ("after", "eos", after)):
             if texts and [ids.get(text) for text in texts] != [special.get(kind)]:
                 what = f"which tokens are put {where} a text, but {kind.upper()} alone"
                 _say_tokens(path, f"{what} (post_processor)", texts)

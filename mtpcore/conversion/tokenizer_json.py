@@ -162,10 +162,10 @@ class Processor(msgspec.Struct):
 
     @property
     def around(self) -> tuple[list[str], list[str]]:
-        """The texts of the tokens that are put before a text, and behind it."""
+        """The texts of the tokens that are put before a text, and after it."""
         if self.type == "RobertaProcessing":
-            before, behind = ([str(one[0])] if one else [] for one in (self.cls, self.sep))
-            return before, behind
+            before, after = ([str(one[0])] if one else [] for one in (self.cls, self.sep))
+            return before, after
         pieces = self.single or []
         texts = [str(piece.get("SpecialToken", {}).get("id")) for piece in pieces]
         at = next((n for n, piece in enumerate(pieces) if "Sequence" in piece), len(pieces))

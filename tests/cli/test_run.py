@@ -242,7 +242,8 @@ def test_a_prompt_may_come_from_a_pipe(command, glm, tmp_path):
 def test_a_model_without_a_head(command, headless):
     auto = command("run", headless, *PROMPT, "-n", 10)
     assert auto[0] == 0
-    assert auto[2].startswith("mtpcore: prompt ")  # nothing before the report: it names the drafter
+    assert auto[2].startswith("mtpcore: prompt ")  # nothing before the report
+    assert " by lookup\n" in auto[2]
     assert auto[1] == command("run", headless, *PROMPT, "-n", 10, "--draft", 0)[1]
     compared = command("run", headless, *PROMPT, "-n", 10, "--compare")
     assert compared[:2] == auto[:2]
@@ -403,7 +404,7 @@ def test_no_tokens_are_a_short_report(command, glm):
     assert (code, out.strip()) == (0, "")
     assert (
         err == "mtpcore: prompt 0 tokens; text 0 tokens, cut by -n 0\n"
-        "         0 rounds; nothing was drafted\n"
+        "         0 rounds; nothing was drafted by glm_nextn\n"
     )
 
 

@@ -329,6 +329,7 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path, config, tensors):
         with pytest.raises(ModelFileError, match="not a regular file") as error:
             convert(tmp_path / "hf", path)
         assert error.value.where == str(path)
+        assert error.value.fix == "give the name of the file to write"
         assert beside.read_text() == "of somebody else"
         beside.unlink()
     with pytest.raises(ModelFileError, match="File name too long"):

@@ -204,4 +204,4 @@ def test_tokens_that_roberta_puts_around_a_text_are_said(tmp_path, caplog):
     (tmp_path / "tokenizer.json").write_text(json.dumps(source))
     tokenizer_metadata(tmp_path, None)
     assert "put before a text" in caplog.text
-    assert "put behind a text" in caplog.text
+    assert "put after a text" in caplog.text

@@ -539,7 +539,7 @@ def said(folder, caplog, source, **config):
     ("flag", "words"),
     [
         ("lstrip", "take the spaces before them"),
-        ("rstrip", "take the spaces behind them"),
+        ("rstrip", "take the spaces after them"),
         ("single_word", "between words alone"),
         ("normalized", ""),
     ],
@@ -566,7 +566,7 @@ END = {"SpecialToken": {"id": "<|end|>", "type_id": 0}}
         ([SPECIAL_A, TEXT, END], (True, True), []),
         ([SPECIAL_A, END, TEXT], (True, None), ["before a text, but BOS alone"]),
         ([END, TEXT], (False, None), ["before a text, but BOS alone"]),
-        ([TEXT, END, END], (None, True), ["behind a text, but EOS alone"]),
+        ([TEXT, END, END], (None, True), ["after a text, but EOS alone"]),
     ],
 )
 @pytest.mark.parametrize("in_sequence", [True, False])

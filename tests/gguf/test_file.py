@@ -165,10 +165,17 @@ def test_values_that_are_not_numbers_load(tmp_path):
 def test_files_that_cannot_be_opened(tmp_path):
     empty = tmp_path / "empty.gguf"
     empty.write_bytes(b"")
-    for path in (tmp_path / "missing.gguf", tmp_path, empty, "/dev/zero"):
+    fixes = {
+        tmp_path / "missing.gguf": "a GGUF file that exists",
+        tmp_path: "the GGUF file in it",
+        empty: "give a GGUF file",
+        "/dev/zero": "what a pipe brings is saved to one first",
+    }
+    for path, fix in fixes.items():
         with pytest.raises(ModelFileError) as error:
             open_model_file(path)
         assert str(path) in error.value.where
+        assert fix in error.value.fix
 
 
 def test_an_architecture_is_needed(tmp_path):
