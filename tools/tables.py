@@ -1,18 +1,16 @@
 """Tables that are made of facts in the repository.
 
-They stand in a page between ``<!-- table: NAME -->`` and ``<!-- end -->``. ``python
-tools/tables.py`` writes that of README.md, ``... --check`` only says whether it is out of date;
-those of docs/ are filled in when the documentation is built, and ``python tools/tables.py NAME``
-prints one. Tables: ``supported`` (architectures and drafters of the trunks and plugins here),
-``effort`` (what a drafter cost to add, here and in other engines), ``modules`` (what each module of
-the package is for, as its docstring says).
+They stand in a page of docs/ between ``<!-- table: NAME -->`` and ``<!-- end -->``, and are filled
+in when the documentation is built; ``python tools/tables.py NAME`` prints one. Tables:
+``supported`` (architectures and drafters of the trunks and plugins here), ``effort`` (what a
+drafter cost to add, here and in other engines), ``modules`` (what each module of the package is
+for, as its docstring says).
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -20,7 +18,6 @@ from mtpcore.declarations.spec import DrafterSpec, ModelSpec
 from mtpcore.discovery.registry import load_registry
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
 
 # Merged pull requests, counted by git: new and edited files, lines added. Where the engine already
 # had the framework for such drafters the row says so, as ours have it.
@@ -68,7 +65,7 @@ def _checkpoints(spec: ModelSpec | DrafterSpec) -> str:
 
 def _origin(plugin: str) -> str:
     folder = ROOT / "plugins" / plugin
-    return f"[plugins/{plugin}](plugins/{plugin})" if folder.is_dir() else "mtpcore/models"
+    return f"`plugins/{plugin}`" if folder.is_dir() else "`mtpcore/models`"
 
 
 def effort() -> Iterable[str]:
@@ -136,21 +133,12 @@ def filled(text: str) -> str:
     return re.sub(r"(<!-- table: (\w+) -->\n)\n?.*?<!-- end -->", fill, text, flags=re.DOTALL)
 
 
-def main() -> int:
-    """Rewrite or check README.md, or print a table; return 1 if README.md is out of date."""
+def main() -> None:
+    """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", nargs="?", choices=TABLES)
-    parser.add_argument("--check", action="store_true")
-    given = parser.parse_args()
-    if given.name:
-        print(*TABLES[given.name](), sep="\n")
-        return 0
-    text = README.read_text("utf-8")
-    is_stale = filled(text) != text
-    if is_stale and not given.check:
-        README.write_text(filled(text), "utf-8")
-    return int(is_stale and given.check)
+    parser.add_argument("name", choices=TABLES)
+    print(*TABLES[parser.parse_args().name](), sep="\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
