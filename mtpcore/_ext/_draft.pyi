@@ -29,7 +29,7 @@ class StageOfPlan(TypedDict):
     logits: int
     n_logits: int
     fills: Sequence[tuple[int, int, int, int]]
-    picks: Sequence[tuple[int, int]]
+    picks: Sequence[tuple[int, int, int]]
     made: Sequence[tuple[int, int, int]]
     slots: Sequence[tuple[int, int, NDArray[Any] | None]]
     feeds: Sequence[tuple[int, int, int]]
@@ -42,21 +42,15 @@ class StageOfPlan(TypedDict):
 def run(
     texts: Iterable[Any],
     drafts: Iterable[tuple[int, int]],
+    bests: Iterable[tuple[Sequence[int], Sequence[int], bool]],
     stages: list[StageOfPlan],
     n_names: int,
     token_ids: NDArray[np.int32] | None,
-) -> tuple[list[int], list[bool]]:
-    """Run a schedule without the GIL; see ``mtpcore.backends.schedule``.
+) -> tuple[list[int], list[int], list[bool]]:
+    """Run a schedule without the GIL, and return its ``Drafts``; see ``mtpcore.backends.schedule``.
 
     What the loop writes lies in memory of the first executor that grows with the longest history
     and is kept.
-
-    Returns
-    -------
-    tokens : list of int
-        The token of each draft, -1 where it is none.
-    ran : list of bool
-        Which stages were run.
 
     Raises
     ------

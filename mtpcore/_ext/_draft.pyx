@@ -7,9 +7,10 @@ from libc.string cimport memcpy, memset
 from mtpcore._ext._buffers cimport floats, floats_of
 from mtpcore._ext._interrupt cimport mtp_interrupt_begin
 from mtpcore._ext._plan cimport (
-    MTP_KNOWN, MTP_MOST_SLOTS, MTP_OF_DRAFT, MTP_OUTPUTS, MTP_TOKENS, Executor, mtp_draft_token,
-    mtp_feed, mtp_fill, mtp_made, mtp_now_ns, mtp_pick, mtp_plan_n_logits, mtp_run, mtp_schedule,
-    mtp_schedule_lay_out, mtp_schedule_run, mtp_slot, mtp_stage, mtp_text, zeros,
+    MTP_BEST, MTP_CHOICE, MTP_KNOWN, MTP_MOST_SLOTS, MTP_OF_DRAFT, MTP_OUTPUTS, MTP_TOKENS,
+    Executor, mtp_best, mtp_draft_token, mtp_feed, mtp_fill, mtp_made, mtp_now_ns, mtp_pick,
+    mtp_plan_n_logits, mtp_run, mtp_schedule, mtp_schedule_lay_out, mtp_schedule_run, mtp_slot,
+    mtp_stage, mtp_text, zeros,
 )
 from mtpcore._ext._sampling cimport Sampler
 
@@ -19,9 +20,9 @@ cdef int64_t MOST = 1 << 30  # rows, drafts and columns: sizes in bytes stay far
 cdef int64_t MOST_TOKENS = 1 << 40  # of all histories
 
 
-def run(texts, drafts, list stages not None, int64_t n_names, token_ids):
+def run(texts, drafts, bests, list stages not None, int64_t n_names, token_ids):
     cdef mtp_schedule loop
-    cdef int64_t begin, i
+    cdef int64_t begin, i, n_members = 0
     cdef Executor one, first
     if not stages:
         raise BackendError("a schedule without stages")
@@ -29,11 +30,14 @@ def run(texts, drafts, list stages not None, int64_t n_names, token_ids):
         if not isinstance(stage["executor"], Executor):
             raise TypeError(f"no executor: {stage['executor']!r}")
     texts, drafts = tuple(texts), tuple(drafts)
+    bests = [(tuple(candidates), tuple(best), goes_on) for candidates, best, goes_on in bests]
+    for candidates, best, _ in bests:
+        n_members += len(candidates) + len(best)
     executors = list(dict.fromkeys(stage["executor"] for stage in stages))
     first = stages[0]["executor"]
     memset(&loop, 0, sizeof(mtp_schedule))
     loop.n_texts, loop.n_drafts, loop.n_stages = len(texts), len(drafts), len(stages)
-    loop.n_names = n_names
+    loop.n_bests, loop.n_names, loop.n_ranked = len(bests), n_names, 1
     running, taken = [], ()
     try:
         for one in executors:
@@ -44,8 +48,9 @@ def run(texts, drafts, list stages not None, int64_t n_names, token_ids):
         loop.stages = <mtp_stage *> zeros(loop.n_stages, sizeof(mtp_stage))
         for i in range(loop.n_stages):
             measure(&loop, i, stages[i], first)
-        lay_out(&loop, texts, first)
+        lay_out(&loop, texts, n_members, first)
         take_texts(&loop, texts, token_ids)
+        take_bests(&loop, bests)
         take_drafts(&loop, drafts)
         for i in range(loop.n_stages - 1, -1, -1):  # the first one of a plan last: it stays
             take_stage(&loop, i, stages[i], token_ids)
@@ -69,6 +74,8 @@ def run(texts, drafts, list stages not None, int64_t n_names, token_ids):
             one.run_ns = (mtp_now_ns() - begin) // len(executors)
         first.raise_interrupt()
         return ([loop.drafts[i].token for i in range(loop.n_drafts)],
+                [loop.drafts[i].best_of if loop.drafts[i].token >= 0 else i
+                 for i in range(loop.n_drafts)],
                 [loop.stages[i].has_run != 0 for i in range(loop.n_stages)])
     finally:
         for text in taken:
@@ -90,7 +97,12 @@ cdef int measure(mtp_schedule *loop, int64_t number, stage, Executor first) exce
     """Note how much memory a stage needs, and what it is made of."""
     cdef mtp_stage *own = &loop.stages[number]
     cdef Executor executor = stage["executor"]
+    cdef int64_t rank
     batch = stage["batch"]
+    for _, _, rank in stage["picks"]:
+        if not MTP_CHOICE <= rank < MOST:
+            raise BatchError("a rank from 0 on", where=f"stage {number}", got=rank)
+        loop.n_ranked = max(loop.n_ranked, rank + 1)
     own.n_rows, own.n_outputs = count("rows", batch.tokens), count("outputs", batch.outputs)
     own.n_axes = batch.positions.shape[1]
     own.n_fills, own.n_picks = count("fills", stage["fills"]), count("picks", stage["picks"])
@@ -109,7 +121,7 @@ cdef int measure(mtp_schedule *loop, int64_t number, stage, Executor first) exce
     return 0
 
 
-cdef int lay_out(mtp_schedule *loop, tuple texts, Executor first) except -1:
+cdef int lay_out(mtp_schedule *loop, tuple texts, int64_t n_members, Executor first) except -1:
     """Lay out what the loop reads and writes."""
     cdef int64_t most = 0, longest
     cdef size_t size
@@ -118,8 +130,8 @@ cdef int lay_out(mtp_schedule *loop, tuple texts, Executor first) except -1:
         most = max(most, longest)
     if most > MOST_TOKENS // max(loop.n_texts, 1):
         raise CapacityError("no memory for a draft", wanted=f"{loop.n_texts} times {most} tokens")
-    size = mtp_schedule_lay_out(loop, most, NULL)
-    mtp_schedule_lay_out(loop, most, first.reserve(size))
+    size = mtp_schedule_lay_out(loop, most, n_members, NULL)
+    mtp_schedule_lay_out(loop, most, n_members, first.reserve(size))
     return 0
 
 
@@ -141,20 +153,63 @@ cdef int take_texts(mtp_schedule *loop, tuple texts, token_ids) except -1:
     return 0
 
 
+cdef int take_bests(mtp_schedule *loop, list bests) except -1:
+    """Note which drafts are the best of others: until they are found the first candidates."""
+    cdef mtp_best *own
+    cdef mtp_draft_token *draft
+    cdef int64_t i, number, at = 0
+    for i in range(loop.n_drafts):
+        memset(&loop.drafts[i], 0, sizeof(mtp_draft_token))
+        loop.drafts[i].best_of, loop.drafts[i].is_open, loop.row_of[i] = i, True, -1
+    for i in range(loop.n_bests):
+        candidates, best, goes_on = bests[i]
+        own = &loop.bests[i]
+        own.goes_on, own.stage, own.pick = bool(goes_on), -1, -1
+        own.n_candidates, own.n_drafts = len(candidates), len(best)
+        own.candidates, own.drafts = loop.members + at, loop.members + at + own.n_candidates
+        for number in candidates + best:
+            if not 0 <= number < loop.n_drafts:
+                raise BatchError("the best of drafts of one text before them", where=f"best {i}",
+                                 got=number)
+            loop.members[at] = number
+            at += 1
+        if not candidates or not best or max(candidates) >= min(best):
+            raise BatchError("the best of drafts of one text before them", where=f"best {i}",
+                             got=(candidates, best))
+        for number in best:
+            draft = &loop.drafts[number]
+            if draft.parent == MTP_BEST:
+                raise BatchError("a draft that is the best twice", where=f"best {i}", got=number)
+            draft.parent, draft.best_of, draft.is_open = MTP_BEST, own.candidates[0], own.goes_on
+    return 0
+
+
 cdef int take_drafts(mtp_schedule *loop, tuple drafts) except -1:
-    """Note which draft is behind which."""
+    """Note which draft comes after which."""
     cdef mtp_draft_token *own
-    cdef int64_t i, text, parent
+    cdef mtp_best *best
+    cdef int64_t i, j, text, parent
     for i in range(loop.n_drafts):
         own = &loop.drafts[i]
         text, parent = drafts[i]
-        if not (0 <= text < loop.n_texts and -1 <= parent < i
+        if not (0 <= text < loop.n_texts and MTP_BEST <= parent < i
+                and (parent == MTP_BEST) == (own.parent == MTP_BEST)
                 and (parent < 0 or loop.drafts[parent].text == text)):
-            raise BatchError("a draft of no text, or behind none before it", where=f"draft {i}",
+            raise BatchError("a draft of no text, or after none before it", where=f"draft {i}",
                              got=(text, parent))
-        memset(own, 0, sizeof(mtp_draft_token))
+        if parent >= 0 and not loop.drafts[parent].is_open:
+            raise BatchError("a draft after one that does not go on", got=i)
         own.text, own.parent, own.token = text, parent, -1
-        own.depth = loop.drafts[parent].depth + 1 if parent >= 0 else 0
+        if parent == MTP_BEST:
+            own.depth = loop.drafts[own.best_of].depth
+            own.best_of = i
+        elif parent >= 0:
+            own.depth = loop.drafts[parent].depth + 1
+    for i in range(loop.n_bests):
+        best = &loop.bests[i]
+        for j in range(best.n_candidates + best.n_drafts):  # which lie together
+            if loop.drafts[best.candidates[j]].text != loop.drafts[best.candidates[0]].text:
+                raise BatchError("the best of drafts of one text before them", where=f"best {i}")
     return 0
 
 
@@ -178,8 +233,6 @@ cdef int take_stage(mtp_schedule *loop, int64_t number, stage, token_ids) except
     if (own.run.n_rows[MTP_TOKENS] != own.n_rows or own.run.n_rows[MTP_OUTPUTS] != own.n_outputs
             or own.run.n_axes != own.n_axes):
         raise BatchError("a batch that changed", where=f"stage {number}")
-    if own.run.parent != NULL:
-        raise BatchError("drafts are chains", where=f"stage {number}")
     copy_rows(own)
     if own.n_picks and (n_logits < 1 or own_values(executor, logits) < n_logits * own.n_outputs
                         or mtp_plan_n_logits(&executor.plan, logits) not in (0, n_logits)):
@@ -198,8 +251,8 @@ cdef int take_stage(mtp_schedule *loop, int64_t number, stage, token_ids) except
         row, draft, source, output = stage["fills"][i]
         own.fills[i] = mtp_fill(row, draft, source, output)
     for i in range(own.n_picks):
-        output, draft = stage["picks"][i]
-        own.picks[i] = mtp_pick(output, draft)
+        output, draft, rank = stage["picks"][i]
+        own.picks[i] = mtp_pick(output, draft, rank)
     take_made(loop, own, executor, stage["made"])
     take_slots(loop, own, executor, stage, number)
     if executor.n_vocab and any([draft != MTP_KNOWN for _, draft, _, _ in stage["fills"]]) and not (
@@ -209,7 +262,7 @@ cdef int take_stage(mtp_schedule *loop, int64_t number, stage, token_ids) except
 
 
 cdef int copy_rows(mtp_stage *own) except -1:
-    """Copy a batch, and find which row of it comes before each."""
+    """Copy a batch, and find which row of it each comes after."""
     cdef int64_t row, before, n = own.n_rows
     cdef const mtp_run *run = own.run
     memcpy(own.tokens, run.tokens, n * sizeof(int32_t))
@@ -221,11 +274,12 @@ cdef int copy_rows(mtp_stage *own) except -1:
         memcpy(own.until, run.until, n * sizeof(int32_t))
     else:
         own.until = NULL
+    own.is_tree = run.parent != NULL
     for row in range(n):
         before = row - 1
         while before >= 0 and own.seq[before] != own.seq[row]:
             before -= 1
-        own.before[row] = before
+        own.before[row] = own.parent[row] = run.parent[row] if own.is_tree else before
     for row in range(own.n_outputs):
         own.at[row] = row if own.is_given else -1
         own.row[row] = own.outputs[row]
@@ -277,10 +331,13 @@ cdef int take_slots(mtp_schedule *loop, mtp_stage *own, Executor executor, stage
 
 cdef int check_fills(mtp_schedule *loop) except -1:
     """Check that fills and picks say what can be: as ``check_schedule`` of the definition does."""
-    cdef int64_t s, i
+    cdef int64_t s, i, n_found = 0
+    find_last(loop)
     for s in range(loop.n_stages):
         check_slots(loop, s)
-        check_picks(loop, s)
+        if loop.stages[s].is_tree:
+            check_tree(loop, s)
+        n_found = check_picks(loop, s, n_found)
     for i in range(loop.n_drafts):
         if loop.drafts[i].token < 0:
             raise BatchError("a draft that nothing chooses", got=i)
@@ -288,32 +345,118 @@ cdef int check_fills(mtp_schedule *loop) except -1:
     return 0
 
 
-cdef int check_picks(mtp_schedule *loop, int64_t s) except -1:
-    """Check which drafts a stage chooses, and note it: from here on they are there."""
+cdef int find_last(mtp_schedule *loop) except -1:
+    """Note which pick is the last one of each best's candidates; check these."""
+    cdef int64_t s, i, j, number, before = -1, pick = -1
+    cdef mtp_draft_token *draft
+    cdef mtp_best *best
+    for i in range(loop.n_drafts):
+        loop.drafts[i].stage = -1
+    for s in range(loop.n_stages):
+        for i in range(loop.stages[s].n_picks):
+            number = loop.stages[s].picks[i].draft
+            if not 0 <= number < loop.n_drafts:
+                raise BatchError("no output, or a draft that is chosen elsewhere",
+                                 where=f"stage {s}", got=number)
+            if loop.stages[s].picks[i].rank != MTP_CHOICE:
+                loop.drafts[number].stage, loop.drafts[number].output = s, i
+    for i in range(loop.n_bests):
+        best = &loop.bests[i]
+        for j in range(best.n_candidates):
+            draft = &loop.drafts[best.candidates[j]]
+            if draft.stage < 0 or (best.goes_on and j and (
+                    draft.stage != best.stage
+                    or draft.depth != loop.drafts[best.candidates[0]].depth)):
+                raise BatchError(
+                    "candidates that are ranked, those of drafts that go on by one stage",
+                    where=f"best {i}", got=best.candidates[j])
+            if (draft.stage, draft.output) > (best.stage, best.pick):
+                best.stage, best.pick = draft.stage, draft.output
+        if (best.stage, best.pick) < (before, pick):
+            raise BatchError("bests in the order in which they are found", where=f"best {i}")
+        before, pick = best.stage, best.pick
+    for i in range(loop.n_drafts):
+        loop.drafts[i].stage = 0
+    return 0
+
+
+cdef int64_t check_picks(mtp_schedule *loop, int64_t s, int64_t n_found) except -1:
+    """Check which drafts a stage chooses, and note it: from here on they are there.
+
+    ``n_found`` bests are found before; returns how many are now.
+    """
     cdef mtp_stage *stage = &loop.stages[s]
     cdef mtp_draft_token *draft
-    cdef int64_t i
-    cdef bint is_first
-    memset(stage.is_finite, 0, stage.n_outputs)  # whether an output chooses
+    cdef mtp_best *best
+    cdef int64_t i, j
+    cdef bint is_first, is_ranked
+    memset(stage.is_finite, 0, stage.n_outputs)  # 1: an output chooses, 2: it ranks
     for i in range(stage.n_picks):
         output, number = stage.picks[i].output, stage.picks[i].draft
-        if not (0 <= output < stage.n_outputs and 0 <= number < loop.n_drafts):
-            raise BatchError("no output, or a draft that is chosen elsewhere", where=f"stage {s}",
-                             wanted=f"outputs 0..{stage.n_outputs - 1}", got=(output, number))
+        is_ranked = stage.picks[i].rank != MTP_CHOICE
         draft = &loop.drafts[number]
         is_first = draft.token < 0
         if stage.repeats:
             is_first = not is_first and draft.stage < s
             draft.is_anew = True
-        if not is_first:
+        if not is_first or not 0 <= output < stage.n_outputs or draft.parent == MTP_BEST:
             raise BatchError("no output, or a draft that is chosen elsewhere", where=f"stage {s}",
-                             got=(output, number))
+                             wanted=f"outputs 0..{stage.n_outputs - 1}", got=(output, number))
         if draft.parent >= 0 and loop.drafts[draft.parent].token < 0:
             raise BatchError("a draft before the one before it", where=f"stage {s}", got=number)
-        if stage.is_finite[output]:
+        if is_ranked and stage.repeats:
+            raise BatchError("a rank from 0 on, of drafts not chosen anew", where=f"stage {s}",
+                             got=stage.picks[i].rank)
+        if stage.is_finite[output] == 1 or (stage.is_finite[output] and not is_ranked):
             raise BatchError("an output that chooses twice", where=f"stage {s}", got=output)
-        stage.is_finite[output] = True
+        stage.is_finite[output] = 2 if is_ranked else 1
         draft.stage, draft.token = s, 0
+        while n_found < loop.n_bests:
+            best = &loop.bests[n_found]
+            if best.stage != s or best.pick != i:
+                break
+            for j in range(best.n_drafts):
+                loop.drafts[best.drafts[j]].stage, loop.drafts[best.drafts[j]].token = s, 0
+            n_found += 1
+    return n_found
+
+
+cdef int check_tree(mtp_schedule *loop, int64_t s) except -1:
+    """Check that each row of a tree can only come after rows of its sequence before it."""
+    cdef mtp_stage *stage = &loop.stages[s]
+    cdef mtp_best *best
+    cdef mtp_fill *fill
+    cdef int64_t i, j, k
+    if stage.repeats:
+        raise BatchError("a tree does not repeat", where=f"stage {s}")
+    for i in range(stage.n_fills):
+        fill = &stage.fills[i]
+        if fill.draft != MTP_KNOWN:
+            if loop.row_of[fill.draft] >= 0:
+                raise BatchError("a draft in two rows of a tree", where=f"stage {s}",
+                                 got=fill.draft)
+            loop.row_of[fill.draft] = fill.row
+    for i in range(stage.n_fills):
+        if stage.fills[i].draft != MTP_KNOWN:
+            check_parent(loop, stage, stage.fills[i].row, loop.drafts[stage.fills[i].draft].parent)
+    for i in range(loop.n_bests):
+        best = &loop.bests[i]
+        for j in range(best.n_drafts):
+            for k in range(best.n_candidates if loop.row_of[best.drafts[j]] >= 0 else 0):
+                check_parent(loop, stage, loop.row_of[best.drafts[j]],
+                             loop.drafts[best.candidates[k]].parent)
+    for i in range(stage.n_fills):
+        if stage.fills[i].draft != MTP_KNOWN:
+            loop.row_of[stage.fills[i].draft] = -1
+    return 0
+
+
+cdef int check_parent(mtp_schedule *loop, mtp_stage *stage, int64_t row, int64_t draft) except -1:
+    """Check the row of the draft before that of a row, if it has one."""
+    cdef int64_t before = loop.row_of[draft] if draft >= 0 else -1
+    if before >= row or (before >= 0 and stage.seq[before] != stage.seq[row]):
+        raise BatchError("a row of a tree comes after a row of its sequence before it",
+                         where=f"row {row}", got=before)
     return 0
 
 
@@ -357,6 +500,8 @@ cdef int check_fill(mtp_schedule *loop, int64_t s, int64_t i) except -1:
         raise BatchError("fills by row, of drafts", where=where, got=(fill.row, fill.draft))
     if fill.draft >= 0 and loop.drafts[fill.draft].token < 0:
         raise BatchError("a draft before it is chosen", where=where, got=fill.draft)
+    if fill.draft >= 0 and not loop.drafts[fill.draft].is_open:
+        raise BatchError("a draft after one that does not go on", where=where, got=fill.draft)
     if of == MTP_KNOWN:
         return 0
     if of == MTP_OF_DRAFT:

@@ -220,6 +220,16 @@ cdef extern from "plan/draft.h" nogil:
     ctypedef struct mtp_pick:
         int32_t output
         int32_t draft
+        int32_t rank
+
+    ctypedef struct mtp_best:
+        int32_t *candidates
+        int32_t *drafts
+        int64_t n_candidates
+        int64_t n_drafts
+        int32_t goes_on
+        int32_t stage
+        int32_t pick
 
     ctypedef struct mtp_made:
         int32_t buffer
@@ -255,6 +265,8 @@ cdef extern from "plan/draft.h" nogil:
         int32_t token
         int32_t stage
         int32_t output
+        int32_t is_open
+        int32_t best_of
         float probability
 
     ctypedef struct mtp_stage:
@@ -281,7 +293,9 @@ cdef extern from "plan/draft.h" nogil:
         int32_t *seq
         int32_t *place
         int32_t *positions
+        int is_tree
         int32_t *outputs
+        int32_t *parent
         int32_t *before
         int32_t *until
         int32_t *at
@@ -295,15 +309,21 @@ cdef extern from "plan/draft.h" nogil:
         int64_t n_texts
         mtp_draft_token *drafts
         int64_t n_drafts
+        mtp_best *bests
+        int64_t n_bests
+        int32_t *members
         mtp_stage *stages
         int64_t n_stages
         int64_t n_names
         int64_t n_logits
         int64_t n_tokens
+        int32_t *row_of
+        int64_t n_ranked
 
     int64_t MTP_MOST_SLOTS
-    int32_t MTP_KNOWN, MTP_OF_DRAFT
-    size_t mtp_schedule_lay_out(mtp_schedule *schedule, int64_t most, char *memory)
+    int32_t MTP_KNOWN, MTP_OF_DRAFT, MTP_CHOICE, MTP_BEST
+    size_t mtp_schedule_lay_out(mtp_schedule *schedule, int64_t most, int64_t n_members,
+                                char *memory)
     void mtp_schedule_run(mtp_schedule *schedule)
 
 

@@ -6,13 +6,11 @@ The protocols here are all that contexts know of a backend.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore._ext._sampling import Sampler
 from mtpcore.backends.batch import (
     CHOSEN,
     F32,
@@ -23,7 +21,7 @@ from mtpcore.backends.batch import (
     Verification,
     codes_of,
 )
-from mtpcore.backends.schedule import Schedule
+from mtpcore.backends.schedule import Drafts, Schedule
 from mtpcore.graph.program import MemoryLayer, Program, StateLayer
 from mtpcore.memory.base import PAGE, Memory, StateStore, Store
 
@@ -36,103 +34,15 @@ __all__ = [
     "Backend",
     "FusedSampling",
     "Plan",
-    "GrownTree",
-    "PENDING",
     "RowBuffer",
     "CheckedBatch",
     "codes_of",
     "StateStore",
     "Store",
-    "TreeBranch",
-    "TreeNode",
-    "TreePass",
-    "TreeRun",
     "Verification",
     "WeightSource",
     "WeightTensor",
 ]
-
-PENDING = -2
-"""The pending token, where another branch is a node."""
-
-
-class TreeBranch(NamedTuple):
-    """What gets children: the pending token of a sequence, or a node ``depth`` levels below it.
-
-    ``node`` is its number; None where the run chooses one of the nodes of that depth.
-    """
-
-    sequence: int
-    depth: int
-    node: int | None
-
-
-class TreeNode(NamedTuple):
-    """A node that may grow: the branch that it is a child of, and its rank there."""
-
-    branch: int
-    rank: int
-
-
-class TreePass(NamedTuple):
-    """A pass of a tree run; it gives the branches of its depth their children.
-
-    Row i of the batch stands for branch ``rows[i]``: its token and recycled slots take the place of
-    what is there; -1: the row is known. The children of its branch i are ranked from the logits of
-    ``batch.outputs[outputs[i]]``.
-    """
-
-    plan: Plan
-    memory: Memory | None
-    batch: CheckedBatch
-    rows: Sequence[int]
-    outputs: Sequence[int]
-
-
-class TreeRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Draft trees of m sequences, level by level without returning in between.
-
-    Pass p ranks the children of the branches of depth p, as ``Sampler.rank`` does, after the
-    sequence's ``history`` and the branch's path. ``nodes`` come by branch, and these by depth. A
-    node is there if its rank exists, if none on its way is less probable than
-    ``p_min[i]``, and if all above it were run: those with a token from ``n_tokens`` on (0: none) or
-    a recycled row that is not finite are not.
-
-    Of a fixed tree branches are known, and ``order[i]`` has the nodes of sequence i in the order in
-    which they are verified. With a ``width`` the branches of each depth of a sequence are its best
-    nodes there, in their order, and as many as ``order[i]`` has, the best of all, are verified: by
-    the product of shares on their way, of equal ones the first. Rows of a pass are then those of
-    all branches above, by depth, where there is a memory, and their parents are filled in.
-
-    ``samplers`` share one scratch; ``token_ids`` int32[n_logits] names the token of each logit, if
-    that is not its index; ``recycle[slot]`` is an output of the pass before. What a
-    ``verification`` verifies comes in the order of the tree.
-    """
-
-    passes: Sequence[TreePass]
-    branches: Sequence[TreeBranch]
-    nodes: Sequence[TreeNode]
-    order: Sequence[Sequence[int]]
-    samplers: Sequence[Sampler]
-    history: Sequence[I32]
-    n_prompt: Sequence[int]
-    p_min: Sequence[float]
-    n_tokens: int = 0
-    width: int = 0
-    recycle: Mapping[str, str] = {}
-    token_ids: I32 | None = None
-    verification: Verification | None = None
-
-
-class GrownTree(NamedTuple):
-    """The tree of a sequence: its tokens, and the node before each, -1 for the pending token.
-
-    ``is_finite`` says whether the rows were that its nodes would be run with.
-    """
-
-    tokens: list[int]
-    parent: list[int]
-    is_finite: bool
 
 
 class WeightTensor(Protocol):
@@ -241,27 +151,10 @@ class Plan(Protocol):
         Places may be reserved for that run, and given back, without it.
         """
 
-    def run_schedule(self, schedule: Schedule) -> tuple[list[int], list[bool]]:
+    def run_schedule(self, schedule: Schedule) -> Drafts:
         """Run a schedule whose first stage is this plan's; no output of it is kept.
 
         The caller takes back what stages write to memories.
-
-        Returns
-        -------
-        tokens : list of int
-            The token of each draft, -1 where it is none.
-        ran : list of bool
-            Which stages were run.
-        """
-
-    @property
-    def grows_trees(self) -> bool:
-        """Whether ``grow`` may be worth a try."""
-
-    def grow(self, run: TreeRun) -> list[GrownTree] | None:
-        """Return the tree of each sequence; None where it is left to the caller: nothing was run.
-
-        The caller takes back what it writes to memories.
         """
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,12 +13,16 @@ from numpy.typing import NDArray
 from mtpcore._ext._sampling import NO_TOKEN, Sampler
 from mtpcore.backends.base import CHOSEN, F32, CheckedBatch, FusedSampling
 from mtpcore.backends.schedule import (
+    CHOICE,
     KNOWN,
     OF_DRAFT,
     PENDING,
+    Best,
+    Drafts,
     Pick,
     Schedule,
     Stage,
+    Text,
     check_schedule,
 )
 from mtpcore.graph.program import OUTPUTS
@@ -33,26 +38,25 @@ class _Made(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    """A draft's token, how probable it was, and by which stage and output."""
+    """A draft's token, how probable it was, and by which stage and output.
+
+    And the draft before it, the product of the shares on the way to it, and which candidate it is.
+    """
 
     token: int
     probability: float
     stage: int
     output: int
+    parent: int
+    worth: float
+    number: int
 
 
-def run_schedule(schedule: Schedule) -> tuple[list[int], list[bool]]:
+def run_schedule(schedule: Schedule) -> Drafts:
     """Run a schedule by ``plan.run``.
 
     Where a plan chooses after texts, it does: logits are asked for only where a draft's probability
     matters.
-
-    Returns
-    -------
-    tokens : list of int
-        The token of each draft, -1 where it is none.
-    ran : list of bool
-        Which stages were run.
     """
     check_schedule(schedule)
     return _Round(schedule).run()
@@ -69,7 +73,7 @@ class _Round:
         self._fed = {name for stage in stages for names in stage.feeds.values() for name in names}
         self._anew = {pick.draft for stage in stages if stage.repeats for pick in stage.picks}
 
-    def run(self) -> tuple[list[int], list[bool]]:
+    def run(self) -> Drafts:
         """Run all stages; see ``run_schedule``."""
         drafts, texts = self._schedule.drafts, self._schedule.texts
         for number, stage in enumerate(self._schedule.stages):
@@ -81,40 +85,63 @@ class _Round:
             is_likely = self._chosen[draft].probability >= texts[drafts[draft].text].p_min
             if not is_likely or not self._follows(draft):
                 del self._chosen[draft]
+        numbers = range(len(drafts))
+        best_of = [self._chosen[n].number if n in self._chosen else n for n in numbers]
         ran = [number in self._made for number in range(len(self._schedule.stages))]
-        return self._tokens(), ran
+        return Drafts(self._tokens(), best_of, ran)
 
     def _tokens(self) -> list[int]:
         """Return the token of each draft, -1 where it is none."""
-        none = _Choice(-1, 0.0, 0, 0)
-        return [self._chosen.get(n, none).token for n in range(len(self._schedule.drafts))]
+        numbers = range(len(self._schedule.drafts))
+        return [self._chosen[n].token if n in self._chosen else -1 for n in numbers]
 
     def _is_readable(self, token: int) -> bool:
         return not 0 < self._schedule.n_tokens <= token
 
     def _follows(self, draft: int) -> bool:
         """Say whether the draft before one is there, and can be read."""
-        parent = self._schedule.drafts[draft].parent
+        parent = self._chosen[draft].parent
         before = self._chosen.get(parent)
         return parent == PENDING or (before is not None and self._is_readable(before.token))
 
     def _run(self, number: int, stage: Stage) -> bool:
         """Run a stage, and choose its drafts; return whether there were any to choose."""
-        batch, is_dead = self._fill(stage)
+        above = self._above(stage)
+        batch, is_dead = self._fill(stage, above)
         picks = self._open(stage, is_dead)
         if picks or not stage.picks:
-            batch, at = _leave_out(stage, batch, picks)
+            batch, at = _leave_out(stage, batch, above, picks)
             arrays = stage.plan.run(self._choosing(stage, batch, at, picks), stage.memory)
             self._made[number] = self._keep(stage, batch, arrays, at)
         for pick in stage.picks:
             self._chosen.pop(pick.draft, None)
         if picks:
             self._choose(number, stage, arrays, at, picks)
+        elif stage.picks:
+            self._find_best({pick.draft for pick in stage.picks})
         return bool(picks)
 
     # Before a stage runs
 
-    def _fill(self, stage: Stage) -> tuple[CheckedBatch, NDArray[np.bool_]]:
+    def _above(self, stage: Stage) -> list[int]:
+        """Return the row that each row comes after, -1 where that is what is stored."""
+        parent = stage.batch.parent
+        if parent is None:
+            newest: dict[int, int] = {}
+            above = []
+            for row, seq in enumerate(stage.batch.seq.tolist()):
+                above.append(newest.get(seq, -1))
+                newest[seq] = row
+            return above
+        above = [int(row) for row in parent]
+        rows = {fill.draft: fill.row for fill in stage.fills}
+        for fill in stage.fills:
+            choice = self._chosen.get(fill.draft)
+            if choice is not None and choice.parent != PENDING:
+                above[fill.row] = rows.get(choice.parent, above[fill.row])
+        return above
+
+    def _fill(self, stage: Stage, above: Sequence[int]) -> tuple[CheckedBatch, NDArray[np.bool_]]:
         """Return the batch of a stage with what its rows get, and which rows are dead."""
         batch, is_dead = stage.batch, np.zeros(len(stage.batch.tokens), bool)
         if not stage.fills:
@@ -141,20 +168,21 @@ class _Round:
             for slot, names in stage.feeds.items():
                 slots[slot][row] = np.concatenate([made[name][at[output]] for name in names])
                 is_dead[row] |= not np.isfinite(slots[slot][row]).all()
-        for seq in np.unique(batch.seq[is_dead]):
-            its = np.flatnonzero(batch.seq == seq)
-            is_dead[its] = np.logical_or.accumulate(is_dead[its])
+        for row, before in enumerate(above):
+            is_dead[row] |= before >= 0 and is_dead[before]
         return msgspec.structs.replace(batch, tokens=tokens, slots=slots), is_dead
 
     def _open(self, stage: Stage, is_dead: NDArray[np.bool_]) -> list[Pick]:
         """Return the picks that may choose a draft."""
         drafts, here = self._schedule.drafts, {pick.draft for pick in stage.picks}
+        best = {draft for pick in here for draft in self._schedule.after(pick)} - here
         picks: dict[int, Pick] = {}
         for pick in stage.picks:
             parent = drafts[pick.draft].parent
-            is_behind = parent == PENDING or parent in (picks if parent in here else self._chosen)
+            may_follow = parent == PENDING or parent in best
+            may_follow |= parent in (picks if parent in here else self._chosen)
             is_there = not stage.repeats or pick.draft in self._chosen
-            if is_behind and is_there and not is_dead[stage.batch.outputs[pick.output]]:
+            if may_follow and is_there and not is_dead[stage.batch.outputs[pick.output]]:
                 picks[pick.draft] = pick
         return [*picks.values()]
 
@@ -165,11 +193,13 @@ class _Round:
         if "logits" in self._fed:
             return batch
         n, after_texts = len(batch.outputs), stage.plan.chooses_after_texts
-        here = {pick.draft for pick in stage.picks}
+        here = {n for pick in stage.picks for n in self._schedule.after(pick.draft)}
         samplers: list[Sampler | None] = [None] * n
         indices = [0] * n
         texts, n_prompt = [np.zeros(0, np.int32)] * n, [0] * n
-        for output, draft in picks:
+        for output, draft, rank in picks:
+            if rank != CHOICE:
+                continue
             text, number = self._schedule.texts[self._schedule.drafts[draft].text], at[output]
             is_settled = after_texts and self._schedule.drafts[draft].parent not in here
             if text.p_min > 0 or text.processor or not (is_settled or text.sampler.is_gumbel_max):
@@ -217,63 +247,128 @@ class _Round:
         logits = np.asarray(arrays["logits"])
         chosen = np.asarray(arrays.get(CHOSEN, np.full(len(logits), -1)))
         at_home = np.cumsum(chosen == -1) - 1  # the row of logits of each that has one
-        for output, draft in picks:
-            parent = self._schedule.drafts[draft].parent
-            if parent != PENDING and parent not in self._chosen:
+        are_open = {pick.draft for pick in picks}
+        for (output, parent), group in groupby(stage.picks, self._group):
+            its = [*group]
+            if are_open.isdisjoint(pick.draft for pick in its) or not self._is_there(parent):
+                self._find_best({pick.draft for pick in its})
                 continue
-            token, probability = int(chosen[at[output]]), 1.0
-            if token == -1:
-                row = logits[at_home[at[output]]]
-                if stage.ends_at_nan and np.isnan(row).any():
-                    continue
-                token, probability = self._choose_from(row, draft)
-            if token != NO_TOKEN:
-                self._chosen[draft] = _Choice(token, probability, number, output)
+            token = int(chosen[at[output]])
+            row = logits[at_home[at[output]]] if token == -1 else None
+            if row is not None and stage.ends_at_nan and np.isnan(row).any():
+                made = {}
+            elif its[0].rank == CHOICE:
+                made = {its[0].draft: (token, 1.0, 1.0)}
+                if row is not None:
+                    made = {its[0].draft: (*self._choose_from(row, its[0].draft), 1.0)}
+            else:
+                assert row is not None
+                made = self._rank(row, its)
+            worth = self._chosen[parent].worth if parent != PENDING else 1.0
+            for draft, (token, probability, share) in made.items():
+                if token != NO_TOKEN and draft in are_open:
+                    self._chosen[draft] = _Choice(
+                        *(token, probability, number, output, parent, worth * share, draft)
+                    )
+            self._find_best({pick.draft for pick in its})
+
+    def _group(self, pick: Pick) -> tuple[int, int]:
+        """Return the output that chooses a draft, and the draft before."""
+        return pick.output, self._schedule.drafts[pick.draft].parent
+
+    def _is_there(self, draft: int) -> bool:
+        return draft == PENDING or draft in self._chosen
 
     def _choose_from(self, row: F32, draft: int) -> tuple[int, float]:
         """Return what a row of logits chooses; NO_TOKEN where that is no draft."""
-        text = self._schedule.texts[self._schedule.drafts[draft].text]
-        tokens, ids = self._text(draft), self._schedule.token_ids
-        if text.processor is not None:
-            row = text.processor(tokens, row, ids)
-        index = text.index + self._schedule.depths[draft]
+        text, tokens, index, row = self._asked(row, draft)
         token, probability = text.sampler.choose_with_probability(
-            row, tokens, text.n_prompt, index, ids
+            row, tokens, text.n_prompt, index, self._schedule.token_ids
         )
         is_likely = probability >= text.p_min or draft in self._anew
         return (token if is_likely else NO_TOKEN), probability
 
+    def _rank(self, row: F32, picks: Sequence[Pick]) -> dict[int, tuple[int, float, float]]:
+        """Return the token of each draft with its probability and share, of those that are any."""
+        text, tokens, index, row = self._asked(row, picks[0].draft)
+        n = max(pick.rank for pick in picks) + 1
+        ids, probabilities, shares = text.sampler.rank(
+            row, tokens, text.n_prompt, index, n, self._schedule.token_ids
+        )
+        return {
+            draft: (int(ids[rank]), float(probabilities[rank]), float(shares[rank]))
+            for _, draft, rank in picks
+            if rank < len(ids) and probabilities[rank] >= text.p_min
+        }
+
+    def _asked(self, row: F32, draft: int) -> tuple[Text, NDArray[np.int32], int, F32]:
+        """Return what chooses a draft, after which tokens, its index, and the logits."""
+        text = self._schedule.texts[self._schedule.drafts[draft].text]
+        tokens = self._text(draft)
+        if text.processor is not None:
+            row = text.processor(tokens, row, self._schedule.token_ids)
+        return text, tokens, text.index + self._schedule.depths[draft], row
+
+    def _find_best(self, chosen: Collection[int]) -> None:
+        """Find the best drafts whose last candidate is among these."""
+        for draft in chosen & self._schedule.found_with.keys():
+            for best in self._schedule.found_with[draft]:
+                self._take_best(best)
+
+    def _take_best(self, best: Best) -> None:
+        candidates = [self._chosen[n] for n in best.candidates if n in self._chosen]
+        if best.goes_on:
+            candidates = [one for one in candidates if self._is_readable(one.token)]
+        candidates.sort(key=lambda one: -one.worth)
+        self._chosen.update(zip(best.drafts, candidates, strict=False))
+
     def _text(self, draft: int) -> NDArray[np.int32]:
         """Return the tokens before a draft."""
-        text, before = self._schedule.drafts[draft], list[int]()
-        while text.parent in self._chosen:
-            before.append(self._chosen[text.parent].token)
-            text = self._schedule.drafts[text.parent]
-        history = self._schedule.texts[text.text].history
+        text, parent = self._schedule.drafts[draft]
+        before: list[int] = []
+        while parent in self._chosen:
+            before.append(self._chosen[parent].token)
+            parent = self._chosen[parent].parent
+        history = self._schedule.texts[text].history
         return np.concatenate([history, np.array(before[::-1], np.int32)])
 
 
 def _leave_out(
-    stage: Stage, batch: CheckedBatch, picks: Sequence[Pick]
+    stage: Stage, batch: CheckedBatch, above: Sequence[int], picks: Sequence[Pick]
 ) -> tuple[CheckedBatch, dict[int, int]]:
-    """Return a batch without rows after the last one of each sequence that chooses.
+    """Return a batch of the rows that a row which chooses comes after, and where outputs are then.
 
-    And where each output is then.
+    Rows take the places of their sequence one after the other.
     """
     outputs = range(len(batch.outputs))
-    if not stage.fills or stage.runs_whole or not stage.picks or len(picks) == len(outputs):
-        return batch, dict(zip(outputs, outputs, strict=True))
-    wanted = sorted(pick.output for pick in picks)
-    last = {int(batch.seq[row]): int(row) for row in batch.outputs[wanted]}
-    rows = np.array(
-        [row for row, seq in enumerate(batch.seq.tolist()) if row <= last.get(seq, -1)], np.int32
-    )
-    left = CheckedBatch(
+    parent = None if batch.parent is None else np.array(above, np.int32)
+    if not stage.fills or stage.runs_whole or not stage.picks:
+        whole = msgspec.structs.replace(batch, parent=parent)
+        return whole, dict(zip(outputs, outputs, strict=True))
+    wanted = sorted({pick.output for pick in picks})
+    kept = set[int]()
+    for row in batch.outputs[wanted].tolist():
+        while row >= 0 and row not in kept:
+            kept.add(row)
+            row = above[row]
+    rows = np.array(sorted(kept), np.int32)
+    place = np.empty(len(rows), np.int32)
+    for seq in np.unique(batch.seq[rows]):
+        its = batch.seq[rows] == seq
+        place[its] = batch.place[batch.seq == seq][: its.sum()]
+    if parent is not None:
+        number = {row: i for i, row in enumerate(rows.tolist())} | {-1: -1}
+        parent = np.array([number[above[row]] for row in rows.tolist()], np.int32)
+    left = msgspec.structs.replace(
+        batch,
         tokens=batch.tokens[rows],
         positions=batch.positions[rows],
         seq=batch.seq[rows],
-        place=batch.place[rows],
+        place=place,
         outputs=np.searchsorted(rows, batch.outputs[wanted]).astype(np.int32),
+        parent=parent,
+        until=None if batch.until is None else batch.until[rows],
+        embeddings=None if batch.embeddings is None else batch.embeddings[rows],
         slots={slot: values[rows] for slot, values in batch.slots.items()},
     )
     return left, {output: at for at, output in enumerate(wanted)}

@@ -14,6 +14,9 @@ post-head in order     a block that chooses nothing, then a stage a draft; its r
                        before, and the block's row
 post-head in passes    a block that chooses all drafts, then a stage that chooses them anew after
                        those that were there, until none changes
+fixed tree             a stage a level, whose rows choose several drafts each, by rank
+grown tree             the same, but the rows of a stage get the best drafts of the level before,
+                       whichever these are
 =====================  ===========================================================================
 
 ``backends/draft.py`` runs a schedule by the words of this page; other loops give the same drafts.
@@ -21,7 +24,8 @@ post-head in passes    a block that chooses all drafts, then a stage that choose
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
@@ -36,10 +40,14 @@ from mtpcore.graph.program import Program
 from mtpcore.memory.base import Memory
 
 __all__ = [
+    "BEST",
+    "CHOICE",
     "KNOWN",
     "OF_DRAFT",
     "PENDING",
+    "Best",
     "DraftToken",
+    "Drafts",
     "Fill",
     "Pick",
     "Schedule",
@@ -54,7 +62,11 @@ KNOWN = -1
 OF_DRAFT = -2
 """In place of a stage: the one that chose the draft whose token the row gets, and its row there."""
 PENDING = -1
-"""The token before the first draft."""
+"""In place of the draft before: there is none, but the pending token."""
+BEST = -2
+"""In place of the draft before: this is the best of other drafts, and comes where that does."""
+CHOICE = -1
+"""In place of a rank: the sampler's choice."""
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -74,7 +86,7 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class DraftToken(NamedTuple):
-    """A draft: its text, and the draft before it, or PENDING."""
+    """A draft: its text, and the draft before it, or PENDING, or BEST."""
 
     text: int
     parent: int
@@ -94,19 +106,61 @@ class Fill(NamedTuple):
 
 
 class Pick(NamedTuple):
-    """An output whose logits choose a draft."""
+    """An output whose logits choose a draft: the sampler's choice, or what it ranks there.
+
+    Those that an output ranks after one and the same draft come one after the other in a stage's
+    picks. They are ranked together, as many as the greatest rank asks for (``Sampler.rank``).
+    """
 
     output: int
     draft: int
+    rank: int = CHOICE
+
+
+class Best(NamedTuple):
+    """Drafts of a text that are the best of others, in their order; of equal ones the first.
+
+    What counts is the product of the shares on the way to a draft (``Sampler.rank``). They are
+    found when the last of the ``candidates``, which are ranked, was chosen.
+
+    ``goes_on``: others come after them; so all candidates are chosen by one stage, equally far from
+    the pending token, and those without an embedding do not count. Else nothing reads them.
+    """
+
+    candidates: Sequence[int]
+    drafts: Sequence[int]
+    goes_on: bool = True
+
+
+class Drafts(NamedTuple):
+    """What a schedule drafted.
+
+    Attributes
+    ----------
+    tokens : list of int
+        The token of each draft, -1 where it is none.
+    best_of : list of int
+        Which candidate each draft is that is the best of others; of any other its own number.
+    ran : list of bool
+        Which stages were run.
+    """
+
+    tokens: list[int]
+    best_of: list[int]
+    ran: list[bool]
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """A pass, and what goes on between it and others.
 
     A row is dead, and what is chosen after it is no draft, if its fill cannot be had: the draft is
-    none or has no embedding, the row that feeds its slots is not finite. So are the rows of its
-    sequence after it. A stage runs if it chooses nothing, or a draft from a row that is not dead;
-    where it has fills, rows after the last of these are left out unless it ``runs_whole``.
+    none or has no embedding, the row that feeds its slots is not finite. So are the rows that come
+    after it. A stage runs if it chooses nothing, or a draft from a row that is not dead; where it
+    has fills, rows that no such draft comes after are left out unless it ``runs_whole``, and those
+    of their sequence after them move up.
+
+    In a tree, which is a batch with parents, a row with a draft comes after the row with the draft
+    before it, where there is one; else the batch says what it comes after.
 
     Attributes
     ----------
@@ -141,13 +195,14 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The stages of a round, in order; samplers of ``texts`` share one scratch.
 
-    ``token_ids`` int32[n_logits] names the token of each logit, if that is not its index. A
-    ``verification`` may be run, too.
+    ``token_ids`` int32[n_logits] names the token of each logit, if that is not its index. ``bests``
+    come in the order in which they are found. A ``verification`` may be run, too.
     """
 
     stages: Sequence[Stage]
     texts: Sequence[Text]
     drafts: Sequence[DraftToken]
+    bests: Sequence[Best] = ()
     token_ids: I32 | None = None
     verification: Verification | None = None
 
@@ -163,11 +218,38 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def depths(self) -> list[int]:
-        """How many drafts come before each."""
+        """How many drafts come before each; of the best ones, before their first candidate."""
+        of = {best: at.candidates[0] for at in self.bests for best in at.drafts if at.candidates}
         depths: list[int] = []
-        for _, parent in self.drafts:
-            depths.append(0 if parent == PENDING else depths[parent] + 1)
+        for draft, (_, parent) in enumerate(self.drafts):
+            if parent == BEST:
+                depths.append(depths[of[draft]])
+            else:
+                depths.append(0 if parent == PENDING else depths[parent] + 1)
         return depths
+
+    @cached_property
+    def found_with(self) -> dict[int, list[Best]]:
+        """Which best drafts are found when a draft was chosen, by the last candidate."""
+        found: dict[int, list[Best]] = {}
+        for best in self.bests:
+            found.setdefault(self._last(best), []).append(best)
+        return found
+
+    def _last(self, best: Best) -> int:
+        """Return the candidate that is chosen last."""
+        candidates = {*best.candidates}
+        for stage in reversed(self.stages):
+            for pick in reversed(stage.picks):
+                if pick.draft in candidates:
+                    return pick.draft
+        return PENDING
+
+    def after(self, draft: int) -> Iterator[int]:
+        """Yield a draft that was chosen, and the best ones that are found with it."""
+        yield draft
+        for best in self.found_with.get(draft, ()):
+            yield from best.drafts
 
     @cached_property
     def feeders(self) -> list[set[int]]:
@@ -180,8 +262,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 if source != KNOWN:
                     of.add(chosen[draft] if source == OF_DRAFT else source)
             feeders.append(of)
-            for _, draft in stage.picks:
-                chosen[draft] = number
+            for pick in stage.picks:
+                chosen.update(dict.fromkeys(self.after(pick.draft), number))
         return feeders
 
     @cached_property
@@ -206,6 +288,14 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def takes_host(self) -> bool:
         """Whether anything but plans has a part in it: then it runs stage by stage."""
         return any(text.processor is not None for text in self.texts)
+
+    @property
+    def branches(self) -> bool:
+        """Whether its drafts are trees, or a batch is."""
+        return any(
+            stage.batch.parent is not None or any(pick.rank != CHOICE for pick in stage.picks)
+            for stage in self.stages
+        )
 
     def by_text(self, tokens: Iterable[int]) -> list[list[int]]:
         """Return the drafts of each text, of the tokens of all; below 0 where one is none."""
@@ -234,28 +324,54 @@ def check_schedule(schedule: Schedule) -> None:
     _check_drafts(schedule)
     chosen: dict[int, int] = {}  # the stage that chose each draft last
     for number, stage in enumerate(schedule.stages):
-        where = f"stage {number}"
-        if stage.batch.parent is not None:
-            raise BatchError("drafts are chains", where=where)
         if "codes" in stage.plan.program.inputs:
-            raise BatchError("a graph that reads codes cannot draft", where=where)
+            raise BatchError("a graph that reads codes cannot draft", where=f"stage {number}")
         _check_fills(schedule, number, chosen)
+        if stage.batch.parent is not None:
+            _check_tree(schedule, number)
         _check_picks(schedule, number, chosen)
     if len(chosen) < len(schedule.drafts):
         missing = {*range(len(schedule.drafts))} - chosen.keys()
         raise BatchError("a draft that nothing chooses", got=min(missing))
+    _check_bests(schedule, chosen)
 
 
 def _check_drafts(schedule: Schedule) -> None:
+    n_found = Counter(draft for best in schedule.bests for draft in best.drafts)
     for number, (text, parent) in enumerate(schedule.drafts):
-        is_there = 0 <= text < len(schedule.texts) and PENDING <= parent < number
-        if not is_there or (parent != PENDING and schedule.drafts[parent].text != text):
+        is_there = 0 <= text < len(schedule.texts) and BEST <= parent < number
+        is_there &= n_found[number] == (parent == BEST)
+        if not is_there or (parent >= 0 and schedule.drafts[parent].text != text):
             raise BatchError(
-                "a draft of no text, or behind none before it",
+                "a draft of no text, or after none before it",
                 where=f"draft {number}",
                 wanted=f"texts 0..{len(schedule.texts) - 1}, drafts before {number}",
                 got=(text, parent),
             )
+    for number, best in enumerate(schedule.bests):
+        of = {schedule.drafts[draft].text for draft in (*best.candidates, *best.drafts)}
+        is_before = max(best.candidates, default=-1) < min(best.drafts, default=0)
+        if len(of) != 1 or not is_before or min(best.candidates) < 0:
+            raise BatchError("the best of drafts of one text before them", where=f"best {number}")
+
+
+def _check_bests(schedule: Schedule, chosen: Mapping[int, int]) -> None:
+    """Raise BatchError where candidates are not ranked, or drafts come after what is not read."""
+    ranked = {p.draft for stage in schedule.stages for p in stage.picks if p.rank != CHOICE}
+    last = set[int]()
+    for number, best in enumerate(schedule.bests):
+        candidates = {*best.candidates}
+        are_alike = len({(chosen[n], schedule.depths[n]) for n in candidates}) == 1
+        if not candidates <= ranked or (best.goes_on and not are_alike):
+            raise BatchError(
+                "candidates that are ranked, those of drafts that go on by one stage",
+                where=f"best {number}",
+                got=best.candidates,
+            )
+        last |= {*best.drafts} if not best.goes_on else set()
+    read = {fill.draft for stage in schedule.stages for fill in stage.fills}
+    if wrong := last & (read | {draft.parent for draft in schedule.drafts}):
+        raise BatchError("a draft after one that does not go on", got=min(wrong))
 
 
 def _check_fills(schedule: Schedule, number: int, chosen: Mapping[int, int]) -> None:
@@ -306,16 +422,38 @@ def _check_feeds(stage: Stage, slots: Mapping[str, int], made: Program, where: s
             )
 
 
+def _check_tree(schedule: Schedule, number: int) -> None:
+    """Raise BatchError where a row of a tree may come after none before it."""
+    stage, where = schedule.stages[number], f"stage {number}"
+    if stage.repeats:
+        raise BatchError("a tree does not repeat", where=where)
+    seq = stage.batch.seq
+    rows = {fill.draft: fill.row for fill in stage.fills if fill.draft != KNOWN}
+    if len(rows) < sum(fill.draft != KNOWN for fill in stage.fills):
+        raise BatchError("a draft in two rows of a tree", where=where)
+    of = {draft: best.candidates for best in schedule.bests for draft in best.drafts}
+    for draft, row in rows.items():
+        for candidate in of.get(draft, (draft,)):
+            before = rows.get(schedule.drafts[candidate].parent, -1)
+            if before >= row or (before >= 0 and seq[before] != seq[row]):
+                raise BatchError(
+                    "a row of a tree comes after a row of its sequence before it",
+                    where=f"{where}, row {row}",
+                    got=before,
+                )
+
+
 def _check_picks(schedule: Schedule, number: int, chosen: dict[int, int]) -> None:
     """Raise BatchError where a draft cannot be chosen; note what is."""
     stage, where = schedule.stages[number], f"stage {number}"
     if stage.picks and "logits" not in stage.plan.program.outputs:
         raise BatchError("a graph without logits cannot draft", where=where)
     n_outputs, n_drafts, is_anew = len(stage.batch.outputs), len(schedule.drafts), stage.repeats > 0
-    outputs = set[int]()
-    for output, draft in stage.picks:
+    of_output: dict[int, set[bool]] = {}  # whether its drafts are ranked, and there are several
+    for output, draft, rank in stage.picks:
         is_first = chosen.get(draft, number) < number if is_anew else draft not in chosen
-        if not is_first or not 0 <= output < n_outputs or not 0 <= draft < n_drafts:
+        is_there = 0 <= output < n_outputs and 0 <= draft < n_drafts
+        if not is_first or not is_there or schedule.drafts[draft].parent == BEST:
             raise BatchError(
                 "no output, or a draft that is chosen elsewhere",
                 where=where,
@@ -324,7 +462,9 @@ def _check_picks(schedule: Schedule, number: int, chosen: dict[int, int]) -> Non
             )
         if schedule.drafts[draft].parent not in chosen and schedule.drafts[draft].parent != PENDING:
             raise BatchError("a draft before the one before it", where=where, got=draft)
-        outputs.add(output)
-        chosen[draft] = number
-    if len(outputs) < len(stage.picks):
-        raise BatchError("an output that chooses twice", where=where, got=stage.picks)
+        if rank < CHOICE or (rank != CHOICE and is_anew):
+            raise BatchError("a rank from 0 on, of drafts not chosen anew", where=where, got=rank)
+        if (rank == CHOICE and output in of_output) or False in of_output.get(output, ()):
+            raise BatchError("an output that chooses twice", where=where, got=stage.picks)
+        of_output.setdefault(output, set()).add(rank != CHOICE)
+        chosen.update(dict.fromkeys(schedule.after(draft), number))

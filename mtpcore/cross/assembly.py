@@ -11,11 +11,9 @@ from mtpcore.drafting.block import BlockDrafter
 from mtpcore.drafting.chain import GraphDrafter
 from mtpcore.drafting.drafters import Drafter
 from mtpcore.drafting.fed import FedDrafter, FedRole
-from mtpcore.drafting.head_trees import HeadTreeDrafter
 from mtpcore.drafting.heads import HeadDrafter, find_heads, head_role, n_heads
 from mtpcore.drafting.proposers import ProposerDrafter
 from mtpcore.drafting.shared_memory import SharedMemoryDrafter
-from mtpcore.drafting.trees import TreeDrafter
 from mtpcore.drafting.upstream import UpstreamGraphs, find_graph, find_upstream
 from mtpcore.errors import LinkError
 from mtpcore.graph import GraphType
@@ -74,8 +72,7 @@ def _graph_drafter(name: str, runners: Mapping[str, GraphRunner], links: Links) 
     _refuse_together(further if block else {name: runner, **further}, runner.drafter)
     if block is not None:
         return BlockDrafter(name, runner, upstream, post_head)
-    kind = TreeDrafter if runner.drafter.shape == "tree" else GraphDrafter
-    return kind(name, runner, upstream)
+    return GraphDrafter(name, runner, upstream)
 
 
 def _shared_memory_drafter(
@@ -99,8 +96,7 @@ def _head_drafter(name: str, runners: Mapping[str, GraphRunner], links: Links) -
     for role in heads:
         links.declare(role, name)
     inboxes = {role: links.inboxes(role) for role in further}
-    kind = HeadTreeDrafter if spec.shape == "tree" else HeadDrafter
-    return kind(name, heads, UpstreamGraphs(name, spec, further, inboxes))
+    return HeadDrafter(name, heads, UpstreamGraphs(name, spec, further, inboxes))
 
 
 def _check(runners: Mapping[str, GraphRunner], target: GraphRunner, spec: DrafterSpec) -> None:

@@ -147,13 +147,13 @@ class CodebookDecoder:
             outputs=[False, True] * len(jobs),
         )
         none, chains = np.zeros(0, np.int32), Chains([count - 1] * len(jobs))
-        reserved = ReservedRows(self.runner, rows, {job.seq: count - 2 for job in jobs})
+        reserved = ReservedRows(self.runner, rows)
         schedule = Schedule(
             stages=[*chain_stages(reserved.stage, chains, {})],
             texts=[Text(job.sampler, none, 0, self.index(job.n) + 1) for job in jobs],
             drafts=chains.drafts,
         )
-        codes = run_reserved(schedule, [(reserved, 0)])
+        codes = schedule.by_text(run_reserved(self.runner.plan, schedule, [reserved]).tokens)
         for job in jobs:
             self.runner.rewind(job.seq, 0)
         return {

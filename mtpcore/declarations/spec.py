@@ -252,6 +252,18 @@ class TreeShape(msgspec.Struct, frozen=True, kw_only=True):
     width: _Size = 0
     n_nodes: _Size = 0
 
+    @property
+    def n_levels(self) -> int:
+        """How many drafts come one after the other at most."""
+        return max(map(len, self.paths), default=self.depth)
+
+    @property
+    def n_branches(self) -> int:
+        """How many drafts have others after them, at most, while the tree is made."""
+        if not self.paths:
+            return self.width * max(self.depth - 1, 0)
+        return len({path[:n] for path in self.paths for n in range(1, len(path))})
+
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
     """How one pass drafts a block: the pending token and mask tokens, where drafts are to come.
@@ -433,6 +445,9 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     heads : Heads
     tree : TreeShape, optional
     block : Block, optional
+    schedule : callable, optional
+        ``schedule(inputs)`` returns the ``Round`` of a ``RoundInput``, where it is not that of the
+        shape.
     vocabulary : str
         The tensor int[n] of a reduced draft vocabulary: the target's token id of each logit. A file
         without it drafts all of the target's tokens.
@@ -472,6 +487,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     heads: Heads = Heads()
     tree: TreeShape | None = None
     block: Block | None = None
+    schedule: Callable[..., Any] | None = None
     vocabulary: str = ""
     shared_memory: SharedMemory | None = None
     limit: _Size = 8

@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.backends.schedule import Drafts, Schedule
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.drafting.drafters import DraftJob
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
+from mtpcore.drafting.rounds import drafts_of, find_missing
 from mtpcore.runtime.runner import GraphRunner
 
 __all__ = ["BaseDrafter"]
@@ -63,15 +65,16 @@ class BaseDrafter:
     def _take(
         self,
         jobs: Sequence[DraftJob],
-        lengths: Sequence[int],
-        drafted: Sequence[list[int]],
+        schedule: Schedule,
+        drafted: Drafts,
         drafts: dict[int, Draft],
     ) -> None:
-        """Note what was drafted; fewer tokens than were asked for mean rows that are not finite."""
-        for job, k, ids in zip(jobs, lengths, drafted, strict=True):
-            drafts[job.seq] = ids
-            if len(ids) < k and job.p_min <= 0:
-                self._pause(job.seq, len(job.history) + len(ids) - 1)
+        """Note what was drafted; a missing draft means a row that is not finite."""
+        made = drafts_of(schedule, drafted)
+        drafts.update(zip((job.seq for job in jobs), made, strict=True))
+        for text, depth in find_missing(schedule, drafted).items():
+            if jobs[text].p_min <= 0:
+                self._pause(jobs[text].seq, len(jobs[text].history) + depth - 1)
 
     def _pause(self, seq: int, place: int) -> None:
         """Count a sequence that gets no further draft; warn of the first one."""

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.schedule import Schedule, n_embeddings
+from mtpcore.backends.schedule import n_embeddings
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.spec import DrafterSpec, Feed
 from mtpcore.drafting.chain import GraphDrafter
-from mtpcore.drafting.drafters import DraftJob, Verify, texts_of
+from mtpcore.drafting.drafters import DraftJob, Verify
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
-from mtpcore.drafting.reserved import ReservedRows, run_reserved
-from mtpcore.drafting.stages import Chains, block_stage, post_head_stages
+from mtpcore.drafting.reserved import ReservedRows, run_drafts
+from mtpcore.drafting.rounds import RoundInput
 from mtpcore.drafting.upstream import UpstreamGraphs
 from mtpcore.errors import LinkError
 from mtpcore.links.sources import ZeroSource
@@ -165,33 +165,33 @@ class BlockDrafter(GraphDrafter):
         """Run a block and choose its drafts in one schedule, with what verifies them."""
         spans = [self._span(job) for job in jobs]
         most = [max(len(rows) - self._first_draft, 0) for rows in spans]
-        chains = Chains([min(job.k, n) for job, n in zip(jobs, most, strict=True)])
-        block = ReservedRows(self.runner, self._batch(jobs, spans, chains.k))
-        reserved, stages = [(block, 0)], [block_stage(block.stage, chains)]
-        verification = verify and verify(self.runner.plan, [job.seq for job in jobs], chains.k)
-        post_head = self._post_head
-        if post_head is not None and chains.most:
-            rows = ReservedRows(post_head, self._post_head_rows(jobs, chains.k), is_fed=True)
-            reserved.append((rows, 1))
-            feeds = {
-                feed.slot: feed.taps
-                for feed in self.spec.feeds
-                if feed.graph == post_head.graph_type.name
-            }
-            stages = [
-                *post_head_stages(block.stage, rows.stage, chains, feeds, passes=self._passes)
-            ]
-        schedule = Schedule(
-            stages=stages,
-            texts=texts_of(jobs),
-            drafts=chains.drafts,
-            token_ids=self._ids,
-            verification=verification,
+        wanted = [max(min(job.k, n), 0) for job, n in zip(jobs, most, strict=True)]
+        reserved = [ReservedRows(self.runner, self._batch(jobs, spans, wanted))]
+        post_head, feeds = self._post_head, dict[str, tuple[str, ...]]()
+        if post_head is not None and any(wanted):
+            batch = self._post_head_rows(jobs, wanted)
+            reserved.append(ReservedRows(post_head, batch, is_fed=True))
+            name = post_head.graph_type.name
+            feeds = {feed.slot: feed.taps for feed in self.spec.feeds if feed.graph == name}
+        inputs = RoundInput(
+            wanted=wanted,
+            room=wanted,
+            passes=[rows.stage for rows in reserved],
+            feeds=feeds,
+            tree=self.spec.tree,
+            n_passes=self._passes,
         )
-        chosen = run_reserved(schedule, reserved)
+        made = run_drafts(
+            self.runner.plan,
+            self._build(inputs),
+            jobs,
+            reserved,
+            token_ids=self._ids,
+            verify=verify,
+        )
         for job in jobs:
             self._rewind(job.seq, len(job.history) - self._is_fed)
-        self._take(jobs, chains.k, chosen, drafts)
+        self._take(jobs, *made, drafts)
 
     def _span(self, job: DraftJob) -> range:
         """Return the places of a sequence's block: as many as are wanted, or as have to be."""

@@ -1,17 +1,17 @@
-"""Drafting token by token with one graph: a head, or a draft model."""
+"""Drafting with one graph, a head or a draft model: token by token, or level by level."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.schedule import Schedule
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.drafting.base import BaseDrafter
-from mtpcore.drafting.drafters import DraftJob, Verify, texts_of
+from mtpcore.drafting.builders import builder_of
+from mtpcore.drafting.drafters import DraftJob, Verify
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
-from mtpcore.drafting.reserved import ReservedRows, run_reserved
-from mtpcore.drafting.stages import Chains, chain_stages
+from mtpcore.drafting.reserved import ReservedRows, run_drafts
+from mtpcore.drafting.rounds import RoundInput
 from mtpcore.drafting.upstream import UpstreamGraphs, finite_places
 from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.runtime.batch import Batch
@@ -47,7 +47,8 @@ class GraphDrafter(BaseDrafter):
         self.first = int(any(feed.pairing == "next-token" for feed in self._feeds))
         self._ids = read_vocabulary(runner)
         self._n_vocab = runner.model.hparams.n_vocab
-        self._recycle = {feed.slot: feed.recycle for feed in self._feeds if feed.recycle}
+        self._recycle = {feed.slot: (feed.recycle,) for feed in self._feeds if feed.recycle}
+        self._build = builder_of(self.spec)
         # A draft model has rows of its own, of another width, where a head reads the target's.
         takes_rows = "embeddings" in runner.program.inputs and bool(self._feeds)
         self._remembers = runner.memory is not None
@@ -118,13 +119,16 @@ class GraphDrafter(BaseDrafter):
 
     def _run(self, active: list[DraftJob], drafts: dict[int, Draft], verify: Verify | None) -> None:
         """Fill in the missing entries and draft, in one call without the GIL if they fit one."""
-        room = max(self.runner.n_batch // len(active), 1)
+        tree, n_batch = self.spec.tree, self.runner.n_batch
+        n_together = max(n_batch // max(tree.n_branches if tree else 1, 1), 1)
+        is_apart = tree is not None and bool(self.runner.program.states)  # from rows of a tree
+        room = max(n_batch // len(active), 1)
         for job in active:
             missing = self._entries(job)
-            end = missing.stop - 1 if len(missing) > room else job.rows.end
+            end = missing.stop - 1 if is_apart or len(missing) > room else job.rows.end
             self._read(job.seq, job.history, job.rows, range(missing.start, end))
-        for begin in range(0, len(active), self.runner.n_batch):
-            self._run_together(active[begin : begin + self.runner.n_batch], drafts, verify)
+        for begin in range(0, len(active), n_together):
+            self._run_together(active[begin : begin + n_together], drafts, verify)
 
     def _missing(self, jobs: list[DraftJob]) -> Batch:
         """Return the rows of all missing entries; the pending tokens' outputs are wanted."""
@@ -143,21 +147,26 @@ class GraphDrafter(BaseDrafter):
     def _run_together(
         self, jobs: list[DraftJob], drafts: dict[int, Draft], verify: Verify | None
     ) -> None:
-        chains = Chains([job.k for job in jobs])
-        ahead = {job.seq: max(job.k - 1, 0) for job in jobs}
-        rows = ReservedRows(self.runner, self._missing(jobs), ahead)
-        feeds = {slot: (name,) for slot, name in self._recycle.items()}
-        schedule = Schedule(
-            stages=[*chain_stages(rows.stage, chains, feeds)],
-            texts=texts_of(jobs),
-            drafts=chains.drafts,
-            token_ids=self._ids,
-            verification=verify and verify(self.runner.plan, [job.seq for job in jobs], chains.k),
+        rows = ReservedRows(self.runner, self._missing(jobs))
+        inputs = RoundInput(
+            wanted=[job.k for job in jobs],
+            room=[self._room(job, len(jobs)) for job in jobs],
+            passes=[rows.stage],
+            feeds=self._recycle,
+            tree=self.spec.tree,
         )
-        drafted = run_reserved(schedule, [(rows, 0)])
+        made = run_drafts(
+            self.runner.plan, self._build(inputs), jobs, [rows], token_ids=self._ids, verify=verify
+        )
         for job in jobs:
             self._rewind(job.seq, len(job.history))
-        self._take(jobs, chains.k, drafted, drafts)
+        self._take(jobs, *made, drafts)
+
+    def _room(self, job: DraftJob, n_jobs: int) -> int:
+        """Return how many rows of drafts a sequence may have in a pass."""
+        runner = self.runner
+        n_batch = runner.n_batch // n_jobs
+        return max(min(runner.n_ctx - len(job.history), n_batch, runner.longest_draft), 0)
 
     def _rewind(self, seq: int, n: int) -> None:
         """Hold no more than ``n`` entries; nothing where there is no memory."""

@@ -1,20 +1,22 @@
-"""Drafting with several heads: each drafts one step and has a memory of its own."""
+"""Drafting with several heads: each drafts one step, or level, and has a memory of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from mtpcore.backends.schedule import Schedule
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.base import BaseDrafter
-from mtpcore.drafting.drafters import DraftJob, Verify, texts_of
+from mtpcore.drafting.builders import builder_of
+from mtpcore.drafting.drafters import DraftJob, Verify
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
-from mtpcore.drafting.reserved import ReservedRows, run_reserved
-from mtpcore.drafting.stages import Chains, head_stages
+from mtpcore.drafting.reserved import ReservedRows, run_drafts
+from mtpcore.drafting.rounds import RoundInput
+from mtpcore.drafting.tree_stages import Trees, is_blind, trees_for
 from mtpcore.drafting.upstream import UpstreamGraphs, finite_places
 from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.errors import LinkError
@@ -36,6 +38,9 @@ class HeadDrafter(BaseDrafter):
     with what head j - 1 made in this round, or with the target's rows, as the declaration says.
     Afterwards every head goes back to the accepted entries. (llama.cpp chains heads so; SGLang
     feeds the target's rows.) A head without a memory reads the newest of these rows alone.
+
+    In a tree head t ranks the children of the branches of level t. Where what it makes does not
+    depend on drafts, it runs once for all of them (Cai et al. 2024, arXiv 2401.10774).
 
     The drafter's further graphs run before its heads.
 
@@ -67,18 +72,20 @@ class HeadDrafter(BaseDrafter):
         self._later = any(feed.pairing == "next-token" for feed in self._feeds)
         self._n_batch = min(runner.n_batch for runner in self._heads)
         self._widths = [runner.program.slots() for runner in self._heads]
+        n_rows = max(len(heads), spec.tree.n_branches if spec.tree else 0)
         self._zeros = [  # in the place of rows that heads before make
             {
-                slot: hand_over(np.zeros((n, width), np.float32), runner.backend.row_buffer)
+                slot: hand_over(np.zeros((n_rows, width), np.float32), runner.backend.row_buffer)
                 for slot, width in widths.items()
             }
-            for n, (runner, widths) in enumerate(zip(self._heads, self._widths, strict=True))
+            for runner, widths in zip(self._heads, self._widths, strict=True)
         ]
-        self._recycle: dict[str, str] = {}
+        self._recycle: dict[str, tuple[str, ...]] = {}
         if not self._reads_target:
-            self._recycle = {feed.slot: feed.recycle for feed in self._feeds if feed.recycle}
-        remembers = any(runner.memory is not None for runner in self._heads)
-        self.reads_text = remembers or bool(upstream.runners)
+            self._recycle = {feed.slot: (feed.recycle,) for feed in self._feeds if feed.recycle}
+        self._build = builder_of(spec)
+        self._remembers = any(runner.memory is not None for runner in self._heads)
+        self.reads_text = self._remembers or bool(upstream.runners)
 
     def _first(self, head: int) -> int:
         """Return the place of a head's first entry."""
@@ -125,6 +132,8 @@ class HeadDrafter(BaseDrafter):
         wanted = [(job, self._reach(job)) for job in jobs]
         wanted = [(job, k) for job, k in wanted if k > 0]
         most = max((k for _, k in wanted), default=1)
+        if self.spec.tree is not None:
+            most = 1 + self.spec.tree.n_branches
         n_together = max(self._n_batch // most, 1)
         for begin in range(0, len(wanted), n_together):
             self._draft_together(wanted[begin : begin + n_together], drafts, verify)
@@ -153,39 +162,48 @@ class HeadDrafter(BaseDrafter):
         verify: Verify | None,
     ) -> None:
         """Draft up to k tokens for each (job, k), in one call without the GIL."""
-        self._catch_up(wanted)
         jobs = [job for job, _ in wanted]
-        chains = Chains([k for _, k in wanted])
-        heads = self._heads[: chains.most]
-        rows = [
-            ReservedRows(runner, self._batch(head, [job for job, k in wanted if k > head]))
+        inputs = RoundInput(
+            wanted=[k for _, k in wanted],
+            room=[self._room(job, len(jobs)) for job in jobs],
+            passes=[],
+            feeds=self._recycle,
+            tree=self.spec.tree,
+        )
+        trees = None if self.spec.tree is None else trees_for(inputs, has_paths=self._remembers)
+        self._catch_up(wanted)
+        heads = self._heads[: max(inputs.wanted)]
+        reserved = [
+            ReservedRows(runner, self._batch(head, wanted, trees))
             for head, runner in enumerate(heads)
         ]
-        feeds = {slot: (name,) for slot, name in self._recycle.items()}
-        schedule = Schedule(
-            stages=[*head_stages([one.stage for one in rows], chains, feeds)],
-            texts=texts_of(jobs),
-            drafts=chains.drafts,
-            token_ids=self._ids,
-            verification=verify and verify(heads[0].plan, [job.seq for job in jobs], chains.k),
+        inputs = replace(inputs, passes=[rows.stage for rows in reserved])
+        made = run_drafts(
+            heads[0].plan, self._build(inputs), jobs, reserved, token_ids=self._ids, verify=verify
         )
-        drafted = run_reserved(schedule, [(one, head) for head, one in enumerate(rows)])
-        self._take(jobs, chains.k, drafted, drafts)
+        self._take(jobs, *made, drafts)
         for job in jobs:
             for runner in heads:
                 n = len(job.history) - 1 if runner.memory is not None else 0
                 if runner.lengths[job.seq] > n:
                     runner.rewind(job.seq, n)
 
+    def _room(self, job: DraftJob, n_jobs: int) -> int:
+        """Return how many rows of drafts a sequence may have in a pass."""
+        n_ctx = min(runner.n_ctx for runner in self._heads)
+        longest = min(runner.longest_draft for runner in self._heads)
+        return max(min(n_ctx - len(job.history), self._n_batch // n_jobs - 1, longest), 0)
+
     def _catch_up(self, wanted: list[tuple[DraftJob, int]]) -> None:
-        """Let heads read accepted entries that do not fit the rows of a draft."""
+        """Let heads read accepted entries that do not fit the rows of a draft, or of a tree."""
         room = self._n_batch // len(wanted)
         for job, k in wanted:
             for head in range(k):
-                if len(self._lacking(head, job.seq, len(job.history) + head)) > room:
+                lacking = self._lacking(head, job.seq, len(job.history) + head)
+                if self.spec.tree is not None or len(lacking) > room:
                     self._settle(head, job.seq, job.history[:-1])
 
-    def _batch(self, head: int, jobs: list[DraftJob]) -> Batch:
+    def _batch(self, head: int, wanted: list[tuple[DraftJob, int]], trees: Trees | None) -> Batch:
         """Return what a head reads: accepted entries it lacks, the pending token, the drafts.
 
         The tokens of drafts, and the rows that heads before make, are filled in by the loop.
@@ -194,26 +212,52 @@ class HeadDrafter(BaseDrafter):
         tokens: list[int] = []
         seqs: list[int] = []
         places: list[int] = []
+        parent: list[int] = []
+        outputs: list[bool] = []
         slots: dict[str, list[F32]] = {feed.slot: [] for feed in self._feeds}
-        for job in jobs:
-            n = len(job.history)
-            at = self._lacking(head, job.seq, n + head)
-            known = at if self._reads_target else range(at.start, n)
-            text = job.history[at.start :].tolist()
-            tokens += text + [0] * (len(at) - len(text))
+        for text, (job, k) in enumerate(wanted):
+            depths = self._depths(head, text, k, trees)
+            if depths is None:
+                continue
+            pending = len(job.history) - 1
+            begin = self._lacking(head, job.seq, pending + 1).start
+            known = range(begin if runner.memory or not head else pending + 1, pending + 1)
+            at = [*known, *(pending + depth for depth in depths)]
+            at = [place for place in at if place >= self._first(head)]
+            row_at = {place: len(tokens) + i for i, place in reversed([*enumerate(at)])}
+            tokens += [int(job.history[place]) if place <= pending else 0 for place in at]
             seqs += [job.seq] * len(at)
             places += at
-            where = np.array(known, np.int32)
+            parent += [row_at.get(place - 1, -1) for place in at]
+            outputs += [place == pending + head for place in at]
+            n_known = len(at) if self._reads_target else len(known)
+            where = np.array(at[:n_known], np.int32)
             for slot, slot_rows in slots.items():
-                if known:
-                    seq = np.full(len(known), job.seq, np.int32)
+                if n_known:
+                    seq = np.full(n_known, job.seq, np.int32)
                     slot_rows.append(runner.sources[slot](seq, where))
-                if len(known) < len(at):
-                    slot_rows.append(self._zeros[head][slot][: len(at) - len(known)])
-        batch = Batch(tokens, seq=seqs, pos=places, outputs="last")
+                if n_known < len(at):
+                    slot_rows.append(self._zeros[head][slot][: len(at) - n_known])
+        batch = Batch(
+            tokens, seq=seqs, pos=places, parent=parent if trees else None, outputs=outputs
+        )
         widths, make = self._widths[head], runner.backend.row_buffer
         batch.slots = {slot: join(rows, widths[slot], make) for slot, rows in slots.items()}
         return batch
+
+    def _depths(self, head: int, text: int, k: int, trees: Trees | None) -> list[int] | None:
+        """Return how many drafts come before each row of a draft that a head reads of a text.
+
+        None where it reads nothing of it.
+        """
+        remembers = self._heads[head].memory is not None
+        if trees is None:
+            return [*range(1 if remembers else max(head, 1), head + 1)] if k > head else None
+        if not trees.choosing(text, head):
+            return None
+        if is_blind(self._heads[head].program, remembers, self._recycle):
+            return [head] * (head > 0)
+        return [depth for depth, _ in trees.branches(text, head)]
 
 
 def head_role(role: str, head: int) -> str:

@@ -1,45 +1,42 @@
-"""Rows of a graph with reserved places, after which drafts are made and taken back."""
+"""Running a round: places are reserved, and what drafts wrote is taken back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from mtpcore.backends.schedule import Schedule, Stage
+from mtpcore.backends.base import Plan
+from mtpcore.backends.schedule import CHOICE, Drafts, Schedule, Stage
+from mtpcore.drafting.drafters import DraftJob, Verify, texts_of
+from mtpcore.drafting.rounds import Round
 from mtpcore.errors import BatchError
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.runner import GraphRunner
 
-__all__ = ["ReservedRows", "run_reserved"]
+__all__ = ["ReservedRows", "run_drafts", "run_reserved"]
 
 
 class ReservedRows:
-    """A batch that was checked, with its places and some after them reserved.
+    """A batch that was checked; its places, and those of drafts after it, are reserved for a round.
 
     Parameters
     ----------
     runner : GraphRunner
     batch : Batch
-    ahead : mapping of int to int, optional
-        How many places after its rows a sequence needs for its drafts.
     is_fed : bool
         Whether an earlier stage feeds its slots, and its rows are forgotten in any case.
 
     Raises
     ------
-    BatchError, CapacityError, LinkError
+    BatchError, LinkError
         As ``process``; or the batch is longer than ``n_batch``.
     """
 
-    def __init__(
-        self,
-        runner: GraphRunner,
-        batch: Batch,
-        ahead: Mapping[int, int] | None = None,
-        *,
-        is_fed: bool = False,
-    ) -> None:
+    def __init__(self, runner: GraphRunner, batch: Batch, *, is_fed: bool = False) -> None:
         checked, self._ranges, _ = runner.admit(batch if is_fed else runner.bring(batch))
         if len(batch) > runner.n_batch:
             raise BatchError("a draft runs in one piece", wanted=runner.n_batch, got=len(batch))
@@ -47,13 +44,27 @@ class ReservedRows:
             checked = msgspec.structs.replace(checked, slots={})
         self._runner, self._is_fed = runner, is_fed
         self._before = {seq: runner.lengths[seq] for seq in self._ranges}
-        if runner.memory:
-            more = ahead or {}
-            runner.memory.reserve(
-                {seq: (begin, end + more.get(seq, 0)) for seq, (begin, end) in self._ranges.items()}
-            )
-        self.plan = runner.plan
         self.stage = Stage(plan=runner.plan, memory=runner.memory, batch=checked)
+
+    def reserve(self, stages: Iterable[Stage]) -> None:
+        """Reserve the places of its rows, and those that these stages write after them.
+
+        Raises
+        ------
+        CapacityError
+            There is no room; nothing changed.
+        """
+        if not self._runner.memory:
+            return
+        ranges = dict(self._ranges)
+        for stage in stages:
+            if stage.plan is not self.stage.plan:
+                continue
+            for seq in np.unique(stage.batch.seq).tolist():
+                begin, end = ranges[seq]
+                newest = int(stage.batch.place[stage.batch.seq == seq].max())
+                ranges[seq] = begin, max(end, newest + 1)
+        self._runner.memory.reserve(ranges)
 
     def settle(self, *, has_run: bool) -> None:
         """Hold the rows of the batch if they were run, and none after them."""
@@ -67,14 +78,43 @@ class ReservedRows:
                 runner.lengths[seq] = end if has_run else self._before[seq]
 
 
-def run_reserved(
-    schedule: Schedule, reserved: Sequence[tuple[ReservedRows, int]]
-) -> list[list[int]]:
-    """Run a schedule; return the drafts of each text.
+def run_drafts(
+    plan: Plan,
+    built: Round,
+    jobs: Sequence[DraftJob],
+    reserved: Sequence[ReservedRows],
+    *,
+    token_ids: NDArray[np.int32] | None,
+    verify: Verify | None = None,
+) -> tuple[Schedule, Drafts]:
+    """Run a round of these texts, with what verifies its drafts where it can be run with it.
 
-    ``reserved`` are rows, each with the first stage that runs them; those of the first one first.
+    ``plan`` is that of the first stage.
     """
-    tokens, ran = reserved[0][0].plan.run_schedule(schedule)
-    for rows, stage in reserved:
-        rows.settle(has_run=ran[stage])
-    return schedule.by_text(tokens)
+    if any(pick.rank != CHOICE for stage in built.stages for pick in stage.picks):
+        verify = None  # which drafts it has to verify is known afterwards
+    n_drafts = Counter(draft.text for draft in built.drafts)
+    schedule = Schedule(
+        stages=built.stages,
+        texts=texts_of(jobs),
+        drafts=built.drafts,
+        bests=built.bests,
+        token_ids=token_ids,
+        verification=verify
+        and verify(plan, [job.seq for job in jobs], [n_drafts[i] for i in range(len(jobs))]),
+    )
+    return schedule, run_reserved(plan, schedule, reserved)
+
+
+def run_reserved(plan: Plan, schedule: Schedule, reserved: Sequence[ReservedRows]) -> Drafts:
+    """Run a schedule with the places that it needs, and take back what drafts wrote.
+
+    ``plan`` is that of the first stage.
+    """
+    for rows in reserved:
+        rows.reserve(schedule.stages)
+    drafted = plan.run_schedule(schedule)
+    for rows in reserved:
+        stages = zip(schedule.stages, drafted.ran, strict=True)
+        rows.settle(has_run=any(ran for stage, ran in stages if stage.plan is rows.stage.plan))
+    return drafted

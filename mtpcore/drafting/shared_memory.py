@@ -8,11 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.backends.base import CheckedBatch
-from mtpcore.backends.schedule import Schedule, Stage
+from mtpcore.backends.schedule import Stage
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.drafting.base import BaseDrafter
-from mtpcore.drafting.drafters import DraftJob, Verify, texts_of
-from mtpcore.drafting.stages import Chains, chain_stages
+from mtpcore.drafting.builders import builder_of
+from mtpcore.drafting.drafters import DraftJob, Verify
+from mtpcore.drafting.reserved import run_drafts
+from mtpcore.drafting.rounds import RoundInput
 from mtpcore.drafting.upstream import finite_places
 from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.errors import LinkError
@@ -55,6 +57,7 @@ class SharedMemoryDrafter(BaseDrafter):
         self._target = target
         runner.lent = target.memory
         self._ids = read_vocabulary(runner)
+        self._build = builder_of(self.spec)
         self._recycle = {feed.slot: (feed.recycle,) for feed in self.spec.feeds if feed.recycle}
         self.reads_text = False  # the target has stored what it made of it
 
@@ -111,17 +114,18 @@ class SharedMemoryDrafter(BaseDrafter):
     def _draft_together(
         self, jobs: Sequence[DraftJob], drafts: dict[int, Draft], verify: Verify | None
     ) -> None:
-        chains = Chains([job.k for job in jobs])
         first = Stage(plan=self.runner.plan, memory=self.runner.lent, batch=self.batch(jobs))
-        schedule = Schedule(
-            stages=[*chain_stages(first, chains, self._recycle, step=0)],
-            texts=texts_of(jobs),
-            drafts=chains.drafts,
-            token_ids=self._ids,
-            verification=verify and verify(self.runner.plan, [job.seq for job in jobs], chains.k),
+        inputs = RoundInput(
+            wanted=[job.k for job in jobs],
+            room=[job.k for job in jobs],
+            passes=[first],
+            feeds=self._recycle,
+            step=0,
         )
-        tokens, _ = self.runner.plan.run_schedule(schedule)
-        self._take(jobs, chains.k, schedule.by_text(tokens), drafts)
+        made = run_drafts(
+            self.runner.plan, self._build(inputs), jobs, [], token_ids=self._ids, verify=verify
+        )
+        self._take(jobs, *made, drafts)
 
     def batch(self, jobs: Sequence[DraftJob]) -> CheckedBatch:
         """Return the first rows of a round: the pending tokens, at the newest stored places.

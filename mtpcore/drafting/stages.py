@@ -1,4 +1,4 @@
-"""The shapes of drafts without branches, each as the stages of a schedule."""
+"""The shapes of drafts without branches, each as a round of stages."""
 
 from __future__ import annotations
 
@@ -10,8 +10,18 @@ from msgspec.structs import replace
 
 from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.schedule import KNOWN, OF_DRAFT, PENDING, DraftToken, Fill, Pick, Stage
+from mtpcore.drafting.rounds import Round, RoundInput
 
-__all__ = ["Chains", "block_stage", "chain_stages", "head_stages", "post_head_stages"]
+__all__ = [
+    "Chains",
+    "block_stage",
+    "chain_stages",
+    "draft_block",
+    "draft_chains",
+    "draft_heads",
+    "head_stages",
+    "post_head_stages",
+]
 
 Feeds = Mapping[str, Sequence[str]]
 
@@ -40,6 +50,30 @@ class Chains:
     def most(self) -> int:
         """How many drafts the longest chain has."""
         return max(self.k, default=0)
+
+
+def draft_chains(inputs: RoundInput) -> Round:
+    """Draft token by token with one graph."""
+    chains, (first,) = Chains(inputs.wanted), inputs.passes
+    stages = chain_stages(first, chains, inputs.feeds, step=inputs.step)
+    return Round(stages=[*stages], drafts=chains.drafts)
+
+
+def draft_heads(inputs: RoundInput) -> Round:
+    """Draft with heads, of which each makes a draft."""
+    chains = Chains(inputs.wanted)
+    stages = head_stages(inputs.passes, chains, inputs.feeds)
+    return Round(stages=[*stages], drafts=chains.drafts)
+
+
+def draft_block(inputs: RoundInput) -> Round:
+    """Draft with one pass over a block, and what chooses of it, if there is a post-head."""
+    chains, (block, *post_head) = Chains(inputs.wanted), inputs.passes
+    stages = [block_stage(block, chains)]
+    if post_head:
+        feeds, passes = inputs.feeds, inputs.n_passes
+        stages = [*post_head_stages(block, post_head[0], chains, feeds, passes=passes)]
+    return Round(stages=stages, drafts=chains.drafts)
 
 
 def chain_stages(first: Stage, chains: Chains, feeds: Feeds, *, step: int = 1) -> Iterator[Stage]:

@@ -16,9 +16,11 @@ from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.draft import run_schedule
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.backends.schedule import (
+    BEST,
     KNOWN,
     OF_DRAFT,
     PENDING,
+    Best,
     DraftToken,
     Fill,
     Pick,
@@ -43,16 +45,18 @@ def plans(kind, threads):
 
 
 # A stage as it is drawn: the plan, and of each text its rows. A row is what is known of its token
-# and its slots: None, or the number of an earlier draft, and of an earlier stage.
+# and its slots: None, or the number of an earlier draft, and of an earlier stage. In a tree it says
+# what it comes after besides.
 
 
 class DrawnStage(msgspec.Struct, frozen=True):
     plan: int
     rows: list[tuple[int, int | None, int | None, int]]  # text, draft, stage, output
-    picks: list[tuple[int, int]]
+    picks: list[tuple[int, ...]]
     repeats: int
     runs_whole: bool
     ends_at_nan: bool
+    parent: list[int] | None = None
 
 
 class Drawn(msgspec.Struct, frozen=True):
@@ -61,63 +65,135 @@ class Drawn(msgspec.Struct, frozen=True):
     texts: list[tuple[int, float]]
     is_broken: bool
     has_ids: bool = False
+    bests: list[tuple[list[int], list[int], bool]] = []
 
 
-@st.composite
-def schedules(draw):
-    """Draw chains, heads, blocks and posts of any mixture: each reads what comes before it."""
-    n_texts = draw(st.integers(1, 3))
-    texts = [
-        (draw(st.integers(0, len(SAMPLINGS))), draw(st.sampled_from([0.0, 0.0, 0.06, 0.2])))
-        for _ in range(n_texts)
-    ]
-    drafts: list[tuple[int, int]] = []
-    newest = dict.fromkeys(range(n_texts), PENDING)
-    stages: list[DrawnStage] = []
-    chosen: dict[int, tuple[int, int]] = {}
-    for number in range(draw(st.integers(1, 4))):
-        again = number > 0 and bool(drafts) and draw(st.booleans()) and draw(st.booleans())
-        rows, picks = [], []
-        for text in draw(st.permutations(range(n_texts))):
-            own = [n for n, (of, _) in enumerate(drafts) if of == text]
+class Drawing:
+    """What is drawn so far: stages, drafts and bests."""
+
+    def __init__(self, draw):
+        self.draw, self.n_texts = draw, draw(st.integers(1, 3))
+        self.stages, self.drafts, self.bests = [], [], []
+        self.newest = dict.fromkeys(range(self.n_texts), PENDING)
+        self.ranked, self.depths, self.anew = set(), {PENDING: -1}, set()
+        self.branches = draw(st.booleans())
+
+    def own(self, text):
+        return [n for n, (of, _) in enumerate(self.drafts) if of == text]
+
+    def add_draft(self, text, parent, depth=None):
+        self.drafts.append((text, parent))
+        n = len(self.drafts) - 1
+        self.depths[n] = self.depths[parent] + 1 if depth is None else depth
+        return n
+
+    def row(self, number, text, own, rows, *, again, at):
+        """Draw what a row gets: the token of a draft, and rows that an earlier stage made."""
+        draft, stage, output = None, None, 0
+        used = {of for _, of, *_ in rows} - {None}
+        if again:
+            draft = own[at - 1] if at else None
+        elif own and self.draw(st.booleans()):
+            draft = self.draw(st.sampled_from(own))
+            if draft in used or any(draft in self.before(of) for of in used):
+                draft = None  # a row of a tree comes after rows before it
+        if number and self.draw(st.booleans()):
+            if draft is not None and not again and self.draw(st.booleans()):
+                stage = OF_DRAFT
+            elif self.stages[0].rows:
+                stage, output = 0, self.draw(st.integers(0, len(self.stages[0].rows) - 1))
+        return text, draft, stage, output
+
+    def before(self, draft):
+        """Return the drafts that may come before one."""
+        of = {n: candidates for candidates, its, _ in self.bests for n in its}
+        return {self.drafts[n][1] for n in of.get(draft, [draft])} | {draft}
+
+    def rank(self, text, output, picks):
+        """Draw drafts that an output ranks, after one or two others, and perhaps their best."""
+        for _ in range(self.draw(st.integers(1, 2))):
+            parent = self.draw(st.sampled_from([PENDING, *self.own(text)]))
+            ranks = self.draw(st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True))
+            its = []
+            for rank in ranks:
+                its.append(self.add_draft(text, parent))
+                self.ranked.add(its[-1])
+                picks.append((output, its[-1], rank))
+            if self.draw(st.booleans()):
+                n = self.draw(st.integers(1, 3))
+                depth = self.depths[its[0]]
+                best = [self.add_draft(text, BEST, depth) for _ in range(n)]
+                self.bests.append((its, best, True))
+
+    def stage(self, number):
+        draw = self.draw
+        again = number > 0 and bool(self.drafts) and draw(st.booleans()) and draw(st.booleans())
+        again = again and not self.ranked
+        rows, picks, parent = [], [], []
+        for text in draw(st.permutations(range(self.n_texts))):
+            own, begin = self.own(text), len(rows)
             n_rows = len(own) + 1 if again else draw(st.integers(0 if number else 1, 3))
             if again and not own:
                 continue
             for at in range(n_rows):
-                draft = stage = None
-                output = 0
-                if again:
-                    draft = own[at - 1] if at else None
-                elif own and draw(st.booleans()):
-                    draft = draw(st.sampled_from(own))
-                if number and draw(st.booleans()):
-                    if draft is not None and not again and draw(st.booleans()):
-                        stage = OF_DRAFT
-                    elif stages[0].rows:
-                        stage, output = 0, draw(st.integers(0, len(stages[0].rows) - 1))
-                rows.append((text, draft, stage, output))
+                rows.append(self.row(number, text, own, rows, again=again, at=at))
+                parent.append(draw(st.sampled_from([-1, *range(begin, len(rows) - 1)])))
+                output = len(rows) - 1
                 if again and at < len(own):
-                    picks.append((len(rows) - 1, own[at]))
-                elif not again and len(drafts) < 8 and draw(st.booleans()):
-                    picks.append((len(rows) - 1, len(drafts)))
-                    drafts.append((text, newest[text]))
-                    newest[text] = len(drafts) - 1
-        if not rows:
-            continue
-        stages.append(
+                    picks.append((output, own[at]))
+                elif not again and len(self.drafts) < 8 and draw(st.booleans()):
+                    if self.branches and draw(st.booleans()):
+                        self.rank(text, output, picks)
+                        continue
+                    n = self.add_draft(text, self.newest[text])
+                    picks.append((output, n))
+                    self.newest[text] = n
+        if not rows or (again and not picks):
+            return
+        self.stages.append(
             DrawnStage(
                 plan=draw(st.integers(0, 2)),
                 rows=rows,
                 picks=picks,
-                repeats=draw(st.integers(1, 4)) if again and picks else 0,
+                repeats=draw(st.integers(1, 4)) if again else 0,
                 runs_whole=draw(st.booleans()),
                 ends_at_nan=draw(st.booleans()),
+                parent=parent if self.branches and not again and draw(st.booleans()) else None,
             )
         )
-        if again and not picks:
-            stages.pop()
-        chosen.update({draft: (len(stages) - 1, output) for output, draft in picks})
-    return Drawn(stages, drafts, texts, draw(st.integers(0, 2)) == 0, draw(st.booleans()))
+
+    def end(self):
+        """Draw the best of all ranked drafts of a text, which nothing comes after."""
+        for text in range(self.n_texts):
+            candidates = [n for n in self.own(text) if n in self.ranked]
+            if candidates and self.draw(st.booleans()):
+                best = [self.add_draft(text, BEST, 0) for _ in range(self.draw(st.integers(1, 4)))]
+                self.bests.append((candidates, best, False))
+        order = {
+            pick[1]: (s, i) for s, one in enumerate(self.stages) for i, pick in enumerate(one.picks)
+        }
+        self.bests.sort(key=lambda best: max(order[n] for n in best[0]))
+
+
+@st.composite
+def schedules(draw):
+    """Draw chains, heads, blocks, posts and trees of any mixture: each reads what comes before."""
+    drawing = Drawing(draw)
+    texts = [
+        (draw(st.integers(0, len(SAMPLINGS))), draw(st.sampled_from([0.0, 0.0, 0.06, 0.2])))
+        for _ in range(drawing.n_texts)
+    ]
+    for number in range(draw(st.integers(1, 4))):
+        drawing.stage(number if drawing.stages else 0)
+    drawing.end()
+    return Drawn(
+        drawing.stages,
+        drawing.drafts,
+        texts,
+        draw(st.integers(0, 2)) == 0,
+        draw(st.booleans()),
+        drawing.bests,
+    )
 
 
 def make(drawn, runners):
@@ -156,6 +232,7 @@ def make(drawn, runners):
                     seq=np.array([text for text, *_ in stage.rows], np.int32),
                     place=np.array(place, np.int32),
                     outputs=np.arange(n, dtype=np.int32),
+                    parent=None if stage.parent is None else np.array(stage.parent, np.int32),
                     slots=slots,
                 ),
                 fills=fills,
@@ -176,6 +253,7 @@ def make(drawn, runners):
             for which, p_min in drawn.texts
         ],
         drafts=[DraftToken(*draft) for draft in drawn.drafts],
+        bests=[Best(*best) for best in drawn.bests],
         token_ids=IDS if drawn.has_ids else None,  # some have no embedding
     )
 

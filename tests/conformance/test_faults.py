@@ -10,7 +10,6 @@ from mtpcore.backends.cpu import CpuPlan
 from mtpcore.backends.cpu.lower import Lowering
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.discovery.registry import Registry
-from mtpcore.drafting.growing_tree import GrowingTree
 from mtpcore.errors import BackendError
 from mtpcore.plugin import Feed, Outputs, TreeShape
 from mtpcore.testing import Subject, Texts, check_drafts, check_graphs, check_texts
@@ -184,12 +183,19 @@ def test_the_nodes_of_a_tree_have_the_ranks_that_it_declares(subject, tree, monk
     shaped = msgspec.structs.replace(sound.spec, shape="tree", tree=tree)
     assert check_drafts(sound, scores, shaped, n_tokens=12) > 12 * 2 * 4
 
-    def branch(self, node, ranking, *rest, made=GrowingTree.branch):
+    def run_schedule(self, schedule, made=CpuPlan.run_schedule):
         """Take the second best for the best, wherever both are siblings."""
-        tokens, *worths = ranking
-        made(self, node, (np.array([*tokens[:2][::-1], *tokens[2:]]), *worths), *rest)
+        stages = []
+        for stage in schedule.stages:
+            ranks = {(schedule.drafts[p.draft].parent, p.rank): p.rank for p in stage.picks}
+            picks = [
+                p._replace(rank=ranks.get((schedule.drafts[p.draft].parent, 1 - p.rank), p.rank))
+                for p in stage.picks
+            ]
+            stages.append(replace(stage, picks=picks))
+        return made(self, replace(schedule, stages=stages))
 
-    monkeypatch.setattr(GrowingTree, "branch", branch)
+    monkeypatch.setattr(CpuPlan, "run_schedule", run_schedule)
     check_drafts(sound, None, shaped, n_tokens=12)
     with pytest.raises(AssertionError, match=r"by the author's function, by which token"):
         check_drafts(sound, scores, shaped, n_tokens=12)

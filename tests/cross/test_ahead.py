@@ -5,12 +5,11 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 from harness.fixtures import model_file
-from harness.grown_trees import grow
 from harness.search import searching
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtpcore import Context, Cross, TreeShape, link, load_model
+from mtpcore import Context, Cross, link, load_model
 from mtpcore.backends.cpu.backend import CpuPlan
 from mtpcore.cross.ahead import VerificationAhead
 from mtpcore.decoding import Generator
@@ -21,20 +20,24 @@ SAMPLING = Sampling(temperature=0.8, seed=3)
 
 
 @contextmanager
-def plans_that_join():
-    """Let every schedule end with the verification it is given; yield what was made of these."""
+def plans_that_join(change=lambda told: None):
+    """Let every schedule end with the verification it is given; yield what was made of these.
+
+    ``change`` may say afterwards that it was another one.
+    """
     run, take, taken = CpuPlan.run_schedule, VerificationAhead.take, []
 
     def draft_and_verify(plan, schedule):
-        drafted, ran = run(plan, msgspec.structs.replace(schedule, verification=None))
-        made, told = schedule.by_text(drafted), schedule.verification
-        if told is not None and min(drafted, default=0) >= 0:
+        drafted = run(plan, msgspec.structs.replace(schedule, verification=None))
+        made, told = schedule.by_text(drafted.tokens), schedule.verification
+        if told is not None and min(drafted.tokens, default=0) >= 0:
             tokens = told.batch.tokens.copy()
             for first, ids in zip(told.first, made, strict=True):
                 tokens[first + 1 : first + 1 + len(ids)] = ids
             rows = msgspec.structs.replace(told.batch, tokens=tokens)
             told.arrays = told.plan.run(rows, told.memory)
-        return drafted, ran
+            change(told)
+        return drafted
 
     def note(ahead, admitted):
         taken.append(take(ahead, admitted))
@@ -43,8 +46,6 @@ def plans_that_join():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(CpuPlan, "joins", lambda plan, other: True)
         patched.setattr(CpuPlan, "run_schedule", draft_and_verify)
-        patched.setattr(CpuPlan, "grows_trees", True)
-        patched.setattr(CpuPlan, "grow", lambda plan, run: grow(run))
         patched.setattr(VerificationAhead, "take", note)
         yield taken
 
@@ -89,61 +90,25 @@ def test_no_trace_is_left_of_them(model, lengths, p_min, n_batch):
         assert made(lengths) == plain
 
 
-TREES = [
-    TreeShape(paths=((1,), (0, 0), (0, 2), (2, 0, 0))),
-    TreeShape(depth=3, width=2, n_nodes=5),
-    TreeShape(depth=2, width=3, n_nodes=3),
-]
+@pytest.mark.parametrize("field", ["positions", "indices"])
+def test_what_ran_for_other_rows_is_not_used(field):
+    """They are computed again: texts stay the same."""
 
+    def change(told):
+        batch, fused = told.batch, told.batch.fused_sampling
+        if field == "indices":
+            fused = msgspec.structs.replace(fused, indices=[0, *fused.indices[1:]])
+            told.batch = msgspec.structs.replace(batch, fused_sampling=fused)
+        else:
+            told.batch = msgspec.structs.replace(batch, positions=batch.positions - 1)
 
-@searching(30)
-@given(
-    lengths=st.lists(st.integers(0, 4), min_size=3, max_size=3),
-    p_min=st.lists(st.sampled_from([0.0, 0.1, 0.5]), min_size=3, max_size=3),
-    n_batch=st.sampled_from([5, 11, 64]),
-    tree=st.sampled_from(TREES),
-)
-def test_no_trace_is_left_of_those_of_trees(model, lengths, p_min, n_batch, tree):
-    """Where trees grow in one run, or level by level; where all nodes are there, or some not."""
-
-    def made(lengths, tree):
-        llm = Context(model, 60, n_seq_max=3, n_batch=n_batch)
-        return texts_of(link(llm, tree=tree), lengths, p_min)
-
-    plain = made([0, 0, 0], None)
-    with plans_that_join():
-        assert made(lengths, tree) == plain
-
-
-@pytest.mark.parametrize("tree", TREES)
-def test_those_of_trees_are_used(tree):
-    with plans_that_join() as taken:
+    def made():
         llm = Context(load_model("demo"), 60, n_seq_max=3)
-        texts_of(link(llm, tree=tree), [3, 3, 3], [0.0, 0.0, 0.0])
-    assert sum(one is not None for one in taken) > 3
+        return texts_of(link(llm), [3, 3, 3], [0.0, 0.0, 0.0])
 
-
-@pytest.mark.parametrize("field", ["parent", "positions", "indices"])
-def test_what_ran_for_another_tree_is_not_used(field, monkeypatch):
-    """Its rows are computed again: texts stay the same."""
-
-    def grow_another(plan, run):
-        grown = grow(run)
-        if (told := run.verification) is not None and told.arrays is not None:
-            batch, fused = told.batch, told.batch.fused_sampling
-            if field == "indices":
-                fused = msgspec.structs.replace(fused, indices=[0, *fused.indices[1:]])
-                told.batch = msgspec.structs.replace(batch, fused_sampling=fused)
-            else:
-                values = getattr(batch, field).copy()
-                values[-1] -= 1
-                told.batch = msgspec.structs.replace(batch, **{field: values})
-        return grown
-
-    with plans_that_join() as taken:
-        monkeypatch.setattr(CpuPlan, "grow", grow_another)
-        llm = Context(load_model("demo"), 60, n_seq_max=3)
-        texts_of(link(llm, tree=TREES[1]), [3, 3, 3], [0.0, 0.0, 0.0])
+    with plans_that_join(change) as taken:
+        changed = made()
+    assert changed == made()
     assert taken
     assert not any(taken)
 

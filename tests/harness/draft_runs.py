@@ -93,24 +93,23 @@ def scheduled(plan, run, memory):
 def run_drafts(plan, run, memory):
     """Return the drafts of each text, and how many stages ran."""
     schedule = scheduled(plan, run, memory)
-    tokens, ran = plan.run_schedule(schedule)
+    tokens, _, ran = plan.run_schedule(schedule)
     return schedule.by_text(tokens), 1 if run.is_block else sum(ran)
 
 
 def draft_by_definition(plan, run, memory):
     """Return what ``run_drafts`` does, by the definition."""
     schedule = scheduled(plan, run, memory)
-    tokens, ran = run_schedule(schedule)
+    tokens, _, ran = run_schedule(schedule)
     return schedule.by_text(tokens), 1 if run.is_block else sum(ran)
 
 
 def draft_behind(runner, batch, k, text, feeds=(), *, ids=None, is_block=False):
     """Return up to k drafts behind a batch of one sequence, by a graph with its memory."""
-    seq, chains = int(batch.seq[0]), Chains([k])
-    rows = ReservedRows(runner, batch, None if is_block else {seq: k - 1})
+    chains, rows = Chains([k]), ReservedRows(runner, batch)
     if is_block:
         stages = [block_stage(rows.stage, chains)]
     else:
         stages = [*chain_stages(rows.stage, chains, dict(feeds))]
     schedule = Schedule(stages=stages, texts=[text], drafts=chains.drafts, token_ids=ids)
-    return run_reserved(schedule, [(rows, 0)])[0]
+    return schedule.by_text(run_reserved(runner.plan, schedule, [rows]).tokens)[0]

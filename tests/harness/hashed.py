@@ -139,11 +139,6 @@ class HashPlan:
     def joins(self, plan):
         return False
 
-    grows_trees = False
-
-    def grow(self, run):
-        return None
-
     def run_schedule(self, schedule):
         return run_schedule(schedule)
 

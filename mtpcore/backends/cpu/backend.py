@@ -16,10 +16,8 @@ from mtpcore.backends.base import (
     CHOSEN,
     F32,
     CheckedBatch,
-    GrownTree,
     Plan,
     Store,
-    TreeRun,
     WeightSource,
     codes_of,
 )
@@ -33,7 +31,7 @@ from mtpcore.backends.cpu.store import CpuStore
 from mtpcore.backends.cpu.weights import Weights
 from mtpcore.backends.draft import run_schedule as run_by_definition
 from mtpcore.backends.host_rows import HostRows
-from mtpcore.backends.schedule import Schedule, n_embeddings
+from mtpcore.backends.schedule import Drafts, Schedule, n_embeddings
 from mtpcore.declarations.spec import INPUTS
 from mtpcore.errors import BackendError, BatchError
 from mtpcore.graph.program import OUTPUTS, MemoryLayer, Program, StateLayer
@@ -250,16 +248,7 @@ class CpuPlan:
         """No: each run is a call of its own."""
         return False
 
-    @property
-    def grows_trees(self) -> bool:
-        """No: their tokens are ranked by the caller."""
-        return False
-
-    def grow(self, run: TreeRun) -> list[GrownTree] | None:
-        """Leave trees to the caller."""
-        return None
-
-    def run_schedule(self, schedule: Schedule) -> tuple[list[int], list[bool]]:
+    def run_schedule(self, schedule: Schedule) -> Drafts:
         """Run a schedule without the GIL.
 
         One with plans of another backend, or for other threads, or with processors, runs stage by
@@ -281,7 +270,8 @@ class CpuPlan:
         if schedule.takes_host or not is_one_region:
             return run_by_definition(schedule)
         taken, n_names = _by_buffers(schedule, plans), len(schedule.names)
-        return run(schedule.texts, schedule.drafts, taken, n_names, schedule.token_ids)
+        texts, drafts, bests = schedule.texts, schedule.drafts, schedule.bests
+        return Drafts(*run(texts, drafts, bests, taken, n_names, schedule.token_ids))
 
     def _runs_with(self, plan: object) -> TypeGuard[CpuPlan]:
         """Whether stages of a plan can follow this one's without returning in between."""

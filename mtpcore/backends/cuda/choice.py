@@ -36,7 +36,6 @@ from mtpcore.backends.cuda.launch.tokens import (
     n_parts,
     settle,
 )
-from mtpcore.backends.cuda.launch.trees import merge_ranks, rank
 from mtpcore.backends.cuda.staging import Part
 from mtpcore.errors import BatchError, SamplingError
 
@@ -171,25 +170,6 @@ class Choice:
             yield settle(winners, self.odds.rows, n)
             yield weigh(logits, self.odds, n)
 
-    def rank(
-        self,
-        shape: Choosing,
-        candidates: DeviceArray,
-        ranking: DeviceArray,
-        n_ranks: int,
-        drafted: Drafted | None = None,
-    ) -> Iterator[Launch]:
-        """Yield what ranks the best tokens of each sampler instead; ``take`` was told of odds.
-
-        ``candidates`` and ``ranking`` are as in ``launch.trees``.
-        """
-        logits, n = self.logits, shape.n
-        yield from self._prepare(shape, drafted)
-        names, cuts = self._names(shape), self._cuts if shape.has_cuts else None
-        yield weigh(logits, self.odds, n)
-        yield rank(logits, names, self.odds, cuts, candidates, n, n_ranks)
-        yield merge_ranks(logits, names, self.odds, candidates, ranking, n, n_ranks)
-
     def _prepare(self, shape: Choosing, drafted: Drafted | None) -> Iterator[Launch]:
         """Yield what changes logits, and finds their largest ones and the cuts."""
         logits, choosers, winners, n = self.logits, self._choosers, self._winners, shape.n
@@ -288,7 +268,7 @@ class Choice:
 
 
 def list_drafts(paths: Mapping[int, Sequence[int]]) -> tuple[I32, DraftedParts]:
-    """Return a list of the drafts, or nodes, that texts of outputs go on with, and their parts."""
+    """Return a list of the drafts that texts of outputs go on with, and their parts."""
     numbers: list[int] = []
     parts = dict[int, tuple[int, int]]()
     for output, path in paths.items():

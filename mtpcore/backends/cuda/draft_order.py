@@ -116,7 +116,7 @@ class DraftOrder:
         for fill in stage.fills:
             fills.setdefault(seq[fill.row], []).append(fill)
         levels, reads = dict[int, int](), dict(self._reads[-1] if number else {})
-        for output, draft in stage.picks:
+        for output, draft, _ in stage.picks:
             row, path = int(stage.batch.outputs[output]), self._path(draft)
             before = [fill for fill in fills.get(seq[row], ()) if fill.row <= row]
             seen = {kept for one in path for kept in reads[one]}
@@ -174,7 +174,7 @@ class DraftOrder:
     def _choices(self, number: int) -> list[list[Pick]]:
         """Return the picks of a stage: together, or one after the other where penalties count."""
         picks, levels = sorted(self._schedule.stages[number].picks), self._levels[number]
-        if not any(self._text(draft).sampler.sampling.has_penalties for _, draft in picks):
+        if not any(self._text(draft).sampler.sampling.has_penalties for _, draft, _ in picks):
             return [picks]
         each = range(1 + max(levels.values()))
         return [[pick for pick in picks if levels[pick.draft] == level] for level in each]
@@ -194,7 +194,7 @@ class DraftOrder:
         n, none = len(self._schedule.stages[step.stage].batch.outputs), np.zeros(0, np.int32)
         texts: list[Text | None] = [None] * n
         indices = [0] * n
-        for output, draft in step.picks:
+        for output, draft, _ in step.picks:
             texts[output] = text = self._text(draft)
             indices[output] = text.index + self._schedule.depths[draft]
         return FusedSampling(
@@ -208,7 +208,7 @@ class DraftOrder:
     def told(self, step: DraftStep) -> NDArray[np.void]:
         """Return ``STEP`` of each draft of a step."""
         levels, reads = self._levels[step.stage], self._reads[step.stage]
-        first = min((levels[draft] for _, draft in step.picks), default=0)
+        first = min((levels[draft] for _, draft, _ in step.picks), default=0)
         told = [
             (
                 self._text(draft).p_min if step.asks_p_min else 0,
@@ -216,7 +216,7 @@ class DraftOrder:
                 *(reads[draft].start, len(reads[draft])),
                 self._reads_next.get((step.stage, draft), self.first_kept[-1]),
             )
-            for _, draft in step.picks
+            for _, draft, _ in step.picks
         ]
         return np.array(told, STEP)
 
@@ -229,7 +229,7 @@ class DraftOrder:
 
     def texts(self, step: DraftStep) -> dict[int, list[int]]:
         """Return the drafts in the text before each choice of a step, by output."""
-        return {output: self._path(draft) for output, draft in step.picks}
+        return {output: self._path(draft) for output, draft, _ in step.picks}
 
 
 def _sources(schedule: Schedule) -> list[dict[int, tuple[int, int]]]:
@@ -244,5 +244,5 @@ def _sources(schedule: Schedule) -> list[dict[int, tuple[int, int]]]:
                 for row, draft, of, output in fills
             }
         )
-        chosen_by |= {draft: (number, output) for output, draft in stage.picks}
+        chosen_by |= {draft: (number, output) for output, draft, _ in stage.picks}
     return found

@@ -34,7 +34,7 @@ from mtpcore.backends.cuda.launch.tokens import Drafted
 from mtpcore.backends.cuda.rounds import EVERY_TOKEN, Rounds, n_tokens_of, without_drafts
 from mtpcore.backends.cuda.runs import DevicePlan, PlannedRun, Shape, plan_choice, plan_runs
 from mtpcore.backends.draft import run_schedule
-from mtpcore.backends.schedule import PENDING, Schedule, Stage, check_schedule
+from mtpcore.backends.schedule import PENDING, Drafts, Schedule, Stage, check_schedule
 from mtpcore.graph.program import OUTPUTS
 
 __all__ = ["DraftLoop"]
@@ -130,6 +130,7 @@ class DraftLoop:
         if (
             not (schedule.drafts and stages[-1].picks)
             or schedule.takes_host
+            or schedule.branches
             or not all(self._rounds.is_here(stage.plan) for stage in stages)
             or not _brings_rows_once(stages)
             or any(map(_leaves_rows_out, stages))
@@ -138,8 +139,8 @@ class DraftLoop:
         order = DraftOrder(schedule)
         return order if order.is_known else None
 
-    def run(self, schedule: Schedule) -> tuple[list[int], list[bool]]:
-        """Return the token of each draft, and which stages ran; see ``Plan.run_schedule``."""
+    def run(self, schedule: Schedule) -> Drafts:
+        """Run a schedule; see ``Plan.run_schedule``."""
         order, verification = self.order(schedule), self._verification(schedule)
         if order is None:
             return run_schedule(schedule)
@@ -147,10 +148,10 @@ class DraftLoop:
         self._rounds.start(shape, stages, partial(self._launches, shape))
         n_bytes = len(schedule.drafts) * DRAFT.itemsize
         raw = self._plan.device.read(self._rounds.arrays["drafts"], 0, n_bytes)
-        tokens, ran = _read(schedule, np.frombuffer(raw, DRAFT))
-        if verification and 0 <= min(tokens) <= max(tokens) < shape.n_readable:
+        drafted = _read(schedule, np.frombuffer(raw, DRAFT))
+        if verification and 0 <= min(drafted.tokens) <= max(drafted.tokens) < shape.n_readable:
             verification.arrays = stages[-1].plan.result(verification.batch)
-        return tokens, ran
+        return drafted
 
     def _verification(self, schedule: Schedule) -> Verification | None:
         """Return the verification, if the device can run it after a schedule."""
@@ -310,8 +311,8 @@ def _leaves_rows_out(stage: Stage) -> bool:
     return stage.plan.program.sees_ahead and not is_whole and len({*seq}) < len(seq)
 
 
-def _read(schedule: Schedule, drafted: NDArray[np.void]) -> tuple[list[int], list[bool]]:
-    """Return the token of each draft, and which stages ran, from ``DRAFT`` [n]."""
+def _read(schedule: Schedule, drafted: NDArray[np.void]) -> Drafts:
+    """Return what was drafted, from ``DRAFT`` [n]."""
     tokens, goes_on = drafted["token"].tolist(), drafted["goes_on"].tolist()
     for number, (_, parent) in enumerate(schedule.drafts):
         # Those that are chosen anew were chosen after any token.
@@ -322,4 +323,4 @@ def _read(schedule: Schedule, drafted: NDArray[np.void]) -> tuple[list[int], lis
         here = {pick.draft for pick in stage.picks}
         before = {schedule.drafts[draft].parent for draft in here} - here
         ran.append(not here or any(of == PENDING or goes_on[of] for of in before))
-    return tokens, ran
+    return Drafts(tokens, [*range(len(tokens))], ran)

@@ -13,9 +13,7 @@ from mtpcore.backends.base import (
     CHOSEN,
     F32,
     CheckedBatch,
-    GrownTree,
     Plan,
-    TreeRun,
     WeightSource,
     codes_of,
 )
@@ -45,10 +43,9 @@ from mtpcore.backends.cuda.stacks import stack_shared_experts
 from mtpcore.backends.cuda.staging import Part, Staging
 from mtpcore.backends.cuda.states import CudaStateStore
 from mtpcore.backends.cuda.store import CudaStore
-from mtpcore.backends.cuda.trees import TreeLoop
 from mtpcore.backends.cuda.visible import Attended, Rows, Tables, Visible
 from mtpcore.backends.cuda.weights import Weights
-from mtpcore.backends.schedule import Schedule
+from mtpcore.backends.schedule import Drafts, Schedule
 from mtpcore.errors import BackendError
 from mtpcore.graph.program import OUTPUTS, Node, Program
 from mtpcore.memory.base import Memory
@@ -103,7 +100,7 @@ class CudaPlan:
         self.arrays = self._make_arrays(groups)
         self._steps = [self._planned(group) for group in groups]
         self.staging, self.graphs = Staging(device), Graphs(device)
-        self._loop, self._trees = DraftLoop(self), TreeLoop(self)
+        self._loop = DraftLoop(self)
         logits = program.outputs.get("logits")
         self.choice = None if logits is None else Choice(device, self.arrays[logits])
         for launcher, step, _ in self._steps:
@@ -247,18 +244,9 @@ class CudaPlan:
         """Whether the plan is on the same device."""
         return isinstance(plan, CudaPlan) and plan.device is self.device
 
-    def run_schedule(self, schedule: Schedule) -> tuple[list[int], list[bool]]:
+    def run_schedule(self, schedule: Schedule) -> Drafts:
         """Run a schedule, in one launch unless that takes the host."""
         return self._loop.run(schedule)
-
-    @property
-    def grows_trees(self) -> bool:
-        """Yes, where there are logits."""
-        return self.choice is not None
-
-    def grow(self, run: TreeRun) -> list[GrownTree] | None:
-        """Return the tree of each sequence, in one launch; None where that takes the host."""
-        return self._trees.grow(run) if self._trees.can_grow(run) else None
 
     def _block_of(self, node: Node) -> int:
         """Return how many activations share a scale where a node multiplies, or 0."""

@@ -1,6 +1,6 @@
 """Rounds: passes that follow each other on the device, started together.
 
-``drafts.py`` and ``trees.py`` say which passes a round has, and what is launched for each.
+``drafts.py`` says which passes a round has, and what is launched for each.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EVERY_TOKEN = int(np.iinfo(np.int32).max)
 
 
 class RoundStage(Protocol):
-    """What rounds are made of: stages of chains and blocks, or of trees."""
+    """What rounds are made of."""
 
     @property
     def plan(self) -> DevicePlan:
@@ -44,7 +44,7 @@ class RoundStage(Protocol):
 
     @property
     def n(self) -> int:
-        """How many drafts, or nodes, it makes; 0 where it verifies."""
+        """How many drafts it makes; 0 where it verifies."""
 
     @property
     def may_end(self) -> bool:

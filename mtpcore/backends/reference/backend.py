@@ -10,10 +10,8 @@ import numpy as np
 from mtpcore.backends.base import (
     F32,
     CheckedBatch,
-    GrownTree,
     Plan,
     Store,
-    TreeRun,
     WeightSource,
     codes_of,
 )
@@ -34,7 +32,7 @@ from mtpcore.backends.reference.run import (
 )
 from mtpcore.backends.reference.states import ReferenceStateStore
 from mtpcore.backends.reference.store import ReferenceStore
-from mtpcore.backends.schedule import Schedule
+from mtpcore.backends.schedule import Drafts, Schedule
 from mtpcore.errors import BackendError
 from mtpcore.graph.program import MemoryLayer, Node, Program, StateLayer, Weight
 from mtpcore.memory.base import Memory, StateStore
@@ -245,16 +243,7 @@ class ReferencePlan:
         """No: each run is a call of its own."""
         return False
 
-    @property
-    def grows_trees(self) -> bool:
-        """No: their tokens are ranked by the caller."""
-        return False
-
-    def grow(self, run: TreeRun) -> list[GrownTree] | None:
-        """Leave trees to the caller."""
-        return None
-
-    def run_schedule(self, schedule: Schedule) -> tuple[list[int], list[bool]]:
+    def run_schedule(self, schedule: Schedule) -> Drafts:
         """Run a schedule, one stage after the other."""
         return run_schedule(schedule)
 

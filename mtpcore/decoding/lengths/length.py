@@ -7,7 +7,6 @@ from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.decoding.lengths.controller import Controller
 from mtpcore.decoding.lengths.costs import Passes
 from mtpcore.decoding.lengths.order import OrderController
-from mtpcore.drafting.growing_tree import max_depth
 
 __all__ = ["controller_for", "default_length"]
 
@@ -38,7 +37,7 @@ def default_length(spec: DrafterSpec) -> int:
 
 def _longest_length(spec: DrafterSpec) -> int:
     """Return the longest draft that a declaration allows; of a tree its depth."""
-    return min(max_depth(spec.tree), spec.limit) if spec.tree else spec.limit
+    return min(spec.tree.n_levels, spec.limit) if spec.tree else spec.limit
 
 
 def controller_for(cross: Cross) -> Controller | OrderController:

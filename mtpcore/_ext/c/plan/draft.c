@@ -28,6 +28,7 @@ static void lay_out_stage(const mtp_schedule *schedule, mtp_stage *stage, char *
     stage->seq = integers(memory, used, n);
     stage->place = integers(memory, used, n);
     stage->positions = integers(memory, used, n * stage->n_axes);
+    stage->parent = integers(memory, used, n);
     stage->before = integers(memory, used, n);
     stage->until = integers(memory, used, n);
     stage->outputs = integers(memory, used, m);
@@ -38,7 +39,7 @@ static void lay_out_stage(const mtp_schedule *schedule, mtp_stage *stage, char *
         stage->kept = part(memory, used, (size_t)(m * stage->kept_width) * sizeof(float));
 }
 
-size_t mtp_schedule_lay_out(mtp_schedule *schedule, int64_t most, char *memory)
+size_t mtp_schedule_lay_out(mtp_schedule *schedule, int64_t most, int64_t n_members, char *memory)
 {
     int64_t most_rows = 1, most_positions = 1;
     size_t used = 0;
@@ -50,6 +51,12 @@ size_t mtp_schedule_lay_out(mtp_schedule *schedule, int64_t most, char *memory)
     }
     schedule->texts = part(memory, &used, (size_t)schedule->n_texts * sizeof(mtp_text));
     schedule->drafts = part(memory, &used, (size_t)schedule->n_drafts * sizeof(mtp_draft_token));
+    schedule->bests = part(memory, &used, (size_t)schedule->n_bests * sizeof(mtp_best));
+    schedule->members = integers(memory, &used, n_members);
+    schedule->ids = integers(memory, &used, schedule->n_ranked);
+    schedule->probabilities = part(memory, &used, (size_t)schedule->n_ranked * sizeof(float));
+    schedule->shares = part(memory, &used, (size_t)schedule->n_ranked * sizeof(double));
+    schedule->row_of = integers(memory, &used, schedule->n_drafts);
     int32_t *histories = integers(memory, &used, most * schedule->n_texts);
     for (int64_t i = 0; memory && i < schedule->n_texts; i++)
         schedule->texts[i] = (mtp_text){.history = histories + i * most};
@@ -57,6 +64,7 @@ size_t mtp_schedule_lay_out(mtp_schedule *schedule, int64_t most, char *memory)
     schedule->seq = integers(memory, &used, most_rows);
     schedule->place = integers(memory, &used, most_rows);
     schedule->positions = integers(memory, &used, most_positions);
+    schedule->parent = integers(memory, &used, most_rows);
     schedule->until = integers(memory, &used, most_rows);
     schedule->outputs = integers(memory, &used, most_rows);
     schedule->is_dead = integers(memory, &used, most_rows);
@@ -71,7 +79,9 @@ typedef struct {
     int shares; /* whether all threads choose together from logits that were written */
     /* Written by thread 0 while the others wait, as are the schedule and its stages: */
     mtp_stage *stage;  /* NULL: all have run */
-    int64_t n_written; /* rows of its logits that are written */
+    /* The first picks of the stage, up to the last one that reads written logits, and up to the last
+     * one that all threads choose together. */
+    int64_t n_written, n_together;
     int64_t n_runs;    /* how often it ran */
     int64_t n_changed; /* drafts that it chose otherwise than they were chosen before */
     int is_over;       /* whether nothing is chosen from a row of logits */
@@ -200,10 +210,33 @@ static int can_fill(const mtp_schedule *schedule, const mtp_stage *stage, const 
     return !source || (source->at[output] >= 0 && feeds_are_finite(source, output, stage));
 }
 
+/* Say which row each row of a tree comes after, with the drafts that they get. */
+static void link_tree(const mtp_schedule *schedule, const mtp_stage *stage)
+{
+    int32_t *row_of = schedule->row_of;
+    for (int64_t i = 0; i < stage->n_fills; i++)
+        if (stage->fills[i].draft != MTP_KNOWN)
+            row_of[stage->fills[i].draft] = stage->fills[i].row;
+    memcpy(stage->before, stage->parent, (size_t)stage->n_rows * sizeof(int32_t));
+    for (int64_t i = 0; i < stage->n_fills; i++) {
+        const mtp_fill *fill = &stage->fills[i];
+        if (fill->draft == MTP_KNOWN)
+            continue;
+        const int32_t parent = schedule->drafts[fill->draft].parent;
+        if (parent >= 0 && row_of[parent] >= 0)
+            stage->before[fill->row] = row_of[parent];
+    }
+    for (int64_t i = 0; i < stage->n_fills; i++)
+        if (stage->fills[i].draft != MTP_KNOWN)
+            row_of[stage->fills[i].draft] = -1;
+}
+
 /* Say which rows of a stage are dead. */
 static void find_dead(const mtp_schedule *schedule, const mtp_stage *stage)
 {
     const mtp_fill *fill = stage->fills, *end = fill + stage->n_fills;
+    if (stage->is_tree)
+        link_tree(schedule, stage);
     for (int64_t row = 0; row < stage->n_rows; row++) {
         const int32_t before = stage->before[row];
         int is_dead = before >= 0 && schedule->is_dead[before];
@@ -215,12 +248,22 @@ static void find_dead(const mtp_schedule *schedule, const mtp_stage *stage)
     }
 }
 
+static int is_found_by(const mtp_schedule *schedule, const mtp_best *best, const mtp_stage *stage)
+{
+    return schedule->stages + best->stage == stage;
+}
+
 /* Say which drafts the stage may choose; returns how many. */
 static int64_t open_picks(const mtp_schedule *schedule, const mtp_stage *stage)
 {
     int64_t n = 0;
     for (int64_t i = 0; i < schedule->n_drafts; i++)
         schedule->drafts[i].is_open = -1; /* not of this stage */
+    for (int64_t i = schedule->n_found; i < schedule->n_bests; i++) {
+        const mtp_best *best = &schedule->bests[i];
+        for (int64_t j = 0; j < best->n_drafts && is_found_by(schedule, best, stage); j++)
+            schedule->drafts[best->drafts[j]].is_open = 1; /* as far as is known */
+    }
     for (int64_t i = 0; i < stage->n_picks; i++) {
         const mtp_pick *pick = &stage->picks[i];
         mtp_draft_token *draft = &schedule->drafts[pick->draft];
@@ -262,6 +305,21 @@ static int64_t find_rows(const mtp_schedule *schedule, const mtp_stage *stage)
         if (at[row] == 0)
             at[row] = (int32_t)n++;
     return n;
+}
+
+/* The place of row `to` of the run: they take those of their sequence one after the other. */
+static int32_t next_place(const mtp_schedule *schedule, const mtp_stage *stage, int64_t row,
+                          int64_t to)
+{
+    const int32_t seq = stage->seq[row];
+    while (--to >= 0)
+        if (schedule->seq[to] == seq)
+            return schedule->place[to] + 1;
+    int64_t first = row;
+    while (row-- > 0)
+        if (stage->seq[row] == seq)
+            first = row;
+    return stage->place[first];
 }
 
 /* Write the slots of a row. */
@@ -311,7 +369,11 @@ static void write_rows(mtp_schedule *schedule, mtp_stage *stage, int64_t n)
         if (are_the_same)
             continue;
         schedule->seq[to] = stage->seq[row];
-        schedule->place[to] = stage->place[row];
+        schedule->place[to] = stage->is_tree ? next_place(schedule, stage, row, to)
+                                             : stage->place[row];
+        if (stage->is_tree)
+            schedule->parent[to] = stage->before[row] < 0 ? -1
+                                                          : schedule->row_at[stage->before[row]];
         if (stage->until)
             schedule->until[to] = stage->until[row];
         memcpy(schedule->positions + to * n_axes, stage->positions + row * n_axes,
@@ -348,7 +410,7 @@ static void compose(mtp_schedule *schedule, mtp_stage *stage)
     run->place = schedule->place;
     run->positions = schedule->positions;
     run->outputs = schedule->outputs;
-    run->parent = NULL;
+    run->parent = stage->is_tree ? schedule->parent : NULL;
     run->until = stage->until ? schedule->until : NULL;
     for (int64_t i = 0; i < stage->n_slots; i++)
         run->buffers[stage->slots[i].buffer] = stage->slots[i].rows;
@@ -366,7 +428,7 @@ static void set_samplers(loop *self, mtp_stage *stage)
     const mtp_schedule *schedule = self->schedule;
     mtp_fused_sampling *sampling = &stage->sampling;
     sampling->n = stage->run->n_rows[MTP_OUTPUTS];
-    self->n_written = 0;
+    self->n_written = self->n_together = 0;
     for (int64_t at = 0; at < sampling->n; at++)
         sampling->samplers[at] = (mtp_row_sampler){0};
     for (int64_t i = 0; i < stage->n_picks; i++) {
@@ -376,22 +438,67 @@ static void set_samplers(loop *self, mtp_stage *stage)
         if (!draft->is_open)
             continue;
         const mtp_text *text = &schedule->texts[draft->text];
-        if (text->can_fuse && stage->can_fuse) {
+        if (text->can_fuse && stage->can_fuse && pick->rank == MTP_CHOICE) {
             sampling->samplers[at] =
                 (mtp_row_sampler){text->settings, text->index + draft->depth, NULL};
         } else {
             sampling->samplers[at].logits = logits_of(schedule, stage, at);
-            self->n_written++;
+            self->n_written = i + 1;
+            if (pick->rank == MTP_CHOICE)
+                self->n_together = i + 1;
         }
     }
     stage->run->epilogue = stage->can_fuse ? mtp_sampling_epilogue(sampling) : (mtp_epilogue){0};
 }
 
+/* Take the best of a best's candidates: each goes in after all that are worth as much. */
+static void take_best(const mtp_schedule *schedule, const mtp_best *best)
+{
+    mtp_draft_token *drafts = schedule->drafts;
+    int64_t n = 0;
+    for (int64_t i = 0; i < best->n_candidates; i++) {
+        const int32_t number = best->candidates[i];
+        const mtp_draft_token *candidate = &drafts[number];
+        if (candidate->token < 0 || (best->goes_on && !has_embedding(schedule, candidate->token)))
+            continue;
+        int64_t at = n;
+        while (at > 0 && drafts[drafts[best->drafts[at - 1]].best_of].worth < candidate->worth)
+            at--;
+        if (at == best->n_drafts)
+            continue;
+        n += n < best->n_drafts;
+        for (int64_t j = n - 1; j > at; j--)
+            drafts[best->drafts[j]].best_of = drafts[best->drafts[j - 1]].best_of;
+        drafts[best->drafts[at]].best_of = number;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        mtp_draft_token *draft = &drafts[best->drafts[i]];
+        const mtp_draft_token *candidate = &drafts[draft->best_of];
+        draft->parent = candidate->parent;
+        draft->token = candidate->token;
+        draft->stage = candidate->stage;
+        draft->output = candidate->output;
+        draft->worth = candidate->worth;
+    }
+}
+
+/* Find the best drafts whose candidates the stage has chosen with its first `n` picks. */
+static void find_best(mtp_schedule *schedule, const mtp_stage *stage, int64_t n)
+{
+    for (; schedule->n_found < schedule->n_bests; schedule->n_found++) {
+        const mtp_best *best = &schedule->bests[schedule->n_found];
+        if (!is_found_by(schedule, best, stage) || best->pick >= n)
+            return;
+        take_best(schedule, best);
+    }
+}
+
 /* Let a stage choose none of its drafts. */
-static void choose_none(const mtp_schedule *schedule, const mtp_stage *stage)
+static void choose_none(mtp_schedule *schedule, const mtp_stage *stage)
 {
     for (int64_t i = 0; i < stage->n_picks; i++)
         schedule->drafts[stage->picks[i].draft].token = -1;
+    find_best(schedule, stage, stage->n_picks);
 }
 
 /* Begin with this stage, or the first one behind it that has something to do. */
@@ -465,6 +572,47 @@ static void note(loop *self, mtp_draft_token *draft, int32_t token, const mtp_pi
     draft->token = chosen;
     draft->stage = (int32_t)(self->stage - self->schedule->stages);
     draft->output = pick->output;
+    draft->worth = draft->parent >= 0 ? self->schedule->drafts[draft->parent].worth : 1.0;
+}
+
+/* Choose the drafts of `n` picks of one output, after one draft, by their ranks. */
+static void rank(loop *self, const mtp_stage *stage, const mtp_pick *picks, int64_t n)
+{
+    const mtp_schedule *schedule = self->schedule;
+    const mtp_draft_token *first = &schedule->drafts[picks[0].draft];
+    const mtp_text *text = &schedule->texts[first->text];
+    const float *logits = logits_of(schedule, stage, stage->at[picks[0].output]);
+    int64_t n_ranked = 0;
+    for (int64_t i = 0; i < n; i++)
+        n_ranked = picks[i].rank >= n_ranked ? picks[i].rank + 1 : n_ranked;
+    n_ranked = n_ranked < schedule->n_logits ? n_ranked : schedule->n_logits;
+    if (is_cut_off(schedule, first) ||
+        (stage->ends_at_nan && has_nan(logits, schedule->n_logits)))
+        n_ranked = 0;
+    else
+        n_ranked = mtp_rank(logits, schedule->n_logits, text->settings, text->history,
+                            write_text(schedule, first), text->n_prompt, text->index + first->depth,
+                            stage->sampling.token_ids, text->scratch, n_ranked, schedule->ids,
+                            schedule->probabilities, schedule->shares);
+    for (int64_t i = 0; i < n; i++) {
+        mtp_draft_token *draft = &schedule->drafts[picks[i].draft];
+        const int64_t at = picks[i].rank;
+        const int is_any = at < n_ranked && (double)schedule->probabilities[at] >= text->p_min;
+        note(self, draft, is_any ? schedule->ids[at] : MTP_NO_TOKEN, &picks[i]);
+        draft->worth *= is_any ? schedule->shares[at] : 0.0;
+    }
+}
+
+/* How many picks from the i-th on choose from one output, after one draft. */
+static int64_t group_of(const mtp_schedule *schedule, const mtp_stage *stage, int64_t i)
+{
+    const mtp_pick *picks = stage->picks;
+    const int32_t parent = schedule->drafts[picks[i].draft].parent;
+    int64_t end = i + 1;
+    while (end < stage->n_picks && picks[end].output == picks[i].output &&
+           schedule->drafts[picks[end].draft].parent == parent)
+        end++;
+    return end - i;
 }
 
 /* Choose a draft from logits that were written, all threads together; thread 0 notes the token, and
@@ -505,42 +653,60 @@ static void choose(loop *self, const mtp_stage *stage, const mtp_pick *pick, int
     }
 }
 
-/* Choose from the rows of logits that were written. Behind the last of them a thread looks at none:
- * thread 0 may write there already. */
-static void choose_all(loop *self, const mtp_stage *stage, int64_t n_written, int thread,
+/* Note a draft that was chosen while logits were made. */
+static void note_fused(loop *self, const mtp_stage *stage, const mtp_pick *pick, int n_threads)
+{
+    mtp_draft_token *draft = &self->schedule->drafts[pick->draft];
+    const int64_t at = stage->at[pick->output];
+    if (draft->is_open && stage->sampling.samplers[at].settings)
+        note(self, draft,
+             is_cut_off(self->schedule, draft) ? MTP_NO_TOKEN
+                                               : mtp_sampling_end(&stage->sampling, at, n_threads),
+             pick);
+}
+
+/* Choose drafts with the first `n_picks`, each after those before it. After the last of them a thread
+ * looks at none: thread 0 may write there already. It ranks alone. */
+static void choose_all(loop *self, const mtp_stage *stage, int64_t n_picks, int thread,
                        int n_threads)
 {
     const int n_choosing = self->shares ? n_threads : 1;
-    if (thread >= n_choosing)
-        return;
-    for (int64_t i = 0; n_written > 0; i++) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < n_picks && thread < n_choosing; i += n) {
         const mtp_pick *pick = &stage->picks[i];
         const int64_t at = stage->at[pick->output];
-        if (at >= 0 && stage->sampling.samplers[at].logits) {
+        const int is_written = at >= 0 && stage->sampling.samplers[at].logits;
+        const int is_ranked = pick->rank != MTP_CHOICE;
+        n = is_ranked ? group_of(self->schedule, stage, i) : 1;
+        if (is_written && !is_ranked)
             choose(self, stage, pick, thread, n_choosing);
-            n_written--;
-        }
+        else if (thread == 0 && !is_ranked)
+            note_fused(self, stage, pick, n_threads);
+        else if (thread == 0 && is_written && self->schedule->drafts[pick->draft].is_open)
+            rank(self, stage, pick, n);
+        if (thread == 0)
+            find_best(self->schedule, stage, i + n);
     }
 }
 
-/* Note what was chosen while logits were made, and begin the next stage: by thread 0, while the
+/* Note what a stage made, and of which of its drafts is known that they are none. */
+static void begin_choosing(loop *self, const mtp_stage *stage)
+{
+    keep(self->schedule, stage);
+    for (int64_t i = 0; i < stage->n_picks; i++) {
+        mtp_draft_token *draft = &self->schedule->drafts[stage->picks[i].draft];
+        if (!draft->is_open)
+            note(self, draft, MTP_NO_TOKEN, &stage->picks[i]);
+    }
+}
+
+/* Note what else was chosen while logits were made, and begin the next stage: by thread 0, while the
  * others wait. */
 static void go_on(loop *self, mtp_stage *stage, int n_threads)
 {
-    const mtp_schedule *schedule = self->schedule;
-    keep(schedule, stage);
-    for (int64_t i = 0; i < stage->n_picks; i++) {
-        const mtp_pick *pick = &stage->picks[i];
-        mtp_draft_token *draft = &schedule->drafts[pick->draft];
-        const int64_t at = stage->at[pick->output];
-        if (!draft->is_open)
-            note(self, draft, MTP_NO_TOKEN, pick);
-        else if (stage->sampling.samplers[at].settings)
-            note(self, draft,
-                 is_cut_off(schedule, draft) ? MTP_NO_TOKEN
-                                             : mtp_sampling_end(&stage->sampling, at, n_threads),
-                 pick);
-    }
+    for (int64_t i = self->n_written; i < stage->n_picks; i++)
+        note_fused(self, stage, &stage->picks[i], n_threads);
+    find_best(self->schedule, stage, stage->n_picks);
     const int goes_on = self->n_changed > 0 && self->n_runs < stage->repeats;
     begin(self, goes_on ? stage : stage + 1);
 }
@@ -550,13 +716,15 @@ static void run_as_task(void *argument, int thread, int n_threads)
     loop *self = argument;
     do {
         mtp_stage *stage = self->stage;
-        const int64_t n_written = self->n_written;
+        const int64_t n_picks = thread == 0 ? self->n_written : self->n_together;
         mtp_sampling_begin(&stage->sampling, thread);
         mtp_plan_walk(stage->plan, stage->run, stage->plan->pool, thread, n_threads);
         wait_for_all(stage, n_threads);
         if (mtp_was_interrupted(stage->run->interrupt))
             return;
-        choose_all(self, stage, n_written, thread, n_threads);
+        if (thread == 0)
+            begin_choosing(self, stage);
+        choose_all(self, stage, n_picks, thread, n_threads);
         if (thread == 0)
             go_on(self, stage, n_threads);
         wait_for_all(stage, n_threads);

@@ -14,7 +14,6 @@ from mtpcore.backends.cuda.launch import (
     recurrent,
     rows,
     tokens,
-    trees,
 )
 
 __all__ = ["KERNELS", "LAUNCHERS"]
@@ -38,5 +37,4 @@ KERNELS = (
     *blocks.KERNELS,
     *tokens.KERNELS,
     *passes.KERNELS,
-    *trees.KERNELS,
 )
