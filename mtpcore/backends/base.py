@@ -124,10 +124,6 @@ class Plan(Protocol):
     def is_warm(self) -> bool:
         """Whether the last run took no longer than such runs will: it tried out nothing."""
 
-    @property
-    def chooses_after_texts(self) -> bool:
-        """Whether it chooses itself where fused sampling has ``texts``; else it is not told."""
-
     def prepare(self) -> None:
         """Pack at once all weights that are to be packed behind runs."""
 
@@ -137,18 +133,11 @@ class Plan(Protocol):
         ``logits`` is float32[n_outputs, n_vocab]; every other output float32[n, width]. Where the
         batch comes with ``fused_sampling``, the plan may add ``CHOSEN`` int32[n_outputs], -1 for
         those without a sampler, ``NO_TOKEN`` where no token was left to choose; ``logits`` are then
-        of those without one alone. The places of all rows
-        are reserved in ``memory`` beforehand.
+        of those without one alone. The places of all rows are reserved in ``memory`` beforehand.
 
         A plan on a device may return arrays of its own kind: with a shape, a length, slices of
         rows, ``__array__``, which copies to the host, and ``find_not_finite``, which returns the
         rows that hold NaN or infinity, there or in other arrays beside them.
-        """
-
-    def joins(self, plan: Plan) -> bool:
-        """Whether a schedule that begins here can end with that plan; see ``Verification``.
-
-        Places may be reserved for that run, and given back, without it.
         """
 
     def run_schedule(self, schedule: Schedule) -> Drafts:
@@ -180,6 +169,9 @@ class Backend(Protocol):
     guarantee: str
     packs_behind_runs: bool
     """Whether plans run before all weights are packed; else the first run packs what is left."""
+    on_host: bool
+    """Whether plans run on the host. Else they also choose tokens after texts, and a schedule may
+    end with the verification of its drafts, if all its plans are of one backend."""
 
     def store(self, layers: Sequence[MemoryLayer], n_pages: int, dtype: str) -> Store:
         """Make ``n_pages`` pages for these memory layers; ``dtype`` is one of ``KV_DTYPES``."""

@@ -52,7 +52,8 @@ class FusedSampling(msgspec.Struct, frozen=True, kw_only=True):
     is not its index.
 
     With ``texts`` samplers may have bias, penalties and cuts as well: ``texts[i]`` int32[n] are the
-    tokens before that of output i, ``n_prompt[i]`` of them the prompt.
+    tokens before that of output i, ``n_prompt[i]`` of them the prompt. Plans on a host leave such
+    sampling to the caller.
     """
 
     samplers: Sequence[Sampler | None]
@@ -134,10 +135,6 @@ class RunsBatches(Protocol):
     """A plan, as far as batches know it; see ``Plan``."""
 
     program: Program
-
-    @property
-    def chooses_after_texts(self) -> bool:
-        """Whether it chooses itself where fused sampling has ``texts``; else it is not told."""
 
     def run(self, batch: CheckedBatch, memory: Memory | None) -> dict[str, NDArray[Any]]:
         """Run all rows and return new arrays by output name."""

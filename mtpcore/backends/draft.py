@@ -192,7 +192,7 @@ class _Round:
         """Return a batch whose outputs choose drafts, where that needs no look at their logits."""
         if "logits" in self._fed:
             return batch
-        n, after_texts = len(batch.outputs), stage.plan.chooses_after_texts
+        n, needs_texts = len(batch.outputs), False
         here = {n for pick in stage.picks for n in self._schedule.after(pick.draft)}
         samplers: list[Sampler | None] = [None] * n
         indices = [0] * n
@@ -201,9 +201,10 @@ class _Round:
             if rank != CHOICE:
                 continue
             text, number = self._schedule.texts[self._schedule.drafts[draft].text], at[output]
-            is_settled = after_texts and self._schedule.drafts[draft].parent not in here
+            is_settled = self._schedule.drafts[draft].parent not in here
             if text.p_min > 0 or text.processor or not (is_settled or text.sampler.is_gumbel_max):
                 continue
+            needs_texts |= not text.sampler.is_gumbel_max
             samplers[number] = text.sampler
             indices[number] = text.index + self._schedule.depths[draft]
             texts[number], n_prompt[number] = self._text(draft), text.n_prompt
@@ -213,8 +214,8 @@ class _Round:
             samplers=samplers,
             indices=indices,
             token_ids=self._schedule.token_ids,
-            texts=texts if after_texts else (),
-            n_prompt=n_prompt if after_texts else (),
+            texts=texts if needs_texts else (),
+            n_prompt=n_prompt if needs_texts else (),
         )
         return msgspec.structs.replace(batch, fused_sampling=wanted)
 

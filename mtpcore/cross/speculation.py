@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler
 from mtpcore.acts.journal import Saved
-from mtpcore.backends.base import FusedSampling, Plan, Verification
+from mtpcore.backends.base import FusedSampling, Verification
 from mtpcore.boundary.arguments import read_below
 from mtpcore.cross.ahead import VerificationAhead
 from mtpcore.cross.by_sequence import Samplings, setting_of
@@ -22,7 +22,7 @@ from mtpcore.cross.draft_checker import DraftChecker
 from mtpcore.cross.encoder import Encoder
 from mtpcore.cross.sequence import SequenceState, SequenceStates, Verdict
 from mtpcore.cross.verification import RoundBatch, Verdicts, match_drafts, tree_rows
-from mtpcore.declarations.draft_tree import Draft, DraftTree
+from mtpcore.declarations.draft_tree import Draft
 from mtpcore.drafting.drafters import Drafter, DraftJob, Verify
 from mtpcore.drafting.embedding_rows import NO_ROWS
 from mtpcore.errors import BatchError, CapacityError, LinkError, NoTokenError, spell
@@ -175,7 +175,7 @@ class Speculation:
         turns = self._plan_turns(wanted, sampling, draft_sampler, p_min, processors)
         asked = [jobs for turn in turns for jobs in turn.values() if jobs]
         # One launch can draft and verify only if nobody else is asked for a draft after it.
-        is_only = len(asked) == 1 and len(asked[0]) == len(wanted)
+        is_only = len(asked) == 1 and len(asked[0]) == len(wanted) and bool(verified)
         verify = partial(self._verify_ahead, verified, sampling, len(wanted)) if is_only else None
         for turn in turns:
             for role, jobs in turn.items():
@@ -246,8 +246,11 @@ class Speculation:
     ) -> None:
         """Let one drafter draft, and note what it made."""
         begin = perf_counter()
-        by_seq = {job.seq: job for job in jobs}
-        for seq, draft in self.drafters[role].draft(jobs, verify).items():
+        by_seq, drafter = {job.seq: job for job in jobs}, self.drafters[role]
+        backend = self.target.backend
+        if backend.on_host or any(r.backend is not backend for r in drafter.runners.values()):
+            verify = None
+        for seq, draft in drafter.draft(jobs, verify).items():
             drafted.drafts[seq] = self.checker.check(role, by_seq[seq], draft)
             if len(drafted.drafts[seq]):
                 drafted.makers[seq] = role
@@ -258,28 +261,20 @@ class Speculation:
         verified: Sequence[int],
         sampling: Samplings,
         n_drafted: int,
-        plan: Plan,
         seqs: Sequence[int],
-        drafts: Sequence[int] | Sequence[DraftTree],
+        n_drafts: Sequence[int],
     ) -> Verification | None:
         """Return the pass that verifies what a schedule for these sequences drafts, or None.
 
-        None if the run is only one of several for the ``n_drafted`` sequences, if the plans cannot
-        be joined, or if there is no room, which ``verify`` will report.
+        None if the run is only one of several for the ``n_drafted`` sequences, or if there is no
+        room, which ``verify`` will report.
         """
-        n_rows = len(verified) + sum(n if isinstance(n, int) else len(n) for n in drafts)
-        if len(seqs) < n_drafted:
-            return None
-        if not verified or not plan.joins(self.target.plan) or n_rows > self.target.n_batch:
+        n_rows = len(verified) + sum(n_drafts)
+        if len(seqs) < n_drafted or n_rows > self.target.n_batch:
             return None
         made: dict[int, Draft] = {seq: [] for seq in verified}
-        for seq, wanted in dict[int, int | DraftTree](zip(seqs, drafts, strict=True)).items():
-            if isinstance(wanted, int):
-                made[seq] = [0] * wanted  # the backend writes its drafts there
-            elif len(wanted) > self.checker.room(self.states[seq].n + 1):
-                return None
-            else:
-                made[seq] = wanted
+        for seq, n in zip(seqs, n_drafts, strict=True):
+            made[seq] = [0] * n  # the backend writes its drafts there
         rows = self._draft_rows(made, sampling, {})
         fused = self._fused_sampling(rows, rows.batch(), sampling, {})
         try:
@@ -406,7 +401,7 @@ class Speculation:
             if seq in processors:
                 continue
             if not sampler.is_gumbel_max:
-                if not self.target.plan.chooses_after_texts:
+                if self.target.backend.on_host:
                     continue
                 state, needs_texts = self.states[seq], True
                 texts[begin:end] = rows.texts(seq, state.history[: state.n])

@@ -487,7 +487,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     heads: Heads = Heads()
     tree: TreeShape | None = None
     block: Block | None = None
-    schedule: Callable[..., Any] | None = None
+    schedule: Callable[..., object] | None = None
     vocabulary: str = ""
     shared_memory: SharedMemory | None = None
     limit: _Size = 8

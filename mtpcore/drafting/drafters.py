@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler
-from mtpcore.backends.base import Plan, Verification
+from mtpcore.backends.base import Verification
 from mtpcore.backends.schedule import Text
-from mtpcore.declarations.draft_tree import Draft, DraftTree
+from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.runtime.runner import GraphRunner
@@ -26,10 +26,9 @@ __all__ = [
 ]
 
 I32 = NDArray[np.int32]
-Verify = Callable[[Plan, Sequence[int], Sequence[int] | Sequence[DraftTree]], Verification | None]
-"""``verify(plan, seqs, drafts)``: what the target is to run behind a schedule of ``plan``, which
-drafts so much for each of these sequences, or trees with these parents; None where they are not all
-that it verifies."""
+Verify = Callable[[Sequence[int], Sequence[int]], Verification | None]
+"""``verify(seqs, n_drafts)``: what the target is to run after a schedule that drafts a chain of so
+many tokens for each of these sequences; None where they are not all that it verifies."""
 
 GREEDY = Sampling.greedy()
 

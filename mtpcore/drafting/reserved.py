@@ -101,7 +101,7 @@ def run_drafts(
         bests=built.bests,
         token_ids=token_ids,
         verification=verify
-        and verify(plan, [job.seq for job in jobs], [n_drafts[i] for i in range(len(jobs))]),
+        and verify([job.seq for job in jobs], [n_drafts[i] for i in range(len(jobs))]),
     )
     return schedule, run_reserved(plan, schedule, reserved)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,10 +31,7 @@ def run_parts(
     """
     parts = []
     whole = len(batch.tokens) > n_batch and plan.program.is_run_whole
-    rows, fused_sampling = batch, batch.fused_sampling
-    if fused_sampling and fused_sampling.texts and not plan.chooses_after_texts:
-        rows = msgspec.structs.replace(batch, fused_sampling=None)
-    for part, places in _split(rows, ranges, n_batch, whole):
+    for part, places in _split(batch, ranges, n_batch, whole):
         if memory:
             memory.reserve(places)
         parts.append(plan.run(part, memory))

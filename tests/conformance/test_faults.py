@@ -10,6 +10,7 @@ from mtpcore.backends.cpu import CpuPlan
 from mtpcore.backends.cpu.lower import Lowering
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.discovery.registry import Registry
+from mtpcore.drafting import reserved
 from mtpcore.errors import BackendError
 from mtpcore.plugin import Feed, Outputs, TreeShape
 from mtpcore.testing import Subject, Texts, check_drafts, check_graphs, check_texts
@@ -183,19 +184,21 @@ def test_the_nodes_of_a_tree_have_the_ranks_that_it_declares(subject, tree, monk
     shaped = msgspec.structs.replace(sound.spec, shape="tree", tree=tree)
     assert check_drafts(sound, scores, shaped, n_tokens=12) > 12 * 2 * 4
 
-    def run_schedule(self, schedule, made=CpuPlan.run_schedule):
+    def swap(plan, schedule, rows, made=reserved.run_reserved):
         """Take the second best for the best, wherever both are siblings."""
-        stages = []
-        for stage in schedule.stages:
-            ranks = {(schedule.drafts[p.draft].parent, p.rank): p.rank for p in stage.picks}
-            picks = [
-                p._replace(rank=ranks.get((schedule.drafts[p.draft].parent, 1 - p.rank), p.rank))
-                for p in stage.picks
-            ]
-            stages.append(replace(stage, picks=picks))
-        return made(self, replace(schedule, stages=stages))
+        drafted = made(plan, schedule, rows)
+        tokens, picks = [*drafted.tokens], [p for one in schedule.stages for p in one.picks]
+        ranked = {(schedule.drafts[p.draft].parent, p.rank): p.draft for p in picks}
+        for (parent, rank), draft in ranked.items():
+            if rank < 2 and (parent, 1 - rank) in ranked:
+                tokens[draft] = drafted.tokens[ranked[parent, 1 - rank]]
+        tokens = [
+            tokens[of] if token >= 0 else -1
+            for of, token in zip(drafted.best_of, tokens, strict=True)
+        ]
+        return drafted._replace(tokens=tokens)
 
-    monkeypatch.setattr(CpuPlan, "run_schedule", run_schedule)
+    monkeypatch.setattr(reserved, "run_reserved", swap)
     check_drafts(sound, None, shaped, n_tokens=12)
     with pytest.raises(AssertionError, match=r"by the author's function, by which token"):
         check_drafts(sound, scores, shaped, n_tokens=12)

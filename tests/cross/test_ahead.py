@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpcore import Context, Cross, link, load_model
-from mtpcore.backends.cpu.backend import CpuPlan
+from mtpcore.backends.cpu.backend import CpuBackend, CpuPlan
 from mtpcore.cross.ahead import VerificationAhead
 from mtpcore.decoding import Generator
 from mtpcore.sampling import Sampling
@@ -44,7 +44,7 @@ def plans_that_join(change=lambda told: None):
         return taken[-1]
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(CpuPlan, "joins", lambda plan, other: True)
+        patched.setattr(CpuBackend, "on_host", False)
         patched.setattr(CpuPlan, "run_schedule", draft_and_verify)
         patched.setattr(VerificationAhead, "take", note)
         yield taken

@@ -71,7 +71,6 @@ class HashPlan:
 
     bytes_to_pack = 0
     is_warm = True
-    chooses_after_texts = False
 
     def prepare(self):
         pass
@@ -136,9 +135,6 @@ class HashPlan:
             return int(rows.place[rows.parent[i]])
         return int(rows.place[rows.seq == rows.seq[i]].min()) - 1
 
-    def joins(self, plan):
-        return False
-
     def run_schedule(self, schedule):
         return run_schedule(schedule)
 
@@ -146,7 +142,7 @@ class HashPlan:
 class HashBackend:
     """skill: how many of 16 states the drafter predicts; nan: how many of 16 it breaks at."""
 
-    name, guarantee, packs_behind_runs = "hashed", "exact", True
+    name, guarantee, packs_behind_runs, on_host = "hashed", "exact", True, True
 
     def __init__(self, skill=12, nan=0):
         self.skill, self.nan, self.fail_at = skill, nan, None

@@ -16,7 +16,6 @@ from mtpcore.backends.base import (
     CHOSEN,
     F32,
     CheckedBatch,
-    Plan,
     Store,
     WeightSource,
     codes_of,
@@ -82,6 +81,7 @@ class CpuBackend:
     name = "cpu"
     guarantee = "exact"
     packs_behind_runs = True
+    on_host = True
 
     def __init__(self) -> None:
         check_environment()
@@ -223,7 +223,10 @@ class CpuPlan:
             The memory is not paged, or another thread is running this plan.
         """
         n, n_outputs = len(batch.tokens), len(batch.outputs)
+        # While logits are made no sum over all of them is known, as other choices need.
         fused_sampling = batch.fused_sampling if self._can_choose else None
+        if fused_sampling is not None and fused_sampling.texts:
+            fused_sampling = None
         external = self._inputs(batch)
         arrays: dict[str, NDArray[Any]] = {}
         for name, buffer, is_output, shape in self._outputs:
@@ -238,15 +241,6 @@ class CpuPlan:
             batch, pages, external, logits, arrays.get("logits"), _states_of(memory)
         )
         return arrays if chosen is None else {**arrays, CHOSEN: chosen}
-
-    @property
-    def chooses_after_texts(self) -> bool:
-        """No: while logits are made no sum over all of them is known."""
-        return False
-
-    def joins(self, plan: Plan) -> bool:
-        """No: each run is a call of its own."""
-        return False
 
     def run_schedule(self, schedule: Schedule) -> Drafts:
         """Run a schedule without the GIL.

@@ -35,6 +35,7 @@ class CudaBackend:
     name = "cuda"
     guarantee = "exact-backend"
     packs_behind_runs = False
+    on_host = False
 
     def __init__(self, device: Device | None = None) -> None:
         self.device = find_device() if device is None else device

@@ -13,7 +13,6 @@ from mtpcore.backends.base import (
     CHOSEN,
     F32,
     CheckedBatch,
-    Plan,
     WeightSource,
     codes_of,
 )
@@ -234,15 +233,6 @@ class CudaPlan:
                 yield from launcher(step, n)
         if self.choice and shape.choosing:
             yield from self.choice.launches(shape.choosing, drafted)
-
-    @property
-    def chooses_after_texts(self) -> bool:
-        """Yes, where there are logits."""
-        return self.choice is not None
-
-    def joins(self, plan: Plan) -> bool:
-        """Whether the plan is on the same device."""
-        return isinstance(plan, CudaPlan) and plan.device is self.device
 
     def run_schedule(self, schedule: Schedule) -> Drafts:
         """Run a schedule, in one launch unless that takes the host."""

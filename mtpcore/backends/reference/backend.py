@@ -10,7 +10,6 @@ import numpy as np
 from mtpcore.backends.base import (
     F32,
     CheckedBatch,
-    Plan,
     Store,
     WeightSource,
     codes_of,
@@ -66,6 +65,7 @@ class ReferenceBackend:
     name = "reference"
     guarantee = "exact"
     packs_behind_runs = True
+    on_host = True
 
     operations: ClassVar[dict[str, Operation]] = {
         "embed": by_row(formulas.embed),
@@ -199,7 +199,6 @@ class ReferencePlan:
 
     progress = 0.0  # not measured
     is_warm = True
-    chooses_after_texts = False
 
     def __init__(
         self,
@@ -238,10 +237,6 @@ class ReferencePlan:
                 )
                 values.update(zip(node.outputs, map(self._round, results), strict=True))
         return {name: values[i].copy() for name, i in self.program.outputs.items()}
-
-    def joins(self, plan: Plan) -> bool:
-        """No: each run is a call of its own."""
-        return False
 
     def run_schedule(self, schedule: Schedule) -> Drafts:
         """Run a schedule, one stage after the other."""

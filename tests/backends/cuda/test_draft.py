@@ -100,11 +100,15 @@ def test_drafts_are_those_of_logits_at_home(one, sequences, has_ids):
         for loop in loops
     ]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(CudaPlan, "chooses_after_texts", False)
+        patched.setattr(CudaPlan, "run", run_without_choices)
         wanted = drafted(
             one, sequences, ids, lambda run: draft_by_definition(one.plan, run, one.memory)
         )
     assert made == [wanted] * len(loops)
+
+
+def run_without_choices(plan, batch, memory, run=CudaPlan.run):
+    return run(plan, msgspec.structs.replace(batch, fused_sampling=None), memory)
 
 
 def test_drafts_are_in_the_text_of_those_behind_them(one):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mtpcore.backends.cuda import CudaBackend
 from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.fusion import fuse
-from mtpcore.backends.cuda.launch import LAUNCHERS, passes, tokens, trees
+from mtpcore.backends.cuda.launch import LAUNCHERS, passes, tokens
 from mtpcore.backends.cuda.launch.products import DeviceMatrix
 from mtpcore.backends.cuda.launch.recurrent import StepStates, settle
 from mtpcore.backends.cuda.launch.rows import copy_rows, mark_not_finite
@@ -153,22 +153,3 @@ def test_choices_and_passes(n):
     check([passes.place(rows, numbers, rows, n, 1 << 16)])
     check([passes.weigh(logits, passes.Odds(choosers, numbers, numbers, numbers), n)])
     check([copy_rows(rows, rows, n, to_row=0), mark_not_finite(rows, numbers, 0, n)])
-
-
-@pytest.mark.parametrize("n", ROWS)
-def test_trees_of_many_nodes(n):
-    logits, numbers = array(n, N_VOCAB), array(n, dtype=np.int32)
-    odds = passes.Odds(array(n, dtype=tokens.CHOOSER), numbers, numbers, numbers)
-    check([trees.rank(logits, None, odds, None, numbers, n, 9)])
-    check([trees.merge_ranks(logits, None, odds, numbers, numbers, n, 9)])
-    found = trees.Found(numbers, numbers, numbers)
-    check(
-        [
-            trees.follow_branches(numbers, found, *[numbers] * 5, n),
-            trees.show_verified(*[numbers] * 3, n, 0),
-            trees.walk_trees(*[numbers] * 3, n, n_seq=n, n_rows=n, room=9),
-        ]
-    )
-    sizes = {"n": n, "n_axes": 1, "most": 9, "nobody": n}
-    check([trees.place_verified(numbers, found, *[numbers] * 6, **sizes)])
-    check([trees.select_best(*[numbers] * 6, n, is_to_run=True)])

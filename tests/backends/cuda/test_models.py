@@ -9,6 +9,7 @@ from harness.fixtures import model_file
 
 from mtpcore import Batch, DraftTree, Generator
 from mtpcore.backends.base import CHOSEN
+from mtpcore.backends.cuda.backend import CudaBackend
 from mtpcore.backends.cuda.plan import CudaPlan
 from mtpcore.memory import LOG
 from mtpcore.sampling import Sampling
@@ -111,7 +112,7 @@ def test_texts_are_those_of_choices_at_home(on_device, monkeypatch, sampling):
     monkeypatch.setattr(CudaPlan, "run_schedule", draft_and_count)
     made = decoded()
     assert sum(n_chosen) >= sum(map(len, made)) - texts.n_texts  # all but those after prompts
-    monkeypatch.setattr(CudaPlan, "chooses_after_texts", False)
+    monkeypatch.setattr(CudaBackend, "on_host", True)
     monkeypatch.setattr(CudaPlan, "run", run_at_home)
     monkeypatch.setattr(CudaPlan, "run_schedule", draft_at_home)
     assert decoded() == made

@@ -5,10 +5,8 @@ import pytest
 from harness.cuda_steps import carry_out
 
 from mtpcore.backends.base import CheckedBatch
-from mtpcore.backends.cuda.launch import trees
 from mtpcore.backends.cuda.launch.recurrent import LAUNCHERS
-from mtpcore.backends.cuda.launch.step import start
-from mtpcore.backends.cuda.states import Advance, CudaStateStore, StateWalks
+from mtpcore.backends.cuda.states import CudaStateStore
 from mtpcore.backends.reference import recurrent
 from mtpcore.backends.reference.arithmetic.recurrent import advance, convolve, read_state
 from mtpcore.backends.reference.run import Run
@@ -18,7 +16,7 @@ from mtpcore.graph import ConvLayer, DeltaLayer
 from mtpcore.graph.program import Node
 from mtpcore.memory import LOG
 from mtpcore.memory.grouped import GroupedKV
-from mtpcore.memory.recurrent import NO_SLOT, Pass, RecurrentMemory
+from mtpcore.memory.recurrent import RecurrentMemory
 
 DEFINITION = {
     "causal_conv": recurrent.causal_conv(convolve),
@@ -375,40 +373,3 @@ def test_keys_that_no_kernel_has_room_for_are_refused(device):
     layer = DeltaLayer(0, 1, 1, 257, 1, "tiled")
     with pytest.raises(BackendError, match="at most 256 entries"):
         Recurrence(device, layer, defined=False).feed({0: 1})
-
-
-def told(device, walks, rows):
-    """Return the advances of each sequence, and where each sequence's rows stand among them."""
-    numbers = device.download(walks.array, walks.array.shape[0])
-    begin = 2 * walks.n_seq + walks.n_rows
-    table = numbers[begin:].reshape(-1, len(Advance._fields))
-    wanted = numbers[2 * walks.n_seq : begin]
-    spans = [(first, first + n) for first, n in numbers[: 2 * len(rows)].reshape(-1, 2)]
-    return [
-        (table[first:end].tolist(), (wanted[of] - first).tolist())
-        for (first, end), of in zip(spans, rows, strict=True)
-    ]
-
-
-@pytest.mark.parametrize("sizes", [(1, LOG), (9, 2), (LOG, LOG)])
-def test_walks_along_trees_are_those_of_the_host(device, sizes):
-    """Whatever rows were thought to follow; a sequence beside them goes on as it was planned."""
-    rng, walks = np.random.default_rng(sizes), StateWalks(device, 3 + 2 * LOG, 3)
-    beside = Pass([0, 1, 2], [-1, 0, 1], 4, (2, 5), NO_SLOT, 0, 4, (6, 7, 8))
-    planned, found, spans, parents = [beside], [beside], [], [-1, 0, 1]
-    for number, (n, replayed) in enumerate(zip(sizes, [(), range(LOG)], strict=True), 1):
-        rows = [*range(len(parents), len(parents) + n)]
-        logged = tuple(rng.permutation(LOG)[:n].tolist())
-        of_pass = NO_SLOT if number == 1 else 5, tuple(replayed), 6 + number, 0, number, logged
-        for passes in (planned, found):
-            above = [-1, *(int(rng.integers(max(i - 3, -1), i)) for i in range(1, n))]
-            passes.append(Pass(rows, above, *of_pass))
-        spans.append((number, rows[0], n))
-        parents += [up if up < 0 else rows[up] for up in above]
-    rows = [one.rows for one in found]
-    device.upload(*walks.part(found))
-    wanted = told(device, walks, rows)
-    device.upload(*walks.part(planned))
-    arrays = device.upload(np.array(spans, trees.TREE)), device.upload(np.array(parents, np.int32))
-    start(device, [walks.of_trees(*arrays, len(spans))])
-    assert told(device, walks, rows) == wanted

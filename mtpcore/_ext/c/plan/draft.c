@@ -78,7 +78,7 @@ typedef struct {
     mtp_schedule *schedule;
     int shares; /* whether all threads choose together from logits that were written */
     /* Written by thread 0 while the others wait, as are the schedule and its stages: */
-    mtp_stage *stage;  /* NULL: all have run */
+    mtp_stage *stage; /* NULL: all have run */
     /* The first picks of the stage, up to the last one that reads written logits, and up to the last
      * one that all threads choose together. */
     int64_t n_written, n_together;
@@ -369,11 +369,11 @@ static void write_rows(mtp_schedule *schedule, mtp_stage *stage, int64_t n)
         if (are_the_same)
             continue;
         schedule->seq[to] = stage->seq[row];
-        schedule->place[to] = stage->is_tree ? next_place(schedule, stage, row, to)
-                                             : stage->place[row];
+        schedule->place[to] =
+            stage->is_tree ? next_place(schedule, stage, row, to) : stage->place[row];
         if (stage->is_tree)
-            schedule->parent[to] = stage->before[row] < 0 ? -1
-                                                          : schedule->row_at[stage->before[row]];
+            schedule->parent[to] =
+                stage->before[row] < 0 ? -1 : schedule->row_at[stage->before[row]];
         if (stage->until)
             schedule->until[to] = stage->until[row];
         memcpy(schedule->positions + to * n_axes, stage->positions + row * n_axes,
@@ -586,8 +586,7 @@ static void rank(loop *self, const mtp_stage *stage, const mtp_pick *picks, int6
     for (int64_t i = 0; i < n; i++)
         n_ranked = picks[i].rank >= n_ranked ? picks[i].rank + 1 : n_ranked;
     n_ranked = n_ranked < schedule->n_logits ? n_ranked : schedule->n_logits;
-    if (is_cut_off(schedule, first) ||
-        (stage->ends_at_nan && has_nan(logits, schedule->n_logits)))
+    if (is_cut_off(schedule, first) || (stage->ends_at_nan && has_nan(logits, schedule->n_logits)))
         n_ranked = 0;
     else
         n_ranked = mtp_rank(logits, schedule->n_logits, text->settings, text->history,

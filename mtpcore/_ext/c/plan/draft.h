@@ -123,7 +123,7 @@ typedef struct {
     /* The rows of the stage that runs, where it has fills; [most rows]: */
     int32_t *tokens, *seq, *place, *positions, *parent, *until, *outputs;
     int32_t *is_dead, *row_at; /* while it is composed */
-    int32_t *row_of;           /* [n_drafts]: the row of the stage at hand that a draft has, or -1 */
+    int32_t *row_of; /* [n_drafts]: the row of the stage at hand that a draft has, or -1 */
     /* What an output ranks; [n_ranked], at least 1: */
     int64_t n_ranked;
     int32_t *ids;
