@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+from mtpcore.backends.batch import CheckedBatch
+from mtpcore.backends.schedule import (
+    BEST,
+    CHOICE,
+    KNOWN,
+    OF_DRAFT,
+    PENDING,
+    Best,
+    DraftToken,
+    Fill,
+    Pick,
+    Stage,
+)
 from mtpcore.boundary.sizes import Count, Depth
 from mtpcore.declarations.checkpoint import Checkpoint, Config, Key, Rename, Shards, number
 from mtpcore.declarations.companion import Companion
@@ -24,6 +37,9 @@ from mtpcore.declarations.spec import (
     first_of,
 )
 from mtpcore.discovery.hookspecs import hookimpl
+from mtpcore.drafting.rounds import Round, RoundInput
+from mtpcore.drafting.stages import draft_block, draft_chains, draft_heads
+from mtpcore.drafting.tree_stages import draft_head_trees, draft_trees
 from mtpcore.gguf.axes import fit_axes
 from mtpcore.gguf.metadata import Fields, convert
 from mtpcore.graph import GraphBuilder, GraphType, Inputs, MemoryLayer, Outputs, Value
@@ -107,9 +123,13 @@ from mtpcore.models.rope_conversion import (
 __all__ = [
     "ATTENTION",
     "Ask",
+    "BEST",
+    "Best",
     "BIASES",
     "Block",
+    "CheckedBatch",
     "Checkpoint",
+    "CHOICE",
     "CONSTANTS",
     "CodebookHparams",
     "Codebooks",
@@ -120,12 +140,14 @@ __all__ = [
     "DEPTH_UNREAD",
     "DRAFT_VOCABULARY",
     "Depth",
+    "DraftToken",
     "DraftTree",
     "DrafterSpec",
     "EXPERTS",
     "EXPERT_KEYS",
     "Experts",
     "FACTORED_ROPE_KEYS",
+    "Fill",
     "FUSED_KEYS",
     "FUSED_MADE",
     "FUSED_TENSORS",
@@ -143,6 +165,7 @@ __all__ = [
     "INTERLEAVED_BIASES",
     "Inputs",
     "Key",
+    "KNOWN",
     "LayerKind",
     "Link",
     "MemoryLayer",
@@ -152,15 +175,21 @@ __all__ = [
     "NEXTN",
     "NEXTN_TENSORS",
     "NEXTN_TIES",
+    "OF_DRAFT",
     "OUTPUT_TIE",
     "Outputs",
+    "PENDING",
+    "Pick",
     "Proposer",
     "ROPE_KEYS",
+    "Round",
+    "RoundInput",
     "ROUTER_TYPE",
     "Rename",
     "Rope",
     "SHARED_EXPERT",
     "SPEAKER_TOKENS",
+    "Stage",
     "STATED",
     "SWIGLU",
     "Shards",
@@ -181,6 +210,11 @@ __all__ = [
     "depth_config",
     "depth_decoder",
     "depth_keys",
+    "draft_block",
+    "draft_chains",
+    "draft_head_trees",
+    "draft_heads",
+    "draft_trees",
     "feed_forward",
     "feed_forward_block",
     "first_of",

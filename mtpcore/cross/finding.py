@@ -81,6 +81,8 @@ def find_with_tree(
     if tree is None or found is None:
         return found
     source, spec = found
+    if spec.schedule is not None and spec.shape != "proposer":
+        return source, msgspec.structs.replace(spec, tree=tree)
     if spec.shape not in ("chain", "tree"):
         raise LinkError(
             "only a drafter that drafts token by token can grow trees",

@@ -354,7 +354,7 @@ def _check_heads(spec: DrafterSpec) -> None:
             )
 
 
-_OF_GRAPHS = ("build", "graphs", "ties", "heads", "vocabulary", "hparams", "standalone")
+_OF_GRAPHS = ("build", "graphs", "ties", "heads", "schedule", "vocabulary", "hparams", "standalone")
 """Fields that say how graphs are made, and in which file their weights lie."""
 
 
@@ -451,6 +451,8 @@ def check_codebooks(codebooks: object, spec: ModelSpec) -> Codebooks:
 def check_shape(spec: DrafterSpec) -> None:
     """Raise PluginError where a drafter's fields are not those of its shape."""
     for shape, value in (("tree", spec.tree), ("block", spec.block), ("proposer", spec.proposer)):
+        if shape == "tree" and spec.schedule is not None:
+            continue  # what it builds may branch, whatever its shape
         if (spec.shape == shape) != (value is not None):
             raise PluginError(
                 f"the field {shape!r} goes with the shape {shape!r}, and only with it",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from mtpcore.drafting.drafters import DraftJob, Verify
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.drafting.reserved import ReservedRows, run_drafts
 from mtpcore.drafting.rounds import RoundInput
+from mtpcore.drafting.stages import draft_block
 from mtpcore.drafting.upstream import UpstreamGraphs
 from mtpcore.errors import LinkError
 from mtpcore.links.sources import ZeroSource
@@ -50,6 +52,8 @@ class BlockDrafter(GraphDrafter):
     LinkError
         The declaration does not fit the graphs or the file.
     """
+
+    _builders: ClassVar = {"block": draft_block}
 
     def __init__(
         self,

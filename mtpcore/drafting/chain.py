@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.drafting.base import BaseDrafter
-from mtpcore.drafting.builders import builder_of
 from mtpcore.drafting.drafters import DraftJob, Verify
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.drafting.reserved import ReservedRows, run_drafts
-from mtpcore.drafting.rounds import RoundInput
+from mtpcore.drafting.rounds import RoundInput, builder_of
+from mtpcore.drafting.stages import draft_chains
+from mtpcore.drafting.tree_stages import draft_trees
 from mtpcore.drafting.upstream import UpstreamGraphs, finite_places
 from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.runtime.batch import Batch
@@ -39,6 +42,8 @@ class GraphDrafter(BaseDrafter):
         As ``read_vocabulary``.
     """
 
+    _builders: ClassVar = {"chain": draft_chains, "tree": draft_trees}
+
     def __init__(self, name: str, runner: GraphRunner, upstream: UpstreamGraphs) -> None:
         assert runner.drafter is not None
         super().__init__(name, {**upstream.runners, name: runner})
@@ -48,7 +53,7 @@ class GraphDrafter(BaseDrafter):
         self._ids = read_vocabulary(runner)
         self._n_vocab = runner.model.hparams.n_vocab
         self._recycle = {feed.slot: (feed.recycle,) for feed in self._feeds if feed.recycle}
-        self._build = builder_of(self.spec)
+        self._build = builder_of(self.spec, self._builders)
         # A draft model has rows of its own, of another width, where a head reads the target's.
         takes_rows = "embeddings" in runner.program.inputs and bool(self._feeds)
         self._remembers = runner.memory is not None

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.base import BaseDrafter
-from mtpcore.drafting.builders import builder_of
 from mtpcore.drafting.drafters import DraftJob, Verify
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.drafting.reserved import ReservedRows, run_drafts
-from mtpcore.drafting.rounds import RoundInput
-from mtpcore.drafting.tree_stages import Trees, is_blind, trees_for
+from mtpcore.drafting.rounds import RoundInput, builder_of
+from mtpcore.drafting.stages import draft_heads
+from mtpcore.drafting.tree_stages import Trees, draft_head_trees, is_blind, trees_for
 from mtpcore.drafting.upstream import UpstreamGraphs, finite_places
 from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.errors import LinkError
@@ -83,7 +83,7 @@ class HeadDrafter(BaseDrafter):
         self._recycle: dict[str, tuple[str, ...]] = {}
         if not self._reads_target:
             self._recycle = {feed.slot: (feed.recycle,) for feed in self._feeds if feed.recycle}
-        self._build = builder_of(spec)
+        self._build = builder_of(spec, {"chain": draft_heads, "tree": draft_head_trees})
         self._remembers = any(runner.memory is not None for runner in self._heads)
         self.reads_text = self._remembers or bool(upstream.runners)
 
@@ -231,11 +231,9 @@ class HeadDrafter(BaseDrafter):
             parent += [row_at.get(place - 1, -1) for place in at]
             outputs += [place == pending + head for place in at]
             n_known = len(at) if self._reads_target else len(known)
-            where = np.array(at[:n_known], np.int32)
             for slot, slot_rows in slots.items():
                 if n_known:
-                    seq = np.full(n_known, job.seq, np.int32)
-                    slot_rows.append(runner.sources[slot](seq, where))
+                    slot_rows += self._fetch(head, slot, job.seq, at[:n_known])
                 if n_known < len(at):
                     slot_rows.append(self._zeros[head][slot][: len(at) - n_known])
         batch = Batch(
@@ -244,6 +242,14 @@ class HeadDrafter(BaseDrafter):
         widths, make = self._widths[head], runner.backend.row_buffer
         batch.slots = {slot: join(rows, widths[slot], make) for slot, rows in slots.items()}
         return batch
+
+    def _fetch(self, head: int, slot: str, seq: int, places: list[int]) -> list[F32]:
+        """Return the target's rows for these places, ascending, some of them more than once."""
+        each = np.arange(places[0], places[-1] + 1, dtype=np.int32)
+        rows: F32 = self._heads[head].sources[slot](np.full(len(each), seq, np.int32), each)
+        if len(each) == len(places):
+            return [rows]
+        return [rows[place - places[0] :][:1] for place in places]
 
     def _depths(self, head: int, text: int, k: int, trees: Trees | None) -> list[int] | None:
         """Return how many drafts come before each row of a draft that a head reads of a text.

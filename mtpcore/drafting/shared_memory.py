@@ -11,10 +11,10 @@ from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.schedule import Stage
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.drafting.base import BaseDrafter
-from mtpcore.drafting.builders import builder_of
 from mtpcore.drafting.drafters import DraftJob, Verify
 from mtpcore.drafting.reserved import run_drafts
-from mtpcore.drafting.rounds import RoundInput
+from mtpcore.drafting.rounds import RoundInput, builder_of
+from mtpcore.drafting.stages import draft_chains
 from mtpcore.drafting.upstream import finite_places
 from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.errors import LinkError
@@ -57,7 +57,7 @@ class SharedMemoryDrafter(BaseDrafter):
         self._target = target
         runner.lent = target.memory
         self._ids = read_vocabulary(runner)
-        self._build = builder_of(self.spec)
+        self._build = builder_of(self.spec, {"chain": draft_chains})
         self._recycle = {feed.slot: (feed.recycle,) for feed in self.spec.feeds if feed.recycle}
         self.reads_text = False  # the target has stored what it made of it
 

@@ -122,7 +122,6 @@ def test_passes_that_do_not_fit_are_an_error(loop):
         msgspec.structs.replace(good, k=[4, 2]),
         msgspec.structs.replace(good, k=[3, 3]),  # the third has one output too few
         with_rows(1, outputs=second.outputs[:1].copy()),
-        with_rows(1, parent=np.full(len(second.seq), -1, np.int32)),
     ):
         with pytest.raises(BatchError):
             loop(heads[0].plan, wrong, heads[0].memory)

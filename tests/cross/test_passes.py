@@ -71,10 +71,8 @@ def test_a_tree_is_a_pass_a_level(family):
     shaped = msgspec.structs.replace(family.spec, shape="tree", tree=TREE)
     for accepted, n_drafts, passes in rounds(family.link(drafter=shaped, threads=1), 6):
         assert passes["llm"] == ([1 + n_drafts], [])
-        runs, loops = passes["draft"]
-        assert not loops
-        assert runs[0] == accepted + 1
-        assert len(runs) <= TREE.depth
+        # Room for the branches of all levels so far: rows that nothing comes after are left out.
+        assert passes["draft"] == ([], [[accepted + 1, TREE.width, 2 * TREE.width]])
 
 
 @of_shape("chain", order="each-step")

@@ -68,7 +68,12 @@ def test_a_loop_that_ends_by_itself_is_counted(p_min, paused):
     cross = linked()
     plan = cross.contexts[roles(cross)[0]].runner.plan
     run = plan.run_schedule
-    plan.run_schedule = lambda schedule: ([*run(schedule)[0][:2], -1], [True] * 3)
+
+    def end_early(schedule):
+        drafted = run(schedule)
+        return drafted._replace(tokens=[*drafted.tokens[:2], -1])
+
+    plan.run_schedule = end_early
     assert len(cross.draft(0, 3, WARM, p_min=p_min)) == 2
     assert cross.paused == paused
 

@@ -21,6 +21,10 @@ from mtpcore.plugin import (
     SharedMemory,
     TreeShape,
     attention_block,
+    draft_block,
+    draft_chains,
+    draft_heads,
+    draft_trees,
     first_of,
     hookimpl,
     remember,
@@ -233,6 +237,7 @@ def alone(**fields):
 
 
 TIED = declared(ties=(first_of("output.weight", "token_embd.weight"),))
+BUILDERS = {"heads": draft_heads, "tree": draft_trees, "block": draft_block}
 SAMPLES = {
     "DrafterSpec": {
         "`build`": lambda spec, kind: replace(spec, build=build(kind)),
@@ -241,6 +246,7 @@ SAMPLES = {
         "`ties`": TIED,
         "`heads`": declared(heads=Heads(order="each-step")),
         "`tree`": branching(GROWN),
+        "`schedule`": lambda spec, kind: replace(spec, schedule=BUILDERS.get(kind, draft_chains)),
         "`block`": in_block(),
         "`shared_memory`": shared,
         "`vocabulary`": reduced,
