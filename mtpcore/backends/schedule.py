@@ -256,14 +256,17 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Which stages feed slots of each."""
         chosen: dict[int, int] = {}  # the stage that chose each draft last
         feeders: list[set[int]] = []
+        # The best of drafts are found in the stage that chooses these.
+        of_best = {draft: best.candidates[0] for best in self.bests for draft in best.drafts}
         for number, stage in enumerate(self.stages):
             of = set[int]()
             for _, draft, source, _ in stage.fills if stage.feeds else ():
-                if source != KNOWN:
-                    of.add(chosen[draft] if source == OF_DRAFT else source)
+                if source == OF_DRAFT:
+                    of.add(chosen[of_best.get(draft, draft)])
+                elif source != KNOWN:
+                    of.add(source)
             feeders.append(of)
-            for pick in stage.picks:
-                chosen.update(dict.fromkeys(self.after(pick.draft), number))
+            chosen.update((pick.draft, number) for pick in stage.picks)
         return feeders
 
     @cached_property

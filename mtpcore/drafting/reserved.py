@@ -58,12 +58,12 @@ class ReservedRows:
             return
         ranges = dict(self._ranges)
         for stage in stages:
-            if stage.plan is not self.stage.plan:
+            batch = stage.batch
+            if stage.plan is not self.stage.plan or batch is self.stage.batch:
                 continue
-            for seq in np.unique(stage.batch.seq).tolist():
+            for seq, place in zip(batch.seq.tolist(), batch.place.tolist(), strict=True):
                 begin, end = ranges[seq]
-                newest = int(stage.batch.place[stage.batch.seq == seq].max())
-                ranges[seq] = begin, max(end, newest + 1)
+                ranges[seq] = begin, max(end, place + 1)
         self._runner.memory.reserve(ranges)
 
     def settle(self, *, has_run: bool) -> None:
