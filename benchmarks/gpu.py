@@ -2,13 +2,12 @@
 
     python benchmarks/gpu.py [--backend cuda] [--small]
 
-measures how fast the device copies, then for each of two sizes of model, in Q4_K_M and Q8_0, what
-``cuda_costs.py`` prices: one row behind 1,024 places, eight rows, a round of three drafts and their
-verification (all of it, and what the host does while it waits for no answer), and a prompt of 512;
-and the time from a closed file to the first token. Medians of ``TIMES``, printed as they are made.
-The files are as large as real ones, with nothing in them: weights of zero take as many bytes and
-instructions as others, but less power. ``--small`` writes few layers, to try the script out on any
-backend.
+measures how fast the device copies, then for each of two sizes of model, in Q4_K_M and Q8_0: one
+row after 1,024 places, eight rows, a round of three drafts and their verification (all of it, and
+what the host does while it waits for no answer), and a prompt of 512; and the time from a closed
+file to the first token. Medians of ``TIMES``, printed as they are made. The files are as large as
+real ones, with nothing in them: weights of zero take as many bytes and instructions as others, but
+less power. ``--small`` writes few layers, to try the script out on any backend.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-from costs.launches import MODELS, write_hole
+from hollow import MODELS, write_hollow
 from shapes import scaled_down
 
 from mtpcore import Batch, Context, Generator, Sampling, link, load_model
@@ -124,7 +123,7 @@ def main() -> None:
     for (size, shape), kind in product(MODELS.items(), WEIGHTS):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.gguf"
-            write_hole(path, scaled_down(shape, n_nextn=1) if options.small else shape, kind)
+            write_hollow(path, scaled_down(shape, n_nextn=1) if options.small else shape, kind)
             n_bytes, found = path.stat().st_size, measure(path, options.backend, waits)
         cells = [f"{name} {1e3 * seconds:.2f} ms" for name, seconds in found.items()]
         one = found["one row"]
