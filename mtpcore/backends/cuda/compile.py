@@ -11,11 +11,13 @@ import importlib
 import io
 import re
 from collections.abc import Mapping
+from functools import cache
 from importlib import resources
 from typing import Any
 
 import msgspec
 
+from mtpcore.backends.cuda.signature import Signature, read_signature
 from mtpcore.boundary.paths import cache_folder
 from mtpcore.errors import BackendError
 
@@ -43,10 +45,26 @@ class Kernel(msgspec.Struct, frozen=True):
         """The CUDA C++ text, with the text of the headers in the place of their names."""
         return _INCLUDE.sub(lambda line: _text(line[1]), _text(f"{self.name}.cu"))
 
+    @property
+    def signature(self) -> Signature:
+        """What the kernel takes, as its source declares it; all variants take the same."""
+        return read_signature(_text(f"{self.name}.cu"))
+
+    def arguments(self, **given: Any) -> tuple[Any, ...]:
+        """Return the arguments of a launch in order, each given by the name of its parameter.
+
+        Raises
+        ------
+        TypeError
+            As ``Signature.arguments``.
+        """
+        return self.signature.arguments(**given)
+
     def __str__(self) -> str:
         return " ".join([self.name, *(f"{key}={value}" for key, value in self.defines)])
 
 
+@cache
 def _text(name: str) -> str:
     file = resources.files("mtpcore.backends.cuda") / "kernels" / name
     return file.read_text("utf-8")

@@ -9,7 +9,6 @@ import fcntl
 import functools
 import hashlib
 import os
-import re
 import subprocess
 import threading
 from functools import partial
@@ -24,6 +23,7 @@ from mtpcore.backends import select
 from mtpcore.backends.cuda import CudaBackend
 from mtpcore.backends.cuda import device as talking
 from mtpcore.backends.cuda.device import DeviceArray, find_device
+from mtpcore.backends.cuda.signature import read_signature
 from mtpcore.errors import BackendError
 
 HEADER = Path(__file__).with_name("emulator.h")
@@ -36,7 +36,6 @@ FLAGS = (
     *("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"),
     "-U_FORTIFY_SOURCE",  # jumps from one stack to another
 )
-SIGNATURE = re.compile(r'extern "C" __global__ .*?(\w+)\(([^()]*)\)\n{', re.DOTALL)
 
 
 class Condition(NamedTuple):
@@ -160,17 +159,19 @@ class EmulatedDevice:
 
     def load(self, kernel):
         if kernel not in self.loaded:
-            name, parameters = SIGNATURE.search(kernel.source).groups()
-            names = ", ".join(re.findall(r"(\w+)(?:,|$)", parameters))
+            signature = read_signature(kernel.source)
+            parameters = signature.parameters
+            declared = ", ".join(f"{of.type} {of.name}" for of in parameters)
+            names = ", ".join(of.name for of in parameters)
             defines = "".join(f"#define {key} {value}\n" for key, value in kernel.defines)
             source = (
                 f"{defines}{kernel.source}\n"
                 f'extern "C" bool emulate(void (*before)(), const emulator::Array *arrays, '
                 f"unsigned n_arrays, int grid_x, int grid_y, int grid_z, int threads, "
-                f"{parameters})\n{{ emulator::before = before; emulator::arrays = arrays; "
+                f"{declared})\n{{ emulator::before = before; emulator::arrays = arrays; "
                 f"emulator::n_arrays = n_arrays; return emulator::run("
                 f"dim3{{(unsigned)grid_x, (unsigned)grid_y, (unsigned)grid_z}}, threads, "
-                f"[&] {{ {name}({names}); }}) && !emulator::before; }}"
+                f"[&] {{ {signature.name}({names}); }}) && !emulator::before; }}"
             )
             stem = hashlib.sha256(source.encode()).hexdigest()[:32]
             built = self._build(
@@ -190,9 +191,8 @@ class EmulatedDevice:
             )
             emulate = self.functions.setdefault(stem, ctypes.CDLL(built).emulate)
             emulate.restype = ctypes.c_bool
-            of = dict(enumerate(p.strip() for p in parameters.split(",")))
-            counters = next((i for i, p in of.items() if p == "unsigned *counters"), None)
-            written = (i for i, p in of.items() if "*" in p and not p.startswith("const "))
+            counters = next((i for i, of in enumerate(parameters) if of.name == "counters"), None)
+            written = (i for i, of in enumerate(parameters) if of.is_written)
             kept = tuple(i for i in written if i != counters)
             self.loaded[kernel] = Loaded(emulate, kept, counters)
         return self.loaded[kernel]

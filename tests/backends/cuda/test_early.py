@@ -11,6 +11,7 @@ from harness.kernel_sample import sample
 
 from mtpcore.backends.cuda import compile as compiling
 from mtpcore.backends.cuda.launch import KERNELS
+from mtpcore.backends.cuda.signature import read_signature
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs the extra cuda")
 
@@ -20,7 +21,6 @@ WEIGHTS = re.compile(
     r"|correction|(weight|bias)_of_norm"
 )
 """Parameters that no launch writes."""
-ENTRY = re.compile(r'extern "C" __global__ .*?\w+\(([^()]*)\)\n{', re.DOTALL)
 LINE = re.compile(r"\s*(?:@!?%p\d+ )?([\w.:]+)\s+(.*);")
 
 
@@ -40,7 +40,7 @@ def ptx_of(source, defines):
 
 def read_at_any_time(kernel):
     """Return the pointers among a kernel's parameters that such loads begin from."""
-    parameters = [p.split()[-1].lstrip("*") for p in ENTRY.search(kernel.source)[1].split(",")]
+    parameters = [of.name for of in read_signature(kernel.source).parameters]
     lines = [LINE.fullmatch(line) for line in ptx_of(kernel.source, kernel.defines).splitlines()]
     instructions = [(line[1], re.findall(r"%rd\d+|param_\d+", line[2])) for line in lines if line]
     begins_from = {f"param_{i}": {name} for i, name in enumerate(parameters)}
@@ -92,8 +92,8 @@ def test_what_a_layer_launches_begins_early():
         ("route_few", "const float *x"),
         ("normalise", "const float *x"),
         ("quantise", "const float *x"),
-        ("turn_and_store", "const float *q"),
-        ("turn_and_store", "const int *positions"),
+        ("rope_and_store", "const float *q"),
+        ("rope_and_store", "const int *positions"),
         ("join_and_store", "const float *latent"),
     ],
 )
@@ -104,9 +104,9 @@ def test_a_promise_that_values_never_change_is_seen(monkeypatch, name, pointer):
     def planted(file):
         """The kernel is what its file ends with."""
         source = text(file)
-        before, found, behind = source.rpartition(f"{pointer},")
-        assert file != f"{name}.cu" or found
-        return f"{before}{promised},{behind}" if found else source
+        ends = [found.end() for found in re.finditer(rf"{re.escape(pointer)}\b", source)]
+        assert file != f"{name}.cu" or ends
+        return source[: ends[-1] - len(pointer)] + promised + source[ends[-1] :] if ends else source
 
     kernel = next(
         kernel

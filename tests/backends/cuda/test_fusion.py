@@ -83,6 +83,12 @@ def launches_of(runner, n_rows):
     return [launch for do, step, _ in runner.plan._steps for launch in do(step, n_rows)]
 
 
+def arguments_of(launch):
+    """Return the arguments of a launch by the names that its kernel has for them."""
+    names = [of.name for of in launch.kernel.signature.parameters]
+    return dict(zip(names, launch.arguments, strict=True))
+
+
 def kernels_of(runner, n_rows):
     """Return the names of the kernels of such a run."""
     return [launch.kernel.name for launch in launches_of(runner, n_rows)]
@@ -137,7 +143,7 @@ WIDTH, N_HEADS, N_KEY_HEADS, HEAD, LATENT, TURNED = 64, 4, 2, 32, 32, 16
 def grouped_attention(
     g, a, i, n_heads=N_HEADS, n_key_heads=N_KEY_HEADS, angles=(1.0, 0.1), style="halves"
 ):
-    """Queries share keys, as in llama's layers; no ``angles`` turn them if these are None."""
+    """Queries share keys, as in llama's layers; no ``angles`` rotate them if these are None."""
     q, k, v = (
         g.split_heads(g.matmul(a, f"{i}.{name}.weight"), n)
         for name, n in (("q", n_heads), ("k", n_key_heads), ("v", n_key_heads))
@@ -154,11 +160,11 @@ def latent_attention(g, a, i, style="halves"):
     both = g.matmul(a, f"{i}.kv_a.weight")
     c = g.rms_norm(g.slice(both, 0, LATENT), f"{i}.kv_norm.weight", 1e-5)
     key = g.split_heads(g.slice(both, LATENT, LATENT + TURNED), 1)
-    turned, key = (
+    rotated, key = (
         g.rope(x, g.inputs.positions, [1.0, 0.1], style=style)
         for x in (g.slice(q, 32, 32 + TURNED), key)
     )
-    q = g.concat(g.head_matmul(g.slice(q, 0, 32), f"{i}.k_b.weight"), turned)
+    q = g.concat(g.head_matmul(g.slice(q, 0, 32), f"{i}.k_b.weight"), rotated)
     y = g.attention(q, g.concat(g.split_heads(c, 1), key), LATENT, layer=i, scale=0.2)
     return g.head_matmul(y, f"{i}.v_b.weight")
 
@@ -258,7 +264,7 @@ def test_latent_rows_are_joined_where_they_are_stored(emulated, kv_dtype, style)
         both.feed_together(n_rows, n_seqs)
         names = kernels_of(both.fused, n_rows)
         assert not {"rope", "remember"} & {*names}
-        counts = tuple(map(names.count, ("join_and_store", "turns")))
+        counts = tuple(map(names.count, ("join_and_store", "cos_sin")))
         assert counts == ((0, 1) if n_rows <= 8 else (1, 0))
 
 
@@ -437,7 +443,7 @@ def test_products_of_a_norm_of_what_the_last_of_a_chain_makes(emulated, names):
 
 
 def test_products_that_are_heads_of_attention_follow_no_gates(emulated):
-    """These are turned, and stored, by the launch that makes them."""
+    """These are rotated, and stored, by the launch that makes them."""
     names = ("gate", "up", "0.q", "0.k", "0.v")
     shapes = {"embd": (20, 64), "o": (64, 64)} | dict.fromkeys(names, (64, 64))
     g, x = embedded(dict.fromkeys((*names, "o"), "Q8_0"), **shapes)
@@ -567,10 +573,10 @@ HEADS = {"one type": ("Q8_0", 4, 2, 32), "two types": (("Q4_K", "Q4_K", "Q6_K"),
 @pytest.mark.parametrize(("kinds", "n_heads", "n_key_heads", "width"), HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("style", ["halves", "pairs"])
 @pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8_0"])
-def test_heads_are_turned_and_stored_where_they_are_made(
+def test_heads_are_rotated_and_stored_where_they_are_made(
     emulated, kinds, n_heads, n_key_heads, width, style, kv_dtype
 ):
-    """In two layers that turn by the same angles, and one by its own; of several sequences."""
+    """In two layers that rotate by the same angles, and one by its own; of several sequences."""
     of_q, of_k, of_v = np.broadcast_to(kinds, 3).tolist()
     shapes, types = {"embd": (20, 256)}, {}
     for i in range(3):
@@ -586,7 +592,7 @@ def test_heads_are_turned_and_stored_where_they_are_made(
     for n_rows, n_seqs in ((1, 1), (8, 3), (12, 3), (5, 2)):
         both.feed_together(n_rows, n_seqs)
         is_one = n_rows <= 8 and width % 16 == 0
-        counts = tuple(map(kernels_of(both.fused, n_rows).count, ("turn_and_store", "turns")))
+        counts = tuple(map(kernels_of(both.fused, n_rows).count, ("rope_and_store", "cos_sin")))
         assert counts == ((0, 2) if is_one else (3, 0))
 
 
@@ -642,9 +648,10 @@ def test_no_launch_writes_codes_that_its_other_blocks_read(emulated, made, n_wri
     """A block of one matrix may end last while others of the launch are still to begin."""
     fused = Compared(emulated, *made(), n_batch=40).fused
     launches = launches_of(fused, n_rows)
-    products = [launch.arguments for launch in launches if launch.kernel.name == "matmul"]
-    written = [given[35:38] for given in products]
-    read = [given[4:7] for given in products]
+    products = [arguments_of(launch) for launch in launches if launch.kernel.name == "matmul"]
+    made, taken = ("codes", "scales_of_codes", "sums_of_codes"), ("x", "x_scales", "x_sums")
+    written = [[given[name] for name in made] for given in products]
+    read = [[given[name] for name in taken] for given in products]
     assert sum(codes[0] is not None for codes in written) >= n_written[n_rows]
     for codes, found in zip(written, read, strict=True):
         memory = [array.memory for array in found]

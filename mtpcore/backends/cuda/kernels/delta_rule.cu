@@ -225,9 +225,10 @@ static __device__ __forceinline__ float update(float (&state)[ENTRIES], const Sh
 
 /* For more CTAs on a multiprocessor the assembler would spill. */
 extern "C" __global__ void __launch_bounds__(THREADS, ENTRIES > 32 ? 2 : 4)
-    delta_rule(const float *q, const float *k, const float *v, const float *decays,
-               const float *betas, float *y, float *bases, float *logs, const int *walks, int n_seq,
-               int n_rows, int n_heads, int n_key_heads, int k_width, int v_width, int is_tiled)
+    delta_rule(float *bases, float *logs, const int *walks, int n_seq, int n_rows, int n_heads,
+               int n_key_heads, int k_width, int v_width, int is_tiled, const float *q = nullptr,
+               const float *k = nullptr, const float *v = nullptr, const float *decays = nullptr,
+               const float *betas = nullptr, float *y = nullptr)
 {
     __shared__ Shelf shelf;
     const int n_advances = walks[2 * blockIdx.x + 1];

@@ -1,6 +1,6 @@
 /* The key of a row in latent attention, whose parts are joined where it is stored. */
 
-/* Normalises the latent part of row t to `joined`, and stores that with the key's turned part behind it; a
+/* Normalises the latent part of row t to `joined`, and stores that with the key's rotated part after it; a
  * CTA of 256. */
 static __device__ __forceinline__ void store_joined(const Norm &norm, const float *latent,
                                                     const float *key, float *joined, size_t t,
@@ -18,7 +18,7 @@ static __device__ __forceinline__ void store_joined(const Norm &norm, const floa
             value[i] = d >= width ? 0.0f
                        : d < norm.width
                            ? joined[d]
-                           : turned(cosines, sines, are_neighbours, key, d - norm.width, n_pairs);
+                           : rotated(cosines, sines, are_neighbours, key, d - norm.width, n_pairs);
         }
         store_part(type, rows, 1, width, 0, part, value);
     }

@@ -1,4 +1,4 @@
-/* Store a row's key, which is a normalised row and behind it a turned one, and turn the last parts of
+/* Store a row's key, which is a normalised row and after it a rotated one, and rotate the last parts of
  * queries: what normalise.cu, rope.cu and remember.cu do with latent attention, all at once, with the
  * same bits.
  *
@@ -11,7 +11,7 @@
 #include "quantise.cuh"
 #include "normalise.cuh"
 #include "rope.cuh"
-#include "turned.cuh"
+#include "rotated.cuh"
 #include "visible.cuh"
 #include "stored.cuh"
 #include "join.cuh"
@@ -23,11 +23,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     join_and_store(const float *q, const float *latent, const float *key, const int *positions,
                    const double *__restrict__ frequencies, const int *__restrict__ axes,
                    const float *__restrict__ factors, const float *__restrict__ weight,
-                   float *turned_q, float *joined, const int *seqs, const int *places,
+                   float *rotated_q, float *joined, const int *seqs, const int *places,
                    const int *tables, char *memory, long long pitch, int n_ctas, int n_entries,
                    int n_pairs, int n_axes, int n_heads, int latent_width, int key_width,
                    int q_begin, int q_apart, int latent_begin, int latent_apart, int key_begin,
-                   int key_apart, int turned_begin, int turned_apart, int joined_begin,
+                   int key_apart, int rotated_begin, int rotated_apart, int joined_begin,
                    int joined_apart, float eps, double magnitude)
 {
     __shared__ float cosines[MOST_PAIRS], sines[MOST_PAIRS], partial[2 * ALL_WARPS];
@@ -38,16 +38,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll 1
     for (int i = threadIdx.x; i < n_pairs; i += THREADS) {
         const double frequency = factors ? frequencies[i] / (double)factors[i] : frequencies[i];
-        turn(positions[t * n_axes + axes[i]] * frequency, magnitude, &cosines[i], &sines[i]);
+        cos_sin_of(positions[t * n_axes + axes[i]] * frequency, magnitude, &cosines[i], &sines[i]);
     }
     __syncthreads();
     q += q_begin + t * n_heads * q_apart;
-    turned_q += turned_begin + t * n_heads * turned_apart;
+    rotated_q += rotated_begin + t * n_heads * rotated_apart;
 #pragma unroll 2
     for (int i = cta * THREADS + threadIdx.x; i < n_heads * key_width; i += n_ctas * THREADS) {
         const int head = i / key_width, d = i % key_width;
-        turned_q[head * turned_apart + d] =
-            turned(cosines, sines, PAIRS, q + head * q_apart, d, n_pairs);
+        rotated_q[head * rotated_apart + d] =
+            rotated(cosines, sines, PAIRS, q + head * q_apart, d, n_pairs);
     }
     if (cta != n_ctas - 1)
         return;

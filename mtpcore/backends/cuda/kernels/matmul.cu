@@ -23,9 +23,9 @@
  * and CTAs that have the same columns of both, as many as are a block of codes, make the codes of what is
  * let through. NORM, CENTRED_NORM: rows of the one tile are normalised (normalise.cuh), of the matrix
  * of that number among the three. PASSED: rows of that matrix become codes, or some columns of their
- * heads, as one that multiplies these reads them. HEADS: CTAs of a head of queries turn it, or of keys,
+ * heads, as one that multiplies these reads them. HEADS: CTAs of a head of queries rotate it, or of keys,
  * and these are stored, as a head of values is (stored.cuh). JOINED: the products are parts of queries by
- * head, and for each head a CTA behind theirs turns the other part; these also store the keys of rows
+ * head, and for each head a CTA after theirs rotates the other part; these also store the keys of rows
  * (join.cuh), whose parts lie behind each other in `latent`. Where there are `shares`, CTAs that have the
  * same columns of slots mix these to rows (mix.cuh), of which there are up to 16, and NORM is of those.
  * Grid: (row tiles / ROW_TILES of each, or as many CTAs as have warps for these, tiles of slots from
@@ -44,7 +44,7 @@
 #include "mix.cuh"
 #include "normalise.cuh"
 #include "stored.cuh"
-#include "turned.cuh"
+#include "rotated.cuh"
 #include "visible.cuh"
 #include "join.cuh"
 #endif
@@ -399,16 +399,16 @@ struct Coded {
     float limit, offset;
 };
 
-/* Where heads of a row go: to `turned`, or to memory of a type. */
+/* Where heads of a row go: to `rotated`, or to memory of a type. */
 struct Head {
     const float *from, *cosines, *sines;
-    float *turned;
+    float *rotated;
     char *rows;
     int type, n_heads, width, number, n_pairs;
     bool are_neighbours;
 };
 
-/* Turns a head, unless it is one of values, and stores it, unless it is one of queries; a warp. */
+/* Rotates a head, unless it is one of values, and stores it, unless it is one of queries; a warp. */
 static __device__ __forceinline__ void store_head(const Head &head, int kind)
 {
 #pragma unroll 1
@@ -418,10 +418,10 @@ static __device__ __forceinline__ void store_head(const Head &head, int kind)
             const int d = part * CODES + 2 * (threadIdx.x & 31) + i;
             value[i] = d >= head.width  ? 0.0f
                        : kind == VALUES ? head.from[d]
-                                        : turned(head.cosines, head.sines, head.are_neighbours,
-                                                 head.from, d, head.n_pairs);
+                                        : rotated(head.cosines, head.sines, head.are_neighbours,
+                                                  head.from, d, head.n_pairs);
             if (kind == QUERIES && d < head.width)
-                head.turned[d] = value[i];
+                head.rotated[d] = value[i];
         }
         if (kind != QUERIES)
             store_part(head.type, head.rows, head.n_heads, head.width, head.number, part, value);
@@ -466,23 +466,28 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
            const char *__restrict__ parts, const char *__restrict__ scales, const Codes *x,
            const float *x_scales, const unsigned *x_sums, const float *__restrict__ bias,
            const int *matrices, const int *members, float *ALONE y, int n_rows, int n_blocks,
-           int n_slots, int n_ranks, int from_tile, int y_begin, int y_pitch, const float *residual,
-           const char *__restrict__ low_2, const char *__restrict__ high_2,
-           const char *__restrict__ parts_2, const char *__restrict__ scales_2,
-           const float *__restrict__ bias_2, float *ALONE y_2, int n_rows_2,
-           const char *__restrict__ low_3, const char *__restrict__ high_3,
-           const char *__restrict__ parts_3, const char *__restrict__ scales_3,
-           const float *__restrict__ bias_3, float *ALONE y_3, int n_rows_3, unsigned *counters,
-           int follows, signed char *codes, float *scales_of_codes, short *sums_of_codes,
-           int of_codes, int kind, float limit, float offset,
-           const float *__restrict__ weight_of_norm, const float *__restrict__ bias_of_norm,
-           float *__restrict__ normed, float eps, int kinds, const float *turns, float *turned_q,
-           const int *seqs, const int *places, const int *tables, char *memory, long long v_begin,
-           long long pitch, int n_entries, int n_pairs, int are_neighbours, int type, int k_width,
-           int v_width, int part_begin, int part_width, int part_apart, const float *shares,
-           const float *first_residual, const float *second_residual, float *mixed_y, int n_mixed,
-           const float *queries, int q_begin, int q_apart, const float *latent, int latent_begin,
-           int latent_apart)
+           int n_slots, int n_ranks, int from_tile, int y_begin, int y_pitch, int follows,
+           const float *residual = nullptr, const char *__restrict__ low_2 = nullptr,
+           const char *__restrict__ high_2 = nullptr, const char *__restrict__ parts_2 = nullptr,
+           const char *__restrict__ scales_2 = nullptr, const float *__restrict__ bias_2 = nullptr,
+           float *ALONE y_2 = nullptr, int n_rows_2 = 0, const char *__restrict__ low_3 = nullptr,
+           const char *__restrict__ high_3 = nullptr, const char *__restrict__ parts_3 = nullptr,
+           const char *__restrict__ scales_3 = nullptr, const float *__restrict__ bias_3 = nullptr,
+           float *ALONE y_3 = nullptr, int n_rows_3 = 0, unsigned *counters = nullptr,
+           signed char *codes = nullptr, float *scales_of_codes = nullptr,
+           short *sums_of_codes = nullptr, int of_codes = 0, int kind = 0, float limit = 0,
+           float offset = 0, const float *__restrict__ weight_of_norm = nullptr,
+           const float *__restrict__ bias_of_norm = nullptr, float *__restrict__ normed = nullptr,
+           float eps = 0, int kinds = 0, const float *cos_sin = nullptr,
+           float *rotated_q = nullptr, const int *seqs = nullptr, const int *places = nullptr,
+           const int *tables = nullptr, char *memory = nullptr, long long v_begin = 0,
+           long long pitch = 0, int n_entries = 0, int n_pairs = 0, int are_neighbours = 0,
+           int type = 0, int k_width = 0, int v_width = 0, int part_begin = 0, int part_width = 0,
+           int part_apart = 0, const float *shares = nullptr,
+           const float *first_residual = nullptr, const float *second_residual = nullptr,
+           float *mixed_y = nullptr, int n_mixed = 0, const float *queries = nullptr,
+           int q_begin = 0, int q_apart = 0, const float *latent = nullptr, int latent_begin = 0,
+           int latent_apart = 0)
 {
 #if ROW_TILES == 1
     __shared__ uint4 rings[WARPS][STAGES * PIECE_BYTES / 16];
@@ -496,14 +501,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
         for (int i = threadIdx.x; i < n * v_width; i += 32 * WARPS) {
             const int row = i / v_width, d = i % v_width;
             const size_t at = (size_t)row * gridDim.z + head;
-            const float *own = turns + (size_t)row * 2 * n_pairs;
-            y[at * y_pitch + y_begin + n_rows + d] = turned(
+            const float *own = cos_sin + (size_t)row * 2 * n_pairs;
+            y[at * y_pitch + y_begin + n_rows + d] = rotated(
                 own, own + n_pairs, are_neighbours, queries + at * q_apart + q_begin, d, n_pairs);
         }
 #pragma unroll 1
         for (int row = head; row < n; row += gridDim.z) {
             const float *both = latent + (size_t)row * latent_apart + latent_begin;
-            const float *own = turns + (size_t)row * 2 * n_pairs;
+            const float *own = cos_sin + (size_t)row * 2 * n_pairs;
             char *rows =
                 memory + slot_of_place(tables + (size_t)seqs[row] * n_entries, places[row]) * pitch;
             store_joined(norm, both, both + k_width, (float *)rings + 2 * ALL_WARPS, row, own,
@@ -704,8 +709,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
         const size_t at = (size_t)row * n_rows + head * width;
         char *rows =
             memory + slot_of_place(tables + (size_t)seqs[row] * n_entries, places[row]) * pitch;
-        turns += (size_t)row * 2 * n_pairs;
-        store_head({y + at, turns, turns + n_pairs, turned_q + at,
+        cos_sin += (size_t)row * 2 * n_pairs;
+        store_head({y + at, cos_sin, cos_sin + n_pairs, rotated_q + at,
                     head_kind == VALUES ? rows + v_begin : rows, type, n_rows / width, width, head,
                     n_pairs, are_neighbours != 0},
                    head_kind);

@@ -11,12 +11,13 @@
 #define THREADS 256
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    mix(const float *__restrict__ x, const float *__restrict__ shares,
-        const float *__restrict__ first, const float *__restrict__ second, float *y, int n_rows,
-        int n_ranks, int width, unsigned *counters, int is_centred, signed char *__restrict__ codes,
-        float *__restrict__ scales, short *__restrict__ sums, int of_codes,
-        const float *__restrict__ weight, const float *__restrict__ bias,
-        float *__restrict__ normed, float eps)
+    mix(const float *__restrict__ x, const float *__restrict__ shares, float *y, int n_rows,
+        int n_ranks, int width, const float *__restrict__ first = nullptr,
+        const float *__restrict__ second = nullptr, unsigned *counters = nullptr,
+        int is_centred = 0, signed char *__restrict__ codes = nullptr,
+        float *__restrict__ scales = nullptr, short *__restrict__ sums = nullptr, int of_codes = 0,
+        const float *__restrict__ weight = nullptr, const float *__restrict__ bias = nullptr,
+        float *__restrict__ normed = nullptr, float eps = 0)
 {
     __shared__ float partial[2 * ALL_WARPS], of_warps[ALL_WARPS][32 * EACH];
     const long long at = (long long)blockIdx.x * THREADS + threadIdx.x;

@@ -1,8 +1,9 @@
-/* Turn pair i of each head by angle = positions[axes[i]] * frequencies[i] / factors[i]: (a, b)
+/* Rotate pair i of each head by angle = positions[axes[i]] * frequencies[i] / factors[i]: (a, b)
  * becomes (a cos - b sin, a sin + b cos), cosine and sine times `magnitude`; the rest stays.
  *
  * Angles, sines and cosines are double, and rounded to float in the end. Pairs are (i, i + n_pairs),
- * or (2i, 2i + 1) where PAIRS. A thread turns its pairs in all heads, which are x_pitch and y_pitch apart.
+ * or (2i, 2i + 1) where PAIRS. A thread rotates its pairs in all heads, which are x_pitch and y_pitch
+ * apart.
  * Grid: rows. Block: 256.
  */
 #include "rope.cuh"
@@ -22,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int i = threadIdx.x; i < n_pairs; i += THREADS) {
         const double frequency = factors ? frequencies[i] / (double)factors[i] : frequencies[i];
         float cos, sin;
-        turn(positions[row * n_axes + axes[i]] * frequency, magnitude, &cos, &sin);
+        cos_sin_of(positions[row * n_axes + axes[i]] * frequency, magnitude, &cos, &sin);
         const int first = PAIRS ? 2 * i : i, second = PAIRS ? 2 * i + 1 : n_pairs + i;
         for (int head = 0; head < n_heads; head++) {
             const float a = x[head * x_pitch + first], b = x[head * x_pitch + second];

@@ -27,7 +27,7 @@ __device__ __forceinline__ double cosine(double x)
 
 /* The angle less n quarter turns: pi / 2 in two parts of 53 bits. n is below 2^31 and the first
  * product's lowest bit that of pi / 2, so the first difference is exact. */
-__device__ __forceinline__ void turn(double angle, double magnitude, float *cos, float *sin)
+__device__ __forceinline__ void cos_sin_of(double angle, double magnitude, float *cos, float *sin)
 {
     const double n = rint(angle * 6.36619772367581382433e-01);
     const double rest = fma(n, -6.12323399573676603587e-17, fma(n, -1.57079632679489655800, angle));

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import msgspec
@@ -11,7 +10,8 @@ import numpy as np
 
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
-from mtpcore.backends.cuda.launch.codes import Codes, arrays_of
+from mtpcore.backends.cuda.launch.codes import Codes
+from mtpcore.backends.cuda.launch.rows import angles_of
 from mtpcore.backends.cuda.launch.step import THREADS, Launch, Launcher, Step, counters_for
 from mtpcore.backends.cuda.layout import TILE
 from mtpcore.backends.cuda.store import StoredLayer
@@ -64,36 +64,36 @@ _ATTENTION = {
     for shape in _SHAPES
     for is_aligned in (True, False)
 }
-_TURNS = Kernel("turns")
-_TURN_AND_STORE = {
-    (dtype, style): Kernel("turn_and_store", (("TYPE", str(i)), ("PAIRS", str(pairs))))
+_COS_SIN = Kernel("cos_sin")
+_ROPE_AND_STORE = {
+    (dtype, style): Kernel("rope_and_store", (("TYPE", str(i)), ("PAIRS", str(pairs))))
     for dtype, i in _TYPES.items()
     for pairs, style in enumerate(("halves", "pairs"))
 }
 _JOIN_AND_STORE = {
-    variant: Kernel("join_and_store", kernel.defines) for variant, kernel in _TURN_AND_STORE.items()
+    variant: Kernel("join_and_store", kernel.defines) for variant, kernel in _ROPE_AND_STORE.items()
 }
 KERNELS = (
     *_REMEMBER.values(),
     *_ATTENTION.values(),
-    *_TURN_AND_STORE.values(),
+    *_ROPE_AND_STORE.values(),
     *_JOIN_AND_STORE.values(),
-    _TURNS,
+    _COS_SIN,
 )
 
 
-class Turned(msgspec.Struct, frozen=True):
+class _Rotated(msgspec.Struct, frozen=True):
     """Products that are queries, or parts of them, and what is done with them before attention.
 
-    ``step`` is attention's, ``ropes`` turn queries and keys by the cosines and sines in ``turns``,
-    which one of the layers ``makes`` for all of them.
+    ``step`` is attention's, ``ropes`` rotate queries and keys by the cosines and sines in
+    ``cos_sin``, which are the same in many layers: the first ``makes_cos_sin`` for all of them.
     """
 
     step: Step
     ropes: tuple[Step, Step]
     products: tuple[DeviceArray, ...]
-    turns: DeviceArray
-    makes: bool
+    cos_sin: DeviceArray
+    makes_cos_sin: bool
 
     def are_few(self, n_rows: int) -> bool:
         """Whether the blocks of the products do it, a warp for each row."""
@@ -101,40 +101,29 @@ class Turned(msgspec.Struct, frozen=True):
 
     def before(self, n_rows: int) -> list[Launch]:
         """Return what comes before the products."""
-        if not self.makes or not self.are_few(n_rows):
+        if not self.makes_cos_sin or not self.are_few(n_rows):
             return []
-        of_q, _ = self.ropes
-        positions, attrs = of_q.inputs[1], of_q.attrs
-        arguments = (
-            *(positions, *_angles_of(of_q), self.turns),
-            *map(np.int32, (len(attrs["frequencies"]), positions.shape[1])),
-            np.float64(attrs["magnitude"]),
-        )
-        return [Launch(_TURNS, (n_rows, 1), arguments, is_early=True)]
+        arguments = _COS_SIN.arguments(to=self.cos_sin, **angles_of(self.ropes[0]))
+        return [Launch(_COS_SIN, (n_rows, 1), arguments, is_early=True)]
 
-    def _stored(
-        self, q: DeviceArray | None, v_begin: int, k_width: int, v_width: int
-    ) -> tuple[Any, ...]:
-        """Return how ``kernels/matmul.cu`` turns, and where it stores."""
+    def _rotated_and_stored(self) -> dict[str, Any]:
+        """Return how ``kernels/matmul.cu`` rotates, and where it stores."""
         memory, attrs = self.step.memory, self.ropes[0].attrs
-        layer, rows, table = memory.layer, memory.rows, memory.tables.array
-        sizes = (
-            *(table.shape[1], len(attrs["frequencies"]), attrs["style"] == "pairs"),
-            *(_TYPES[layer.dtype], k_width, v_width),
-        )
-        return (
-            *(self.turns, q, rows.seq, rows.place, table, layer.rows),
-            *map(np.int64, (v_begin, layer.rows.shape[1])),
-            *map(np.int32, sizes),
-        )
+        return {
+            "cos_sin": self.cos_sin,
+            "n_pairs": len(attrs["frequencies"]),
+            "are_neighbours": attrs["style"] == "pairs",
+            "type": _TYPES[memory.layer.dtype],
+            **_slots_of(memory),
+        }
 
 
-class Heads(Turned, frozen=True):
-    """Products that are queries, keys and values; they are turned, and stored."""
+class Heads(_Rotated, frozen=True):
+    """Products that are queries, keys and values; they are rotated, and stored."""
 
-    def behind(self, n_rows: int) -> list[Launch]:
-        """Return what comes behind the products."""
-        return [] if self.are_few(n_rows) else [_turn_and_store(self.step, *self.ropes, n_rows)]
+    def after(self, n_rows: int) -> list[Launch]:
+        """Return what comes after the products."""
+        return [] if self.are_few(n_rows) else [_rope_and_store(self.step, *self.ropes, n_rows)]
 
     def kinds_of(self, products: Sequence[DeviceArray]) -> int:
         """Return for each product whether it is queries, keys or values, two bits each."""
@@ -145,17 +134,23 @@ class Heads(Turned, frozen=True):
         return found
 
     @property
-    def arguments(self) -> tuple[Any, ...]:
+    def arguments(self) -> dict[str, Any]:
         """Return what ``kernels/matmul.cu`` does it with."""
-        (q, k), layer = self.step.inputs[:2], self.step.memory.layer
+        q, k = self.step.inputs[:2]
         v = (*self.step.inputs, None)[2]
-        return self._stored(q, layer.v_begin, k.shape[2], v.shape[2] if v else TILE)
+        return {
+            **self._rotated_and_stored(),
+            "rotated_q": q,
+            "v_begin": self.step.memory.layer.v_begin,
+            "k_width": k.shape[2],
+            "v_width": v.shape[2] if v else TILE,
+        }
 
 
-class Joined(Turned, frozen=True):
-    """The product that queries begin with; the rest of them is turned, and keys are stored.
+class Joined(_Rotated, frozen=True):
+    """The product that queries begin with; the rest of them is rotated, and keys are stored.
 
-    These are what ``norm`` makes, and behind it a turned part.
+    These are what ``norm`` makes, and after it a rotated part.
     """
 
     norm: Step
@@ -163,31 +158,38 @@ class Joined(Turned, frozen=True):
     def are_few(self, n_rows: int) -> bool:
         """Whether blocks of the product's launch do it: all lies where these look for it."""
         (of_q, of_k), (product,) = self.ropes, self.products
-        turned, latent, key = of_q.outputs[0], self.norm.inputs[0], of_k.inputs[0]
-        begins = turned.begin - product.shape[2], key.begin - latent.shape[-1]
+        rotated, latent, key = of_q.outputs[0], self.norm.inputs[0], of_k.inputs[0]
+        begins = rotated.begin - product.shape[2], key.begin - latent.shape[-1]
         are_there = begins == (product.begin, latent.begin) and latent.shape[-1] <= _MOST_LATENT
-        are_one = turned.memory is product.memory and key.memory is latent.memory
+        are_one = rotated.memory is product.memory and key.memory is latent.memory
         return are_there and are_one and super().are_few(n_rows)
 
-    def behind(self, n_rows: int) -> list[Launch]:
-        """Return what comes behind the product."""
+    def after(self, n_rows: int) -> list[Launch]:
+        """Return what comes after the product."""
         if self.are_few(n_rows):
             return []
         return [_join_and_store(self.step, *self.ropes, self.norm, n_rows)]
 
     @property
-    def arguments(self) -> tuple[Any, ...]:
-        """Return how parts are turned, and where keys are stored, as ``Heads`` do."""
-        of_k = self.ropes[1]
-        return self._stored(None, 0, self.norm.inputs[0].shape[-1], of_k.inputs[0].shape[2])
+    def arguments(self) -> dict[str, Any]:
+        """Return what ``kernels/matmul.cu`` does it with: where the parts are that it did not make.
 
-    @property
-    def parts(self) -> tuple[Any, ...]:
-        """Return where the parts of queries and keys are that are not products here."""
-        q, latent = self.ropes[0].inputs[0], self.norm.inputs[0]
-        return tuple(
-            part for x in (q, latent) for part in (x, np.int32(x.begin), np.int32(x.apart))
-        )
+        Of keys these are the latent part and the rotated one, whose widths are those of k and v.
+        """
+        q, key, latent = (one.inputs[0] for one in (*self.ropes, self.norm))
+        return {
+            **self._rotated_and_stored(),
+            "k_width": latent.shape[-1],
+            "v_width": key.shape[2],
+            "weight_of_norm": (*self.norm.weights, None)[0],
+            "eps": self.norm.attrs["eps"],
+            "queries": q,
+            "q_begin": q.begin,
+            "q_apart": q.apart,
+            "latent": latent,
+            "latent_begin": latent.begin,
+            "latent_apart": latent.apart,
+        }
 
 
 def remember(step: Step, n_rows: int) -> list[Launch]:
@@ -215,10 +217,10 @@ def attend(
     norm: Step | None = None,
     is_stored: bool = False,
 ) -> list[Launch]:
-    """Store and attend; ``ropes`` turn queries and keys before, and rows become ``codes``.
+    """Store and attend; ``ropes`` rotate queries and keys before, and rows become ``codes``.
 
-    With a ``norm`` they turn parts, and keys begin with what it makes. Where it is stored already,
-    queries are turned, too.
+    With a ``norm`` they rotate parts, and keys begin with what it makes. Where keys and values
+    are stored already, queries are rotated, too.
     """
     if op == "cross_attention":
         return _attend(step, n_rows, codes)
@@ -229,80 +231,98 @@ def attend(
         stored = [_join_and_store(step, of_q, of_k, norm, n_rows)]
     elif ropes:
         of_q, of_k = ropes
-        stored = [_turn_and_store(step, of_q, of_k, n_rows)]
+        stored = [_rope_and_store(step, of_q, of_k, n_rows)]
     elif not is_stored:
         stored = _remember(step.memory, step.inputs[1:], n_rows)
     furthest = step.attrs["max_distance"]
     return [*stored, *_attend(step, n_rows, codes, sinks, bias, furthest)]
 
 
-def _turn_and_store(step: Step, of_q: Step, of_k: Step, n_rows: int) -> Launch:
-    """Turn queries to where attention reads them, and keys to where memory has them."""
-    q, k, positions = of_q.inputs[0], of_k.inputs[0], of_q.inputs[1]
-    v = (*step.inputs, None)[2]
-    memory, attrs = step.memory, of_q.attrs
-    layer, rows, table = memory.layer, memory.rows, memory.tables.array
-    n_ctas = _CTAS_OF_FEW if n_rows <= _FEW_ROWS else 1
-    sizes = (
-        *(n_ctas, table.shape[1], len(attrs["frequencies"]), positions.shape[1], q.shape[1]),
-        *(k.shape[1], k.shape[2], v.shape[2] if v else 0),
+def _rope_and_store(step: Step, of_q: Step, of_k: Step, n_rows: int) -> Launch:
+    """Rotate queries to where attention reads them, and keys to where memory has them."""
+    q, k, v = of_q.inputs[0], of_k.inputs[0], (*step.inputs, None)[2]
+    layer, n_ctas = step.memory.layer, _ctas_of_row(n_rows)
+    kernel = _ROPE_AND_STORE[layer.dtype, of_q.attrs["style"]]
+    arguments = kernel.arguments(
+        q=q,
+        k=k,
+        v=v,
+        rotated_q=step.inputs[0],
+        **angles_of(of_q),
+        **_slots_of(step.memory),
+        v_begin=layer.v_begin,
+        n_ctas=n_ctas,
+        n_heads=q.shape[1],
+        n_key_heads=k.shape[1],
+        k_width=k.shape[2],
+        v_width=v.shape[2] if v else 0,
     )
-    arguments = (
-        *(q, k, v, positions, *_angles_of(of_q)),
-        *(step.inputs[0], rows.seq, rows.place, table, layer.rows),
-        *map(np.int64, (layer.v_begin, layer.rows.shape[1])),
-        *map(np.int32, sizes),
-        np.float64(attrs["magnitude"]),
-    )
-    kernel = _TURN_AND_STORE[layer.dtype, attrs["style"]]
     return Launch(kernel, (n_rows, n_ctas), arguments, is_early=True)
 
 
 def _join_and_store(step: Step, of_q: Step, of_k: Step, norm: Step, n_rows: int) -> Launch:
-    """Turn parts of queries, and store keys that are joined: a norm's row and a turned part."""
-    (q, positions), key, turned_q = of_q.inputs, of_k.inputs[0], of_q.outputs[0]
-    latent, joined, memory, attrs = norm.inputs[0], norm.outputs[0], step.memory, of_q.attrs
-    layer, rows, table = memory.layer, memory.rows, memory.tables.array
-    n_ctas = _CTAS_OF_FEW if n_rows <= _FEW_ROWS else 1
-    sizes = (
-        *(n_ctas, table.shape[1], len(attrs["frequencies"]), positions.shape[1], q.shape[1]),
-        *(latent.shape[-1], key.shape[2]),
+    """Rotate parts of queries, and store keys that are joined: a norm's row and a rotated part."""
+    q, key, rotated_q = of_q.inputs[0], of_k.inputs[0], of_q.outputs[0]
+    latent, joined = norm.inputs[0], norm.outputs[0]
+    layer, n_ctas = step.memory.layer, _ctas_of_row(n_rows)
+    kernel = _JOIN_AND_STORE[layer.dtype, of_q.attrs["style"]]
+    arguments = kernel.arguments(
+        q=q,
+        q_begin=q.begin,
+        q_apart=q.apart,
+        rotated_q=rotated_q,
+        rotated_begin=rotated_q.begin,
+        rotated_apart=rotated_q.apart,
+        latent=latent,
+        latent_begin=latent.begin,
+        latent_apart=latent.apart,
+        key=key,
+        key_begin=key.begin,
+        key_apart=key.apart,
+        joined=joined,
+        joined_begin=joined.begin,
+        joined_apart=joined.apart,
+        weight=(*norm.weights, None)[0],
+        eps=norm.attrs["eps"],
+        **angles_of(of_q),
+        **_slots_of(step.memory),
+        n_ctas=n_ctas,
+        n_heads=q.shape[1],
+        latent_width=latent.shape[-1],
+        key_width=key.shape[2],
     )
-    lies = [(x.begin, x.apart) for x in (q, latent, key, turned_q, joined)]
-    arguments = (
-        *(q, latent, key, positions, *_angles_of(of_q), (*norm.weights, None)[0]),
-        *(turned_q, joined, rows.seq, rows.place, table, layer.rows),
-        np.int64(layer.rows.shape[1]),
-        *map(np.int32, (*sizes, *chain(*lies))),
-        np.float32(norm.attrs["eps"]),
-        np.float64(attrs["magnitude"]),
-    )
-    kernel = _JOIN_AND_STORE[layer.dtype, attrs["style"]]
     return Launch(kernel, (n_rows, n_ctas), arguments, is_early=True)
 
 
-def _angles_of(rope: Step) -> tuple[DeviceArray | None, ...]:
-    """Return the frequencies of a rope's pairs, their axes, and what divides the frequencies."""
-    return (
-        rope.constant(np.asarray(rope.attrs["frequencies"], np.float64)),
-        rope.constant(np.asarray(rope.attrs["axes"], np.int32)),
-        (*rope.weights, None)[0],
-    )
+def _ctas_of_row(n_rows: int) -> int:
+    """Return how many CTAs share a row."""
+    return _CTAS_OF_FEW if n_rows <= _FEW_ROWS else 1
+
+
+def _slots_of(memory: Attended) -> dict[str, Any]:
+    """Return where rows are stored in a layer, by the names that all kernels have for it."""
+    table = memory.tables.array
+    return {
+        "seqs": memory.rows.seq,
+        "places": memory.rows.place,
+        "tables": table,
+        "memory": memory.layer.rows,
+        "pitch": memory.layer.rows.shape[1],
+        "n_entries": table.shape[1],
+    }
 
 
 def _remember(memory: Attended, given: tuple[DeviceArray, ...], n_rows: int) -> list[Launch]:
-    layer, rows, table = memory.layer, memory.rows, memory.tables.array
-    launches = []
+    layer, launches = memory.layer, []
+    kernel = _REMEMBER[layer.dtype]
     for begin, x in zip((0, layer.v_begin), given, strict=False):
-        n_heads, width = x.shape[1:]
+        _, n_heads, width = x.shape
         n_warps = n_heads * -(-width // CODES)
-        arguments = (
-            *(x, rows.seq, rows.place, table, layer.rows),
-            *map(np.int64, (begin, layer.rows.shape[1])),
-            *map(np.int32, (table.shape[1], n_heads, width)),
+        arguments = kernel.arguments(
+            x=x, begin=begin, n_heads=n_heads, width=width, **_slots_of(memory)
         )
         grid = (n_rows, -(-n_warps // (THREADS // 32)))
-        launches.append(Launch(_REMEMBER[layer.dtype], grid, arguments))
+        launches.append(Launch(kernel, grid, arguments))
     return launches
 
 
@@ -341,18 +361,40 @@ def _attend(
         n_takers = min(tile.n_rows, n) if n <= _FEW_ROWS else 1
         n_tiles = tile.n_blocks(n, n_shared) * layer.n_heads
         grid = (n_tiles * n_takers, n_ranges)
-        sizes = (
-            *(table.shape[1], first, n, n_ranges, tile.n_rows, tile.n_heads, n_takers),
-            *(layer.n_heads, n_shared, n_joined, block),
-            *(k_width, v_width, layer.kept_width, furthest),
-        )
-        arguments = (
-            *(q, rows.seq, rows.place, rows.parent, visible.array, table, layer.rows, bias, sinks),
-            *(sums, None if codes else y, *arrays_of(codes), counters),
-            np.int32(layer.rows.shape[1]),
-            np.int64(layer.v_begin),
-            *map(np.int32, sizes),
-            np.float32(step.attrs["scale"]),
+        arguments = kernel.arguments(
+            q=q,
+            seqs=rows.seq,
+            places=rows.place,
+            parents=rows.parent,
+            visible_of_rows=visible.array,
+            tables=table,
+            keys=layer.rows,
+            bias=bias,
+            sinks=sinks,
+            sums=sums,
+            y=None if codes else y,
+            codes=codes.codes if codes else None,
+            scales=codes.scales if codes else None,
+            sums_of_codes=codes.sums if codes else None,
+            counters=counters,
+            pitch=layer.rows.shape[1],
+            v_begin=layer.v_begin,
+            n_entries=table.shape[1],
+            first_row=first,
+            n_rows=n,
+            n_ranges=n_ranges,
+            tile_rows=tile.n_rows,
+            tile_heads=tile.n_heads,
+            n_takers=n_takers,
+            n_key_heads=layer.n_heads,
+            n_shared=n_shared,
+            n_joined=n_joined,
+            block=block,
+            k_width=k_width,
+            v_width=v_width,
+            kept_width=layer.kept_width,
+            furthest=furthest,
+            scale=step.attrs["scale"],
         )
         launches.append(Launch(kernel, grid, arguments))
     return launches

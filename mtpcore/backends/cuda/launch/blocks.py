@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.launch.step import Launch, Launcher, Step, blocks_of
@@ -28,9 +26,16 @@ def _over_blocks(
     kernel: Kernel, step: Step, n_rows: int, weight: DeviceArray | None, size: int
 ) -> list[Launch]:
     x, rows = step.inputs[0], step.memory
-    arguments = (x, weight, rows.order, rows.spans, step.outputs[0])
-    sizes = map(np.int32, (x.shape[1], size))
-    return [Launch(kernel, (n_rows, blocks_of(x.shape[1])), (*arguments, *sizes))]
+    arguments = kernel.arguments(
+        x=x,
+        w=weight,
+        order=rows.order,
+        spans=rows.spans,
+        y=step.outputs[0],
+        width=x.shape[1],
+        size=size,
+    )
+    return [Launch(kernel, (n_rows, blocks_of(x.shape[1])), arguments)]
 
 
 LAUNCHERS: dict[str, Launcher] = {"block_mean": block_mean, "block_mix": block_mix}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import numpy as np
 
@@ -12,7 +10,7 @@ from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.launch.step import THREADS, Launch, Step
 from mtpcore.graph.ops import ACTIVATIONS
 
-__all__ = ["KERNELS", "Codes", "arrays_of", "codes_for", "made_of", "quantise", "quantise_gated"]
+__all__ = ["KERNELS", "Codes", "arrays_of", "codes_for", "quantise", "quantise_gated"]
 
 _QUANTISE = {
     (block, is_gated): Kernel("quantise", (("BLOCK", str(block)), ("GATED", str(int(is_gated)))))
@@ -45,14 +43,11 @@ def codes_for(step: Step, block: int, x: DeviceArray, n_cols: int, name: str = "
     )
 
 
-def arrays_of(codes: Codes | None) -> tuple[DeviceArray | None, ...]:
-    """Return the arrays as kernels take them that write codes."""
-    return (codes.codes, codes.scales, codes.sums) if codes else (None, None, None)
-
-
-def made_of(codes: Codes | None) -> tuple[Any, ...]:
-    """Return the arrays, and how many codes are a block, as kernels take them that do more."""
-    return *arrays_of(codes), np.int32(codes.block if codes else 0)
+def arrays_of(codes: Codes | None) -> dict[str, DeviceArray | None]:
+    """Return the arrays by the names that most kernels which write codes have for them."""
+    if codes is None:
+        return dict.fromkeys(("codes", "scales", "sums"))
+    return {"codes": codes.codes, "scales": codes.scales, "sums": codes.sums}
 
 
 def quantise(x: DeviceArray, codes: Codes, n_rows: int) -> Launch:
@@ -84,13 +79,20 @@ def _quantise(
     limit: float = 0,
     offset: float = 0,
 ) -> Launch:
-    n_blocks = n_rows * codes.scales.shape[1]
-    arguments = (
-        *(x, up, *arrays_of(codes), np.uint32(n_blocks), np.int32(ACTIVATIONS.index(kind))),
-        *map(np.float32, (limit, offset)),
-        *map(np.int32, (x.begin, x.pitch or codes.codes.shape[1])),
-        np.uint32(codes.scales.shape[1]),
+    kernel = _QUANTISE[codes.block, up is not None]
+    n_of_row = codes.scales.shape[1]
+    n_blocks = n_rows * n_of_row
+    arguments = kernel.arguments(
+        x=x,
+        up=up,
+        **arrays_of(codes),
+        n_blocks=n_blocks,
+        kind=ACTIVATIONS.index(kind),
+        limit=limit,
+        offset=offset,
+        x_begin=x.begin,
+        x_pitch=x.pitch or codes.codes.shape[1],
+        n_of_row=n_of_row,
     )
     grid = (-(-n_blocks // (THREADS // 32)), 1)
-    kernel = _QUANTISE[codes.block, up is not None]
     return Launch(kernel, grid, arguments, is_early=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.launch.products import DeviceMatrix
@@ -48,7 +46,9 @@ def embedding_rows(step: Step, n_rows: int) -> list[Launch]:
     """Copy the row in a token's place."""
     tokens, given = step.inputs
     width = given.shape[1]
-    arguments = (tokens, given, step.outputs[0], np.int32(width))
+    arguments = _EMBEDDING_ROWS.arguments(
+        tokens=tokens, given=given, y=step.outputs[0], n_cols=width
+    )
     return [Launch(_EMBEDDING_ROWS, (n_rows, blocks_of(width)), arguments)]
 
 
@@ -67,17 +67,28 @@ def _embed(
 ) -> list[Launch]:
     ids, table = step.inputs[0], step.weights[0]
     assert isinstance(table, DeviceMatrix)
-    n_ids = ids.shape[1] if is_sum else 1
-    stride = positions.shape[1] if positions else 0
+    kernel = _EMBED[table.type, is_sum]
     of_first, of_part = part_sizes(table.n_rows, n_parts, n_first)
-    sizes = (table.n_cols, of_part, of_first, n_ids, stride, first, n_parts, absent)
-    arguments = (
-        *(ids, positions, given, table.low, table.high, table.factors, table.scales),
-        step.outputs[0],
-        *map(np.int32, sizes),
-        np.float32(factor),
+    arguments = kernel.arguments(
+        ids=ids,
+        positions=positions,
+        given=given,
+        low=table.low,
+        high=table.high,
+        subs=table.factors,
+        scales=table.scales,
+        y=step.outputs[0],
+        n_cols=table.n_cols,
+        rows_of_part=of_part,
+        rows_of_first=of_first,
+        n_ids=ids.shape[1] if is_sum else 1,
+        stride=positions.shape[1] if positions else 0,
+        first=first,
+        n_parts=n_parts,
+        absent=absent,
+        factor=factor,
     )
-    return [Launch(_EMBED[table.type, is_sum], (n_rows, blocks_of(table.n_cols)), arguments)]
+    return [Launch(kernel, (n_rows, blocks_of(table.n_cols)), arguments)]
 
 
 LAUNCHERS: dict[str, Launcher] = {

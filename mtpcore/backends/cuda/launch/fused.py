@@ -151,7 +151,7 @@ def _multiply(step: FusedStep, codes: Codes, n_rows: int) -> list[Launch]:
         slots = slots_of_rows(plain[0].w, n_rows)
         launches += step.heads.before(n_rows) if step.heads else []
         launches += _multiply_all(step, codes, n_rows, slots, plain, residual, made)
-        launches += step.heads.behind(n_rows) if step.heads else []
+        launches += step.heads.after(n_rows) if step.heads else []
     for found in of_experts.values():
         first, ids = found[0][0], found[0][0].inputs[1]
         x, factors = step.products[0].inputs[0], [factor for _, factor in found]

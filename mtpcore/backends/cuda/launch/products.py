@@ -11,7 +11,7 @@ import numpy as np
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.launch.attention import Heads, Joined
-from mtpcore.backends.cuda.launch.codes import Codes, codes_for, made_of, quantise
+from mtpcore.backends.cuda.launch.codes import Codes, codes_for, quantise
 from mtpcore.backends.cuda.launch.rows import Mix, Norm
 from mtpcore.backends.cuda.launch.step import (
     THREADS,
@@ -53,14 +53,8 @@ SLOTS = 8
 MOST_FACTORS = 3
 """Matrices of one launch; see ``kernels/matmul.cu``."""
 
-_GATES, _NORM, _CENTRED_NORM, _PASSED, _HEADS, _JOINED, _NOTHING = map(np.int32, range(7))
+_GATES, _NORM, _CENTRED_NORM, _PASSED, _HEADS, _JOINED, _NOTHING = range(7)
 """What follows products in their launch, as ``kernels/matmul.cu`` numbers it."""
-
-_NO_CODES, _NO_GATE = (*(None,) * 3, np.int32(0)), (np.int32(0), *(np.float32(0),) * 2)
-_NO_NORM = None, None, None, np.float32(0)
-_NO_HEADS = *(None,) * 6, *(np.int64(0),) * 2, *(np.int32(0),) * 6
-_NO_PARTS, _NO_MIX = (np.int32(0),) * 3, (*(None,) * 4, np.int32(0))
-_NO_JOINED = (None, np.int32(0), np.int32(0)) * 2
 
 _TILES = ("ROW_TILES", "TOKEN_TILES", "EIGHTHS")
 _WARPS = THREADS // 32
@@ -194,7 +188,15 @@ def cluster_matmul(step: Step, n_rows: int) -> list[Launch]:
     w, y = step.weights[0], step.outputs[0]
     n_ranks, size = ids.shape[1], w.stack.n_rows
     values = step.scratch("values", (x.shape[0], n_ranks, size), np.float32)
-    arguments = (values, ids, w.ordering, y, *map(np.int32, (y.shape[1], n_ranks, size)))
+    arguments = _SCATTER.arguments(
+        values=values,
+        ids=ids,
+        ordering=w.ordering,
+        y=y,
+        n_outputs=y.shape[1],
+        n_ranks=n_ranks,
+        size=size,
+    )
     return [
         *_multiply_chosen(step, w.stack, x, ids, n_rows, None, values),
         Launch(_SCATTER, (n_rows, 1), arguments, block=_MOST_THREADS),
@@ -218,20 +220,35 @@ def route(step: Step, n_rows: int) -> list[Launch]:
             "too many experts for the CUDA kernel", wanted=f"at most {_MOST_EXPERTS}", got=w.n_rows
         )
     logits = step.scratch("logits", (x.shape[0], w.n_rows), np.float32)
-    slots = Slots(n_rows, 1, -(-n_rows // SLOTS))
-    arguments = (
-        logits,
-        correction,
-        factors,
-        *step.outputs,
-        *map(np.int32, (w.n_rows, attrs["n_used"], step.outputs[0].shape[1], attrs["normalise"])),
-        np.float32(attrs["scale"]),
-        *(np.int32(attrs[name]) for name in ("n_groups", "n_groups_used", "n_best_of_group")),
+    slots, (ids, shares) = Slots(n_rows, 1, -(-n_rows // SLOTS)), step.outputs
+    kernel = _ROUTE[attrs["gate"]]
+    arguments = kernel.arguments(
+        logits=logits,
+        correction=correction,
+        factors=factors,
+        ids=ids,
+        shares=shares,
+        n=w.n_rows,
+        n_ranks=ids.shape[1],
+        **_choice_of(step),
     )
     return [
         *_multiply(step, w, x, slots, n_rows, bias, logits),
-        Launch(_ROUTE[attrs["gate"]], (n_rows, 1), arguments, block=32),
+        Launch(kernel, (n_rows, 1), arguments, block=32),
     ]
+
+
+def _choice_of(route: Step) -> dict[str, Any]:
+    """Return how experts are chosen, by the names that both kernels have for it."""
+    attrs = route.attrs
+    return {
+        "n_used": attrs["n_used"],
+        "normalise": attrs["normalise"],
+        "scale": attrs["scale"],
+        "n_groups": attrs["n_groups"],
+        "n_groups_used": attrs["n_groups_used"],
+        "n_best": attrs["n_best_of_group"],
+    }
 
 
 def route_few(step: Step, slots: Slots, n_rows: int) -> Launch | None:
@@ -243,17 +260,29 @@ def route_few(step: Step, slots: Slots, n_rows: int) -> Launch | None:
     if w.type not in FLOATS or not is_small:
         return None
     logits = step.scratch("logits", (step.inputs[0].shape[0], w.n_rows), np.float32)
-    arguments = (
-        *(w.low, step.inputs[0], bias, correction, factors, logits, ids, shares),
-        *(slots.members, slots.matrices, counters_for(step, 1)),
-        *map(np.int32, (n_rows, w.n_cols, w.n_rows, attrs["n_used"])),
-        *map(np.int32, (ids.shape[1], attrs["normalise"])),
-        np.float32(attrs["scale"]),
-        *(np.int32(attrs[name]) for name in ("n_groups", "n_groups_used", "n_best_of_group")),
-        *map(np.int32, (slots.width, slots.n_tiles)),
+    kernel = _ROUTE_FEW[w.type, attrs["gate"]]
+    arguments = kernel.arguments(
+        weights=w.low,
+        x=step.inputs[0],
+        bias=bias,
+        correction=correction,
+        factors=factors,
+        logits=logits,
+        ids=ids,
+        shares=shares,
+        members=slots.members,
+        matrices=slots.matrices,
+        counters=counters_for(step, 1),
+        n_rows=n_rows,
+        n_cols=w.n_cols,
+        n_experts=w.n_rows,
+        n_ranks=ids.shape[1],
+        width=slots.width,
+        n_tiles=slots.n_tiles,
+        **_choice_of(step),
     )
     grid = (-(-w.n_rows // _FLOAT_ROWS), 1)
-    return Launch(_ROUTE_FEW[w.type, attrs["gate"]], grid, arguments, is_early=True)
+    return Launch(kernel, grid, arguments, is_early=True)
 
 
 def _width(w: DeviceMatrix, n_slots: int) -> tuple[int, bool]:
@@ -318,8 +347,18 @@ def _grouped(
     n_tiles = min(n_slots, n_slots // width + w.n_matrices)
     members = step.scratch("members", (most, SLOTS * WIDE[1]), np.int32)
     matrices = step.scratch("matrices", (most,), np.int32)
-    sizes = (n_slots, n_tiles, width, stride, first, w.n_matrices)
-    arguments = (ids, rows, members, matrices, *map(np.int32, sizes))
+    arguments = _GROUP.arguments(
+        ids=ids,
+        rows=rows,
+        members=members,
+        matrices=matrices,
+        n_slots=n_slots,
+        n_tiles=n_tiles,
+        width=width,
+        stride=stride,
+        first=first,
+        n_matrices=w.n_matrices,
+    )
     slots = Slots(n_slots, n_ranks, n_tiles, is_wide, 1, matrices, members)
     return slots, Launch(_GROUP, (1, 1), arguments, block=_MOST_THREADS)
 
@@ -335,14 +374,23 @@ def _multiply(
 ) -> list[Launch]:
     """Quantise rows of x where the matrix is, then multiply."""
     if w.type in FLOATS:
-        sizes = (w.n_rows, w.n_cols, slots.n, slots.n_ranks)
+        kernel, n_ctas = _MATMUL_FLOAT[w.type], -(-w.n_rows // _FLOAT_ROWS)
         return [
             Launch(
-                _MATMUL_FLOAT[w.type],
-                (-(-w.n_rows // _FLOAT_ROWS), n_tiles, slots.n_heads),
-                (
-                    *(w.low, x, bias, slots.matrices, slots.members, y),
-                    *map(np.int32, (*sizes, from_tile)),
+                kernel,
+                (n_ctas, n_tiles, slots.n_heads),
+                kernel.arguments(
+                    weights=w.low,
+                    x=x,
+                    bias=bias,
+                    matrices=slots.matrices,
+                    members=slots.members,
+                    y=y,
+                    n_rows=w.n_rows,
+                    n_cols=w.n_cols,
+                    n_slots=slots.n,
+                    n_ranks=slots.n_ranks,
+                    from_tile=from_tile,
                 ),
                 is_early=True,
             )
@@ -402,7 +450,7 @@ def multiply_codes(
 ) -> list[Launch]:
     """Multiply the same rows with all matrices; those of a type together, up to three.
 
-    The rows of a residual are added; heads are turned and stored, or what is joined to them, or
+    The rows of a residual are added; heads are rotated and stored, or what is joined to them, or
     rows are mixed, or normalised, or become codes.
     """
     by_type: dict[tuple[int, int], list[Factor]] = {}
@@ -424,62 +472,69 @@ def multiply_codes(
     ]
 
 
-def _following(factors: Sequence[Factor], follows: Follows | None) -> tuple[Any, ...]:
-    """Return what follows these products, as the kernel takes it."""
+def _following(factors: Sequence[Factor], follows: Follows | None) -> dict[str, Any]:
+    """Return what follows these products, as arguments of the kernel."""
     products = [factor.y for factor in factors]
     if isinstance(follows, Heads) and (kinds := follows.kinds_of(products)):
         most = sum(_n_ctas(factor.w.n_rows, NARROW) for factor in factors)
         counters = counters_for(follows.step, most)
-        return _arguments_of(counters, _HEADS, which=kinds, heads=follows.arguments)
+        return {"follows": _HEADS, "counters": counters, "kinds": kinds, **follows.arguments}
     if isinstance(follows, Joined) and any(y is follows.products[0] for y in products):
-        weight, eps = (*follows.norm.weights, None)[0], np.float32(follows.norm.attrs["eps"])
-        norm, of_keys = (weight, None, None, eps), follows.arguments
-        return _arguments_of(None, _JOINED, norm=norm, heads=of_keys, joined=follows.parts)
+        return {"follows": _JOINED, **follows.arguments}
     if isinstance(follows, Norm):
         number = next((i for i, y in enumerate(products) if y is follows.step.inputs[0]), -1)
         if number >= 0:
-            return _with_norm(counters_for(follows.step, 1), follows, which=number)
+            counters = counters_for(follows.step, 1)
+            return {"counters": counters, "kinds": number, **_normalised(follows)}
     if isinstance(follows, Mix):
-        counters = counters_for(follows.step, 1 + _n_ctas(factors[0].w.n_rows, NARROW))
-        mixed = *follows.arguments, np.int32(follows.step.inputs[0].shape[1])
-        return _with_norm(counters, follows.norm, mix=mixed)
+        first, second = follows.residuals
+        return {
+            "counters": counters_for(follows.step, 1 + _n_ctas(factors[0].w.n_rows, NARROW)),
+            "shares": follows.shares,
+            "first_residual": first,
+            "second_residual": second,
+            "mixed_y": follows.y,
+            "n_mixed": follows.step.inputs[0].shape[1],
+            **_normalised(follows.norm),
+        }
     if isinstance(follows, Passed) and (number := follows.number_of(factors)) >= 0:
-        x, counters = follows.x, counters_for(follows.step, follows.n_blocks)
-        parts = tuple(map(np.int32, (x.begin, x.shape[-1], x.apart)))
-        codes = made_of(follows.codes)
-        return _arguments_of(counters, _PASSED, which=number, codes=codes, parts=parts)
-    return _arguments_of()
+        return {
+            "follows": _PASSED,
+            "counters": counters_for(follows.step, follows.n_blocks),
+            "kinds": number,
+            **_becoming(follows.codes),
+            "part_begin": follows.x.begin,
+            "part_width": follows.x.shape[-1],
+            "part_apart": follows.x.apart,
+        }
+    return {"follows": _NOTHING}
 
 
-def _with_norm(
-    counters: DeviceArray, norm: Norm | None, *, which: int = 0, mix: tuple[Any, ...] = _NO_MIX
-) -> tuple[Any, ...]:
-    """Return what normalises a product, or rows that are mixed, as the kernel takes it."""
+def _normalised(norm: Norm | None) -> dict[str, Any]:
+    """Return what normalises a product, or rows that are mixed, as arguments of the kernel."""
     if norm is None:
-        return _arguments_of(counters, mix=mix)
-    kind = _CENTRED_NORM if norm.is_centred else _NORM
-    made, given = norm.made, norm.arguments
-    return _arguments_of(counters, kind, which=which, codes=made, norm=given, mix=mix)
+        return {"follows": _NOTHING}
+    weight, bias = norm.weights
+    return {
+        "follows": _CENTRED_NORM if norm.is_centred else _NORM,
+        **_becoming(norm.codes),
+        "weight_of_norm": weight,
+        "bias_of_norm": bias,
+        "normed": norm.kept,
+        "eps": norm.eps,
+    }
 
 
-def _arguments_of(
-    counters: DeviceArray | None = None,
-    kind: np.int32 = _NOTHING,
-    *,
-    which: int = 0,
-    codes: tuple[Any, ...] = _NO_CODES,
-    gate: tuple[Any, ...] = _NO_GATE,
-    norm: tuple[Any, ...] = _NO_NORM,
-    heads: tuple[Any, ...] = _NO_HEADS,
-    parts: tuple[Any, ...] = _NO_PARTS,
-    mix: tuple[Any, ...] = _NO_MIX,
-    joined: tuple[Any, ...] = _NO_JOINED,
-) -> tuple[Any, ...]:
-    """Return the arguments for what follows products, in the kernel's order.
-
-    ``which`` is the number of the product that it follows, or says of all which heads they are.
-    """
-    return counters, kind, *codes, *gate, *norm, np.int32(which), *heads, *parts, *mix, *joined
+def _becoming(codes: Codes | None) -> dict[str, Any]:
+    """Return the codes that rows become, if they do, as arguments of the kernel."""
+    if codes is None:
+        return {}
+    return {
+        "codes": codes.codes,
+        "scales_of_codes": codes.scales,
+        "sums_of_codes": codes.sums,
+        "of_codes": codes.block,
+    }
 
 
 def can_gate(slots: Slots, gate: Factor, other: Factor) -> bool:
@@ -511,11 +566,14 @@ def multiply_gated(
 
     ``attrs`` say how; see ``codes.quantise_gated``.
     """
-    of_gate = (
-        np.int32(ACTIVATIONS.index(attrs["kind"])),
-        *(np.float32(attrs[name]) for name in ("limit", "offset")),
-    )
-    following = _arguments_of(counters, _GATES, codes=made_of(made), gate=of_gate)
+    following = {
+        "follows": _GATES,
+        "counters": counters,
+        **_becoming(made),
+        "kind": ACTIVATIONS.index(attrs["kind"]),
+        "limit": attrs["limit"],
+        "offset": attrs["offset"],
+    }
     return [
         _multiply_together(codes, slots, (gate, other), None, *part, following)
         for part in _parts_of(slots)
@@ -553,35 +611,49 @@ def _multiply_together(
     residual: DeviceArray | None,
     from_tile: int,
     n_tiles: int,
-    following: tuple[Any, ...],
+    following: dict[str, Any],
 ) -> Launch:
-    first, (_, kind, *_) = factors[0], following
-    tiles = _tiles([factor.w.n_rows for factor in factors], slots)
-    sizes = (first.w.n_rows, codes.scales.shape[1], slots.n, slots.n_ranks)
-    others: list[Any] = []
-    for factor in factors[1:]:
-        others += [*_planes(factor.w), factor.bias, factor.y, np.int32(factor.w.n_rows)]
-    nobody = (*(None,) * 6, np.int32(0))
-    n_ctas = sum(_n_ctas(factor.w.n_rows, tiles) for factor in factors) + (kind == _JOINED)
-    return Launch(
-        _MATMUL[first.w.type, tiles],
-        (int(n_ctas), n_tiles, slots.n_heads),
-        (
-            *_planes(first.w),
-            *(codes.codes, codes.scales, codes.sums, first.bias),
-            *(slots.matrices, slots.members, first.y),
-            *map(np.int32, (*sizes, from_tile, first.y.begin, first.y.pitch or first.w.n_rows)),
-            residual,
-            *others,
-            *nobody * (MOST_FACTORS - len(factors)),
-            *following,
-        ),
-        is_early=True,
+    first, tiles = factors[0], _tiles([factor.w.n_rows for factor in factors], slots)
+    n_ctas = sum(_n_ctas(factor.w.n_rows, tiles) for factor in factors)
+    n_ctas += following["follows"] == _JOINED  # which has one of its own for the other parts
+    kernel = _MATMUL[first.w.type, tiles]
+    arguments = kernel.arguments(
+        **_planes(first.w, ""),
+        x=codes.codes,
+        x_scales=codes.scales,
+        x_sums=codes.sums,
+        bias=first.bias,
+        matrices=slots.matrices,
+        members=slots.members,
+        y=first.y,
+        n_rows=first.w.n_rows,
+        n_blocks=codes.scales.shape[1],
+        n_slots=slots.n,
+        n_ranks=slots.n_ranks,
+        from_tile=from_tile,
+        y_begin=first.y.begin,
+        y_pitch=first.y.pitch or first.w.n_rows,
+        residual=residual,
+        **_others(factors[1:]),
+        **following,
     )
+    return Launch(kernel, (n_ctas, n_tiles, slots.n_heads), arguments, is_early=True)
 
 
-def _planes(w: DeviceMatrix) -> tuple[DeviceArray | None, ...]:
-    return w.low, w.high, w.factors, w.scales
+def _others(factors: Sequence[Factor]) -> dict[str, Any]:
+    """Return the second and third factor as arguments of the kernel."""
+    found: dict[str, Any] = {}
+    for number, factor in enumerate(factors, 2):
+        found |= _planes(factor.w, f"_{number}")
+        found |= {f"bias_{number}": factor.bias, f"y_{number}": factor.y}
+        found[f"n_rows_{number}"] = factor.w.n_rows
+    return found
+
+
+def _planes(w: DeviceMatrix, suffix: str) -> dict[str, DeviceArray | None]:
+    """Return the planes of a matrix as arguments of the kernel."""
+    planes = {"low": w.low, "high": w.high, "parts": w.factors, "scales": w.scales}
+    return {f"{name}{suffix}": plane for name, plane in planes.items()}
 
 
 LAUNCHERS: dict[str, Launcher] = {

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
-import numpy as np
 
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
@@ -51,10 +48,18 @@ class StepStates(msgspec.Struct, frozen=True):
 def causal_conv(step: Step, n_rows: int) -> list[Launch]:
     """Convolve each row with those before it."""
     states, layer, is_silu = step.memory, step.memory.layer, step.attrs["kind"] == "silu"
-    arguments = (
-        *(step.inputs[0], step.weights[0], step.outputs[0]),
-        *(states.bases, states.logs, states.walks),
-        *map(np.int32, (states.n_seq, states.n_rows, layer.channels, layer.kernel, is_silu)),
+    arguments = _CONVOLVE.arguments(
+        x=step.inputs[0],
+        w=step.weights[0],
+        y=step.outputs[0],
+        bases=states.bases,
+        logs=states.logs,
+        walks=states.walks,
+        n_seq=states.n_seq,
+        n_rows=states.n_rows,
+        n_channels=layer.channels,
+        n_taps=layer.kernel,
+        is_silu=is_silu,
     )
     return [Launch(_CONVOLVE, (n_rows, blocks_of(layer.channels)), arguments)]
 
@@ -67,7 +72,9 @@ def delta_rule(step: Step, n_rows: int) -> list[Launch]:
     BackendError
         Keys are wider than the kernel has registers for.
     """
-    return [_advance(step.memory, n_rows, *step.inputs, step.outputs[0])]
+    q, k, v, decays, betas = step.inputs
+    y = step.outputs[0]
+    return [_advance(step.memory, n_rows, q=q, k=k, v=v, decays=decays, betas=betas, y=y)]
 
 
 def settle(states: StepStates) -> Launch:
@@ -75,8 +82,8 @@ def settle(states: StepStates) -> Launch:
     return _advance(states, 1)
 
 
-def _advance(states: StepStates, n_rows: int, *given: DeviceArray) -> Launch:
-    """Launch the kernel; ``given`` are q, k, v, decays, betas and y, or nothing."""
+def _advance(states: StepStates, n_rows: int, **rows: DeviceArray) -> Launch:
+    """Launch the kernel; ``rows`` are q, k, v, decays, betas and y, or none of them."""
     layer = states.layer
     assert isinstance(layer, DeltaLayer)
     n_entries = -(-layer.k_width // _CHAINS)
@@ -88,14 +95,21 @@ def _advance(states: StepStates, n_rows: int, *given: DeviceArray) -> Launch:
             fix="use backend='cpu'",
         )
     entries = next(most for most in _ENTRIES if n_entries <= most)
-    sizes = (states.n_seq, states.n_rows, layer.n_heads, layer.n_key_heads)
-    arguments: tuple[Any, ...] = (
-        *(given or (None,) * 6),
-        *(states.bases, states.logs, states.walks),
-        *map(np.int32, (*sizes, layer.k_width, layer.v_width, layer.key_heads == "tiled")),
+    kernel = _ADVANCE[entries, layer.by_channel]
+    arguments = kernel.arguments(
+        bases=states.bases,
+        logs=states.logs,
+        walks=states.walks,
+        n_seq=states.n_seq,
+        n_rows=states.n_rows,
+        n_heads=layer.n_heads,
+        n_key_heads=layer.n_key_heads,
+        k_width=layer.k_width,
+        v_width=layer.v_width,
+        is_tiled=layer.key_heads == "tiled",
+        **rows,
     )
     grid = min(n_rows, states.n_seq), layer.n_heads * -(-layer.v_width // _COLUMNS)
-    kernel = _ADVANCE[entries, layer.by_channel]
     return Launch(kernel, grid, arguments, block=_CHAINS * _COLUMNS)
 
 

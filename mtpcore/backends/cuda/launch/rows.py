@@ -10,7 +10,7 @@ import numpy as np
 
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
-from mtpcore.backends.cuda.launch.codes import Codes, arrays_of, made_of
+from mtpcore.backends.cuda.launch.codes import Codes, arrays_of
 from mtpcore.backends.cuda.launch.step import (
     Launch,
     Launcher,
@@ -27,6 +27,7 @@ __all__ = [
     "LAUNCHERS",
     "Mix",
     "Norm",
+    "angles_of",
     "copy_rows",
     "mark_not_finite",
     "normalise",
@@ -40,8 +41,6 @@ launch of their own."""
 _MOST_MIXED = 8
 """Rows that blocks of the products mix, sixteen columns each; a launch of their own has more blocks
 for more."""
-
-_NO_NORM = np.int32(0), *(None,) * 3, np.int32(0), *(None,) * 3, np.float32(0)
 
 _ELEMENTWISE = {
     name: Kernel("elementwise", (("OPERATION", name),))
@@ -76,18 +75,18 @@ def _elementwise(
     offset: int = 0,
 ) -> list[Launch]:
     """Compute each value of the output alone; ``second`` repeats where there is a period."""
-    n = n_rows * n_of_row(step.outputs[0])
-    arguments = (
-        step.inputs[0],
-        second,
-        step.outputs[0],
-        np.int64(n),
-        np.int32(period),
-        np.int32(ACTIVATIONS.index(kind)),
-        np.float32(number),
-        np.float32(offset),
+    kernel, n = _ELEMENTWISE[name], n_rows * n_of_row(step.outputs[0])
+    arguments = kernel.arguments(
+        a=step.inputs[0],
+        b=second,
+        y=step.outputs[0],
+        n=n,
+        period=period,
+        kind=ACTIVATIONS.index(kind),
+        number=number,
+        offset=offset,
     )
-    return [Launch(_ELEMENTWISE[name], (blocks_of(n), 1), arguments)]
+    return [Launch(kernel, (blocks_of(n), 1), arguments)]
 
 
 def add(step: Step, n_rows: int) -> list[Launch]:
@@ -155,35 +154,59 @@ def normalise(
     op: str, step: Step, n_rows: int, codes: Codes | None = None, *, is_kept: bool = True
 ) -> Launch:
     """Divide by the root of the sum of squares; rows become ``codes``, too, or these alone."""
-    x = step.inputs[0]
+    x, y = step.inputs[0], step.outputs[0]
     weight, bias = (*step.weights, None, None)[:2]
-    grid = (n_parts_of(x, n_rows), 1)
-    n = 1 if op == "l2_norm" else x.shape[-1]
-    sizes = (np.int32(x.shape[-1]), np.float32(n), np.float32(step.attrs["eps"]))
-    y = step.outputs[0] if is_kept else None
-    lies = map(np.int32, (x.begin, x.apart, step.outputs[0].begin, step.outputs[0].apart))
-    arguments = (x, weight, bias, y, *arrays_of(codes), *sizes, *lies)
     kernel = _NORMALISE[op == "layer_norm", codes.block if codes else 0]
-    return Launch(kernel, grid, arguments, is_early=True)
+    arguments = kernel.arguments(
+        x=x,
+        weight=weight,
+        bias=bias,
+        y=y if is_kept else None,
+        **arrays_of(codes),
+        width=x.shape[-1],
+        n=1 if op == "l2_norm" else x.shape[-1],
+        eps=step.attrs["eps"],
+        x_begin=x.begin,
+        x_pitch=x.apart,
+        y_begin=y.begin,
+        y_pitch=y.apart,
+    )
+    return Launch(kernel, (n_parts_of(x, n_rows), 1), arguments, is_early=True)
 
 
 def rope(step: Step, n_rows: int) -> list[Launch]:
-    """Turn the first pairs of each head by its row's positions."""
-    (x, positions), y = step.inputs, step.outputs[0]
-    attrs, factors = step.attrs, (*step.weights, None)[0]
-    arguments = (
-        x,
-        positions,
-        step.constant(np.asarray(attrs["frequencies"], np.float64)),
-        step.constant(np.asarray(attrs["axes"], np.int32)),
-        factors,
-        y,
-        np.int32(len(attrs["frequencies"])),
-        np.int32(positions.shape[1]),
-        *map(np.int32, (*x.shape[1:], x.begin, x.apart, y.begin, y.apart)),
-        np.float64(attrs["magnitude"]),
+    """Rotate the first pairs of each head by its row's positions."""
+    x, y = step.inputs[0], step.outputs[0]
+    kernel = _ROPE[step.attrs["style"]]
+    arguments = kernel.arguments(
+        x=x,
+        y=y,
+        **angles_of(step),
+        n_heads=x.shape[1],
+        width=x.shape[2],
+        x_begin=x.begin,
+        x_pitch=x.apart,
+        y_begin=y.begin,
+        y_pitch=y.apart,
     )
-    return [Launch(_ROPE[attrs["style"]], (n_rows, 1), arguments)]
+    return [Launch(kernel, (n_rows, 1), arguments)]
+
+
+def angles_of(rope: Step) -> dict[str, Any]:
+    """Return what a kernel makes cosines and sines of, by the names that all kernels have for it.
+
+    That are positions, and of each pair the frequency, what divides it, and the axis of positions.
+    """
+    positions, attrs = rope.inputs[1], rope.attrs
+    return {
+        "positions": positions,
+        "frequencies": rope.constant(np.asarray(attrs["frequencies"], np.float64)),
+        "axes": rope.constant(np.asarray(attrs["axes"], np.int32)),
+        "factors": (*rope.weights, None)[0],
+        "n_pairs": len(attrs["frequencies"]),
+        "n_axes": positions.shape[1],
+        "magnitude": attrs["magnitude"],
+    }
 
 
 def _copy(
@@ -200,9 +223,20 @@ def _copy(
     to_row: int = 0,
 ) -> Launch:
     """Copy columns of rows, counted over all axes but the last; of these ``rows``, if given."""
-    sizes = (width, x.apart, x.begin + begin, y.shape[-1], to, repeats)
-    counts = map(np.int64, (n_rows, from_row, to_row))
-    arguments = (x, rows, y, *counts, *map(np.int32, sizes))
+    arguments = _COPY.arguments(
+        x=x,
+        rows=rows,
+        y=y,
+        n_rows=n_rows,
+        from_row=from_row,
+        to_row=to_row,
+        width=width,
+        x_width=x.apart,
+        x_begin=x.begin + begin,
+        y_width=y.shape[-1],
+        y_begin=to,
+        repeats=repeats,
+    )
     return Launch(_COPY, (blocks_of(n_rows * width), 1), arguments)
 
 
@@ -224,7 +258,7 @@ def mark_not_finite(
     x: DeviceArray, marks: DeviceArray, first: int, n_rows: int, begin: int = 0
 ) -> Launch:
     """Say which of n rows of x, from one on, hold NaN or infinity: int32, from ``begin`` on."""
-    arguments = (x, marks, np.int64(first), *map(np.int32, (begin, x.shape[1])))
+    arguments = _NOT_FINITE.arguments(x=x, marks=marks, first=first, begin=begin, width=x.shape[1])
     return Launch(_NOT_FINITE, (n_rows, 1), arguments)
 
 
@@ -298,16 +332,20 @@ class Norm(msgspec.Struct, frozen=True):
         return self.op == "layer_norm"
 
     @property
-    def made(self) -> tuple[Any, ...]:
-        """Return the codes as kernels take them, and how many values are a block."""
-        return made_of(self.codes)
+    def weights(self) -> tuple[DeviceArray | None, DeviceArray | None]:
+        """Weight and bias, each if there is one."""
+        weight, bias = (*self.step.weights, None, None)[:2]
+        return weight, bias
 
     @property
-    def arguments(self) -> tuple[Any, ...]:
-        """Return the rest that kernels take."""
-        weight, bias = (*self.step.weights, None, None)[:2]
-        y = self.step.outputs[0] if self.is_kept else None
-        return weight, bias, y, np.float32(self.step.attrs["eps"])
+    def kept(self) -> DeviceArray | None:
+        """Where rows go that somebody reads."""
+        return self.step.outputs[0] if self.is_kept else None
+
+    @property
+    def eps(self) -> float:
+        """What is added to the mean square."""
+        return float(self.step.attrs["eps"])
 
 
 class Mix(msgspec.Struct, frozen=True):
@@ -327,24 +365,51 @@ class Mix(msgspec.Struct, frozen=True):
 
     def launch(self, n_rows: int) -> Launch:
         """Return a launch of its own."""
-        x, (shares, first, second, y) = self.step.inputs[0], self.arguments
-        sizes, grid = (n_rows, *x.shape[1:]), (blocks_of(n_rows * x.shape[2]), 1)
-        counters, normed = None, _NO_NORM
+        x, (first, second) = self.step.inputs[0], self.residuals
+        _, n_ranks, width = x.shape
+        normed: dict[str, Any] = {}
         if norm := self.norm:
-            counters = counters_for(self.step, 1)
-            normed = np.int32(norm.is_centred), *norm.made, *norm.arguments
-        arguments = (x, shares, first, second, y, *map(np.int32, sizes), counters, *normed)
-        return Launch(_MIX, grid, arguments)
+            weight, bias = norm.weights
+            normed = {
+                "counters": counters_for(self.step, 1),
+                "is_centred": norm.is_centred,
+                **arrays_of(norm.codes),
+                "of_codes": norm.codes.block if norm.codes else 0,
+                "weight": weight,
+                "bias": bias,
+                "normed": norm.kept,
+                "eps": norm.eps,
+            }
+        arguments = _MIX.arguments(
+            x=x,
+            shares=self.shares,
+            first=first,
+            second=second,
+            y=self.y,
+            n_rows=n_rows,
+            n_ranks=n_ranks,
+            width=width,
+            **normed,
+        )
+        return Launch(_MIX, (blocks_of(n_rows * width), 1), arguments)
 
     @property
-    def arguments(self) -> tuple[DeviceArray | None, ...]:
-        """Return the shares, what is added first and second, and where that is put."""
-        y, residuals = self.step.outputs[0], list[DeviceArray]()
-        for total in self.totals:
-            residuals.append(other_of(total, y))
-            y = total.outputs[0]
-        first, second = (*residuals, None, None)[:2]
-        return self.step.inputs[1], first, second, y
+    def shares(self) -> DeviceArray:
+        """The share of each rank."""
+        return self.step.inputs[1]
+
+    @property
+    def residuals(self) -> tuple[DeviceArray | None, DeviceArray | None]:
+        """What is added to the mixed rows, and what to that sum."""
+        made = self.step.outputs[0], *(total.outputs[0] for total in self.totals)
+        others = (other_of(total, part) for total, part in zip(self.totals, made, strict=False))
+        first, second = (*others, None, None)[:2]
+        return first, second
+
+    @property
+    def y(self) -> DeviceArray:
+        """Where rows go in the end."""
+        return (self.step, *self.totals)[-1].outputs[0]
 
 
 def other_of(total: Step, part: DeviceArray) -> DeviceArray:

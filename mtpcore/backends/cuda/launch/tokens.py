@@ -217,10 +217,17 @@ def adjust(
     if not n:
         return []
     n_logits, by_token = logits.shape[-1], adjustments.by_token
-    made = (drafted.numbers, drafted.drafts) if drafted else (None, None)
-    arrays = (adjustments.rows, adjustments.tokens, *made, by_token)
-    sizes = (n_logits, n_logits if by_token is None else by_token.shape[0])
-    return [Launch(_ADJUST, (n, 1), (logits, *arrays, *map(np.int32, sizes)))]
+    arguments = _ADJUST.arguments(
+        logits=logits,
+        rows=adjustments.rows,
+        adjustments=adjustments.tokens,
+        numbers=drafted.numbers if drafted else None,
+        drafts=drafted.drafts if drafted else None,
+        by_token=by_token,
+        n_vocab=n_logits,
+        n_tokens=n_logits if by_token is None else by_token.shape[0],
+    )
+    return [Launch(_ADJUST, (n, 1), arguments)]
 
 
 def find_tops(
@@ -231,11 +238,36 @@ def find_tops(
     n_choosers: int,
 ) -> list[Launch]:
     """Write the largest logit of each chooser's row to ``tops``; arrays as for ``choose``."""
+    return [
+        _search(logits, choosers, winners, n_choosers, is_greedy=True),
+        settle(winners, tops, n_choosers),
+    ]
+
+
+def _search(
+    logits: DeviceArray,
+    choosers: DeviceArray,
+    winners: DeviceArray,
+    n_choosers: int,
+    token_ids: DeviceArray | None = None,
+    cuts: Cuts | None = None,
+    *,
+    is_greedy: bool = False,
+) -> Launch:
+    """Find the best of each part of the choosers' rows."""
     n_logits = logits.shape[-1]
-    sizes = (n_logits, n_row_bits(n_logits), 1)
-    best = (logits, choosers, None, None, None, winners, *map(np.int32, sizes))
-    n = n_parts(n_logits)
-    return [Launch(_CHOOSE, (n_choosers, n), best), settle(winners, tops, n_choosers)]
+    arguments = _CHOOSE.arguments(
+        logits=logits,
+        choosers=choosers,
+        cuts=cuts.cuts if cuts else None,
+        tops=cuts.tops if cuts else None,
+        token_ids=token_ids,
+        winners=winners,
+        n_vocab=n_logits,
+        row_bits=n_row_bits(n_logits),
+        is_greedy=is_greedy,
+    )
+    return Launch(_CHOOSE, (n_choosers, n_parts(n_logits)), arguments)
 
 
 def settle(
@@ -246,7 +278,9 @@ def settle(
     nobody: int = 0,
 ) -> Launch:
     """Write which logits won, or the tokens of these, to ``rows``; ``nobody`` where none did."""
-    arguments = (winners, token_ids, rows, np.int32(winners.shape[1]), np.int32(nobody))
+    arguments = _SETTLE.arguments(
+        winners=winners, token_ids=token_ids, ids=rows, n_parts=winners.shape[1], none=nobody
+    )
     return Launch(_SETTLE, (n_choosers, 1), arguments)
 
 
@@ -261,11 +295,21 @@ def cut(
     n, row_bits, launches = n_parts(n_logits), n_row_bits(n_logits), []
     shifts = range(0, 32 + row_bits, _DIGIT)[::-1]
     for shift in shifts:
-        counted = (logits, choosers, cuts.cuts, cuts.tops, cuts.tallies)
-        sizes = (n_logits, row_bits, shift)
-        launches.append(Launch(_TALLY, (n_choosers, n), (*counted, *map(np.int32, sizes))))
-        found = (cuts.cuts, cuts.tallies, np.int32(shift), np.int32(shift == shifts[0]))
-        launches.append(Launch(_DESCEND, (n_choosers, 1), found))
+        counted = _TALLY.arguments(
+            logits=logits,
+            choosers=choosers,
+            cuts=cuts.cuts,
+            tops=cuts.tops,
+            tallies=cuts.tallies,
+            n_vocab=n_logits,
+            row_bits=row_bits,
+            shift=shift,
+        )
+        descended = _DESCEND.arguments(
+            cuts=cuts.cuts, tallies=cuts.tallies, shift=shift, is_first=shift == shifts[0]
+        )
+        launches.append(Launch(_TALLY, (n_choosers, n), counted))
+        launches.append(Launch(_DESCEND, (n_choosers, 1), descended))
     return launches
 
 
@@ -285,13 +329,8 @@ def choose(
     int32[n_choosers] gets the tokens, ``NO_TOKEN`` where none is left to choose. ``cuts`` are those
     that ``cut`` found.
     """
-    n_logits = logits.shape[-1]
-    n = n_parts(n_logits)
-    passing = (None, None) if cuts is None else (cuts.cuts, cuts.tops)
-    sizes = (n_logits, n_row_bits(n_logits), 0)
-    searched = (logits, choosers, *passing, token_ids, winners, *map(np.int32, sizes))
     return [
-        Launch(_CHOOSE, (n_choosers, n), searched),
+        _search(logits, choosers, winners, n_choosers, token_ids, cuts),
         settle(winners, ids, n_choosers, token_ids, NO_TOKEN),
     ]
 

@@ -1,5 +1,5 @@
-/* Turn a row's queries and keys by its positions, as rope.cu does, and store keys and values, as
- * remember.cu does; all at once, with the same bits. Turned keys are nowhere but in memory.
+/* Rotate a row's queries and keys by its positions, as rope.cu does, and store keys and values, as
+ * remember.cu does; all at once, with the same bits. Rotated keys are nowhere but in memory.
  *
  * CTAs of a row share its entries; each makes the cosines and sines of all pairs, once for all heads.
  * v may be null. Grid: (rows, CTAs of a row). Block: 256.
@@ -8,7 +8,7 @@
 #include "float16.cuh"
 #include "quantise.cuh"
 #include "rope.cuh"
-#include "turned.cuh"
+#include "rotated.cuh"
 #include "visible.cuh"
 #include "stored.cuh"
 
@@ -17,9 +17,9 @@
 #define MOST_PAIRS 512
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    turn_and_store(const float *q, const float *k, const float *v, const int *positions,
+    rope_and_store(const float *q, const float *k, const float *v, const int *positions,
                    const double *__restrict__ frequencies, const int *__restrict__ axes,
-                   const float *__restrict__ factors, float *__restrict__ turned_q, const int *seqs,
+                   const float *__restrict__ factors, float *__restrict__ rotated_q, const int *seqs,
                    const int *places, const int *tables, char *memory, long long v_begin,
                    long long pitch, int n_ctas, int n_entries, int n_pairs, int n_axes, int n_heads,
                    int n_key_heads, int k_width, int v_width, double magnitude)
@@ -33,14 +33,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll 1
     for (int i = threadIdx.x; i < n_pairs; i += THREADS) {
         const double frequency = factors ? frequencies[i] / (double)factors[i] : frequencies[i];
-        turn(positions[t * n_axes + axes[i]] * frequency, magnitude, &cosines[i], &sines[i]);
+        cos_sin_of(positions[t * n_axes + axes[i]] * frequency, magnitude, &cosines[i], &sines[i]);
     }
     __syncthreads();
     q += t * n_heads * k_width;
 #pragma unroll 2
     for (int i = cta * THREADS + threadIdx.x; i < n_heads * k_width; i += n_ctas * THREADS)
-        turned_q[t * n_heads * k_width + i] =
-            turned(cosines, sines, PAIRS, q + i / k_width * k_width, i % k_width, n_pairs);
+        rotated_q[t * n_heads * k_width + i] =
+            rotated(cosines, sines, PAIRS, q + i / k_width * k_width, i % k_width, n_pairs);
 
     const int lane = threadIdx.x & 31;
     const int of_keys = n_key_heads * n_scales(k_width);
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         for (int i = 0; i < 2; i++) {
             const int d = part * CODES + 2 * lane + i;
             value[i] = d >= width ? 0.0f
-                       : is_key   ? turned(cosines, sines, PAIRS, from, d, n_pairs)
+                       : is_key   ? rotated(cosines, sines, PAIRS, from, d, n_pairs)
                                   : from[d];
         }
         store_part(TYPE, is_key ? rows : rows + v_begin, n_key_heads, width, head, part, value);

@@ -1,7 +1,7 @@
-/* Entry d of a head whose first pairs are turned; pairs are (i, i + n_pairs), or (2i, 2i + 1) where they
+/* Entry d of a head whose first pairs are rotated; pairs are (i, i + n_pairs), or (2i, 2i + 1) where they
  * are neighbours. */
-__device__ __forceinline__ float turned(const float *cosines, const float *sines,
-                                        bool are_neighbours, const float *head, int d, int n_pairs)
+__device__ __forceinline__ float rotated(const float *cosines, const float *sines,
+                                         bool are_neighbours, const float *head, int d, int n_pairs)
 {
     if (d >= 2 * n_pairs)
         return head[d];
