@@ -97,7 +97,7 @@ class _Columns:
         return node.op in operations and (node.op != "head_matmul" or self._block_of(node) > 0)
 
     def _is_attended(self, node: Node) -> bool:
-        """Whether attention turns what it reads."""
+        """Whether attention rotates what it reads."""
         readers = (n for value in node.outputs for n in self._readers[value])
         return node.op == "rope" and any(n.op == "attention" for n in readers)
 

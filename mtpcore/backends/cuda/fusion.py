@@ -13,7 +13,7 @@ from mtpcore.graph.program import Node, Program
 __all__ = ["MOST_PAIRS", "Group", "fuse"]
 
 MOST_PAIRS = 512
-"""Pairs of a head that one launch can turn while it stores."""
+"""Pairs of a head that one launch can rotate while it stores."""
 
 _NORMS = ("rms_norm", "layer_norm")
 _MAKERS = (*_NORMS, "gated", "attention", "cross_attention")
@@ -23,25 +23,54 @@ _SORTING = ("expert_matmul", "matmul_by_position", "cluster_matmul")
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Nodes that run where their maker, or first product, does, with as few launches as they can.
+    """Nodes that run together: rows are made and multiplied, in as few launches as can be.
 
-    ``maker`` makes rows, which become codes at once for ``products``; ``is_kept`` says that they
-    are read elsewhere, too. Where it is None, the products read rows that are there. ``ropes`` turn
-    the queries and keys of a maker that is attention; with a ``norm`` they turn parts of them, and
-    keys begin with what that makes. ``route`` reads a norm's rows, and its choice
-    is what products of experts wait for. ``totals`` add the only product, or what a maker mixes,
-    to something that was there before; what is mixed may be added to two, one after the other.
-    ``followers`` are groups that read products, their nodes this group's, too: the maker of one
-    takes two of them together, a gate and what it lets through, or mixes those of experts; one
-    without a maker multiplies the rows of the value ``passed``, or columns of their heads.
-    ``led`` is the group behind this one, whose maker is a norm of what this one makes last, and
-    runs here; that one is the ``n_led``-th of such a row of groups, and its maker none of its
-    nodes.
-    ``stored`` is attention, no node of this group: the products in ``heads`` are its queries, keys
-    and values, which are turned here by ``ropes`` and stored; that one's group ``is_stored``. Where
-    there is a ``norm`` with them, the product is what its queries begin with.
-    ``is_sorted`` says that the last group that sorted rows did so by the experts of this one's
-    products. A node that stands alone is the maker.
+    ============== =============================================================================
+    field          what it is
+    ============== =============================================================================
+    ``nodes``      all nodes that run here, in the program's order
+    ``maker``      makes the rows, at once as int8 codes for ``products``; a node that stands alone
+                   is the maker. None: the rows are there
+    ``is_kept``    the rows are read elsewhere, too, so floats are stored as well
+    ``products``   multiply the rows
+    ``source``     where there is no maker: the value whose rows, or columns of whose heads, these
+                   are
+    ``totals``     add the only product to what was there before; of a maker that mixes what experts
+                   made, up to two, one after the other
+    ``route``      chooses experts by the rows of a norm; products of experts wait for it
+    ``is_sorted``  the last group that sorted rows did so by the experts of this one's products
+    ``followers``  groups that read ``products``, all of whose nodes run here: the maker of one
+                   takes two products together (a gate and what it lets through) or mixes
+                   those of experts; one without a maker multiplies a product
+    ``next``       the group after this one, whose maker is a norm of what this one makes last: the
+                   norm runs here
+    ``n_before``   how many groups came before in a row of which each ran the maker of the next; 0
+                   for a group that runs its own maker
+    ``stores_for`` attention of a later group: this one makes its queries, keys and values, rotates
+                   them and stores them
+    ``heads``      the products that are these; with a ``norm``, the one that queries begin with
+    ``is_stored``  an earlier group did so for the attention that is this one's maker
+    ``ropes``      rotate the queries and the keys of the maker, or of ``stores_for``
+    ``norm``       of latent attention: ``ropes`` rotate parts, and keys begin with what this makes
+    ============== =============================================================================
+
+    A dense layer with plain attention is three groups; the next layer's norm runs in the third one:
+
+    ============== ================= ================= =====================================
+    field          group 1           group 2           group 3
+    ============== ================= ================= =====================================
+    ``maker``      norm              attention         ff_norm (has run in group 2)
+    ``products``   q, k, v           o                 gate, up
+    ``totals``                       o + residual
+    ``followers``                                      maker: gate * up; product: down;
+                                                       total: down + residual; next: layer 2
+    ``next``                         group 3
+    ``n_before``   0                 0                 1
+    ``stores_for`` attention
+    ``heads``      q, k, v
+    ``ropes``      of q and of k
+    ``is_stored``                    yes
+    ============== ================= ================= =====================================
     """
 
     nodes: tuple[Node, ...]
@@ -52,14 +81,14 @@ class Group(msgspec.Struct, frozen=True):
     products: tuple[Node, ...] = ()
     totals: tuple[Node, ...] = ()
     followers: tuple[Group, ...] = ()
-    led: Group | None = None
-    n_led: int = 0
+    next: Group | None = None
+    n_before: int = 0
     heads: tuple[Node, ...] = ()
-    stored: Node | None = None
+    stores_for: Node | None = None
     is_stored: bool = False
     is_kept: bool = True
     is_sorted: bool = False
-    passed: int | None = None
+    source: int | None = None
 
 
 def fuse(program: Program, block_of: Callable[[Node], int]) -> list[Group]:
@@ -107,13 +136,13 @@ class _Found(msgspec.Struct, frozen=True):
     products: tuple[int, ...] = ()
     totals: tuple[int, ...] = ()
     followers: tuple[_Found, ...] = ()
-    led: _Found | None = None
-    n_led: int = 0
+    next: _Found | None = None
+    n_before: int = 0
     heads: tuple[int, ...] = ()
-    stored: int | None = None
+    stores_for: int | None = None
     is_stored: bool = False
     is_kept: bool = True
-    passed: int | None = None
+    source: int | None = None
 
     @property
     def last(self) -> _Found:
@@ -124,12 +153,12 @@ class _Found(msgspec.Struct, frozen=True):
     def all_stored(self) -> set[int]:
         """Attention that is stored here, and by followers."""
         followed = (i for follower in self.followers for i in follower.all_stored)
-        return {*followed, *(() if self.stored is None else (self.stored,))}
+        return {*followed, *(() if self.stores_for is None else (self.stores_for,))}
 
     @property
     def members(self) -> list[int]:
         """All nodes that run here, in the program's order."""
-        makers = (None if self.n_led else self.maker, self.led.maker if self.led else None)
+        makers = (None if self.n_before else self.maker, self.next.maker if self.next else None)
         own = (*self.ropes, self.norm, *makers, *self.views, self.route, *self.products)
         followed = (i for follower in self.followers for i in follower.members)
         found = (*own, *self.totals, *followed)
@@ -161,12 +190,12 @@ class _Fusion:
             if len(group.members) > 1:
                 self._taken.update(group.members)
             self._stored.update(group.all_stored)
-            group = self._leading(i, group)
-            if group.n_led or group.is_stored or len(group.members) > 1:
+            group = self._with_next(i, group)
+            if group.n_before or group.is_stored or len(group.members) > 1:
                 found[i] = group
                 self._taken.update(group.members)
-            if (led := group.last.led) and led.maker is not None and led.products:
-                found[led.maker] = led
+            if (after := group.last.next) and after.maker is not None and after.products:
+                found[after.maker] = after
         return [
             self._group(found.get(i, _Found(i)))
             for i in range(len(self._nodes))
@@ -189,13 +218,13 @@ class _Fusion:
             products=nodes_of(found.products),
             totals=nodes_of(found.totals),
             followers=tuple(map(self._group, found.followers)),
-            led=self._group(found.led) if found.led else None,
-            n_led=found.n_led,
+            next=self._group(found.next) if found.next else None,
+            n_before=found.n_before,
             heads=nodes_of(found.heads),
-            stored=node_of(found.stored),
+            stores_for=node_of(found.stores_for),
             is_stored=found.is_stored,
             is_kept=found.is_kept,
-            passed=found.passed,
+            source=found.source,
         )
 
     def _found_at(self, i: int) -> _Found:
@@ -209,8 +238,8 @@ class _Fusion:
         if node.op not in _MAKERS:
             return _Found(i)
         is_stored = i in self._stored
-        turned = () if is_stored else self._ropes(node) or self._parts(node)
-        ropes, norm = turned[:2], turned[2] if turned[2:] else None
+        rotating = () if is_stored else self._ropes(node) or self._parts(node)
+        ropes, norm = rotating[:2], rotating[2] if rotating[2:] else None
         views, value = self._views(node.outputs[0])
         is_norm = node.op in _NORMS
         route = self._route(value) if is_norm else None
@@ -233,24 +262,24 @@ class _Fusion:
         first: int,
         i: int,
         route: int | None = None,
-        passed: int | None = None,
+        source: int | None = None,
         made: Collection[int] = (),
     ) -> _Found | None:
         """Return the group that runs at node i, of rows that are there, from this product on.
 
-        These may be passed on by another one, which is made before with other values.
+        These may be what another group makes there: the value ``source``, among those ``made``.
         """
         products = tuple(self._products(i, self._nodes[first].inputs[0], route))
         if products[:1] != (first,):
             return None
         totals, followers = self._totals(i, products), self._followers(i, products, route)
-        group = _Found(None, products=products, totals=totals, followers=followers, passed=passed)
+        group = _Found(None, products=products, totals=totals, followers=followers, source=source)
         return self._with_parts(i, group, made)
 
     def _with_parts(self, i: int, group: _Found, made: Collection[int]) -> _Found:
         """Return a group that runs at node i, with what is joined to its product in attention.
 
-        That is the rest of queries, which is turned, and keys, which are stored.
+        That is the rest of queries, which is rotated, and keys, which are stored.
         """
         product = group.products[0]
         joined = self._only_reader(self._nodes[product].outputs[0])
@@ -266,7 +295,9 @@ class _Fusion:
         if not parts or not are_there:
             return group
         ropes, norm = parts[:2], parts[2]
-        return msgspec.structs.replace(group, ropes=ropes, norm=norm, heads=(product,), stored=a)
+        return msgspec.structs.replace(
+            group, ropes=ropes, norm=norm, heads=(product,), stores_for=a
+        )
 
     def _read_from(self, value: int) -> int:
         """Return the value whose rows one is columns of, or a view."""
@@ -303,12 +334,12 @@ class _Fusion:
                     ropes=ropes,
                     views=(*group.views, *sorted(views)),
                     heads=tuple(heads),
-                    stored=a,
+                    stores_for=a,
                 )
         return group
 
     def _attention_of(self, values: Iterable[int]) -> set[int]:
-        """Return attention whose queries or keys values are, seen as heads and turned."""
+        """Return attention whose queries or keys values are, seen as heads and rotated."""
         found, left = set[int](), list(values)
         while left:
             for j in self._readers[left.pop()]:
@@ -335,10 +366,10 @@ class _Fusion:
         """
         made = {self._nodes[j].outputs[0] for j in products}
         followers = list[_Found]()
-        for j, (passed, views) in self._reading(made).items():
+        for j, (source, views) in self._reading(made).items():
             node = self._nodes[j]
             if node.op in _PRODUCTS:
-                group = self._multiplying(j, i, route, passed, made)
+                group = self._multiplying(j, i, route, source, made)
             else:
                 is_gate = node.op == "gated" and len(made.intersection(node.inputs)) == 2
                 group = self._found_at(j) if is_gate else None
@@ -368,23 +399,23 @@ class _Fusion:
                     found[j] = value, views
         return dict(sorted(found.items()))
 
-    def _leading(self, i: int, group: _Found) -> _Found:
+    def _with_next(self, i: int, group: _Found) -> _Found:
         """Return a group that runs at node i, with the norm of what it makes last, if it has one.
 
-        Nothing runs between that and the group behind it, so that its codes are not written over.
+        Nothing runs between that and the group after it, so that its codes are not written over.
         What mixes the products of experts that it makes last runs here, too.
         """
         if group.followers:
-            followers = (*group.followers[:-1], self._leading(i, group.followers[-1]))
+            followers = (*group.followers[:-1], self._with_next(i, group.followers[-1]))
             return msgspec.structs.replace(group, followers=followers)
         if mix := self._mixing(i, group):
             self._taken.update(mix.members)
-            return self._leading(i, msgspec.structs.replace(group, followers=(mix,)))
+            return self._with_next(i, msgspec.structs.replace(group, followers=(mix,)))
         readers = (j for value in self._made_last(group) for j in self._readers[value])
         for j in (j for j in readers if self._nodes[j].op in _NORMS and j not in self._taken):
             if self._taken.issuperset(range(i + 1, j)):
-                led = msgspec.structs.replace(self._found_at(j), n_led=group.n_led + 1)
-                return msgspec.structs.replace(group, led=led)
+                after = msgspec.structs.replace(self._found_at(j), n_before=group.n_before + 1)
+                return msgspec.structs.replace(group, next=after)
         return group
 
     def _mixing(self, i: int, group: _Found) -> _Found | None:
@@ -463,7 +494,7 @@ class _Fusion:
         return reader, *(self._totals_of(reader, i, most - 1) if most > 1 else ())
 
     def _ropes(self, node: Node) -> tuple[int, ...]:
-        """Return what turns the queries and the keys of attention, where one launch can do both."""
+        """Return what rotates queries and keys of attention, where one launch can do both."""
         if node.op != "attention" or len(node.inputs) < 2:
             return ()
         found = tuple(self._made_by.get(value, -1) for value in node.inputs[:2])
@@ -474,7 +505,7 @@ class _Fusion:
         return found if are_alone and _are_alike(q, k) else ()
 
     def _parts(self, node: Node) -> tuple[int, ...]:
-        """Return what turns the last parts of queries and keys, and what keys begin with.
+        """Return what rotates the last parts of queries and keys, and what keys begin with.
 
         That is a norm; all of it lies where it is joined, and nobody else reads it.
         """
@@ -503,6 +534,6 @@ class _Fusion:
 
 
 def _are_alike(q: Node, k: Node) -> bool:
-    """Whether one launch can turn both queries and keys, by the same cosines and sines."""
+    """Whether one launch can rotate both queries and keys, by the same cosines and sines."""
     are_alike = (q.inputs[1], q.weights, q.attrs) == (k.inputs[1], k.weights, k.attrs)
     return are_alike and len(q.attrs["frequencies"]) <= MOST_PAIRS

@@ -1,4 +1,28 @@
-"""A program as launches over arrays that stay where they are."""
+"""A program as launches over arrays that stay where they are.
+
+============== ============================ ==================================================
+when           method                       what happens
+============== ============================ ==================================================
+once           ``CudaPlan(...)``            shared experts join the others' stacks (``stacks``),
+                                            nodes become groups (``fusion``), values get arrays
+                                            (``buffers``), groups get launchers; kernels are
+                                            compiled
+each batch     ``check``                    all that may be wrong with it is raised
+               ``take``                     rows and page tables go to the device; what else
+                                            changes from run to run are parts of one block
+               ``staging.send``             the block goes to the device
+               ``launches``                 the block is spread to where its parts belong, then
+                                            each group launches for as many rows as there are
+               ``result``                   outputs are copied to arrays of their own
+again          ``graphs.start``             launches that come a second time are recorded, and are
+                                            one call from then on
+============== ============================ ==================================================
+
+An example: a token of a dense layer, quantised, is five launches (docs/cuda.md). ``take`` has its
+token, position, place and page table as parts; the first kernel of ``launches`` spreads them, and
+the other arguments never change, so that a recorded graph serves every token of a range of
+contexts.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +110,7 @@ class CudaPlan:
         self._n_batch, self._n_ctx, self._states = n_batch, n_ctx, states
         self.walks = states.walks(n_batch) if states else None
         self._scratch: dict[tuple[Any, ...], DeviceArray] = {}
-        self._turns: dict[tuple[Any, ...], tuple[Node, DeviceArray]] = {}
+        self._cos_sin: dict[tuple[Any, ...], tuple[Node, DeviceArray]] = {}
         self._constants: dict[tuple[str, bytes], DeviceArray] = {}
         self.rows = Rows(device, n_batch)
         self._tables = [Tables(device) for _ in stores]
@@ -265,7 +289,7 @@ class CudaPlan:
         """Return what launches a group, with its arrays, and whether its rows are outputs."""
         first = group.maker or group.products[0]
         is_of_outputs = self._makes_outputs(first)
-        if len(group.nodes) == 1 and not group.n_led and not group.is_stored:
+        if len(group.nodes) == 1 and not group.n_before and not group.is_stored:
             return LAUNCHERS[first.op], self._step(first), is_of_outputs
         return fused, self._fused_step(group), is_of_outputs
 
@@ -273,10 +297,10 @@ class CudaPlan:
         """Return a group with its arrays; no codes are made where others are still to be read.
 
         Of several products one may be normalised before the others have read theirs, so that those
-        of groups that lead to each other take turns.
+        of groups of which each runs the maker of the next take turns.
         """
-        if group.n_led:
-            room = f"led codes {group.n_led % 2}"
+        if group.n_before:
+            room = f"codes of a row {group.n_before % 2}"
         followers = (self._fused_step(one, f"{room} {i}") for i, one in enumerate(group.followers))
         return FusedStep(
             op=group.maker.op if group.maker else "",
@@ -287,13 +311,13 @@ class CudaPlan:
             products=tuple(map(self._step, group.products)),
             totals=tuple(map(self._step, group.totals)),
             followers=tuple(followers),
-            led=self._fused_step(group.led) if group.led else None,
-            n_led=group.n_led,
-            heads=self._heads(group, group.stored) if group.stored else None,
+            next=self._fused_step(group.next) if group.next else None,
+            n_before=group.n_before,
+            heads=self._heads(group, group.stores_for) if group.stores_for else None,
             is_stored=group.is_stored,
             is_kept=group.is_kept,
             is_sorted=group.is_sorted,
-            passed=None if group.passed is None else self.arrays[group.passed],
+            source=None if group.source is None else self.arrays[group.source],
             block=self._block_of(group.products[0]) if group.products else 0,
             room=room,
         )
@@ -303,15 +327,15 @@ class CudaPlan:
         of_q, of_k = group.ropes
         attrs = {name: str(value) for name, value in of_q.attrs.items()}
         key = (of_q.inputs[1], of_q.weights, *sorted(attrs.items()))
-        if key not in self._turns:
+        if key not in self._cos_sin:
             shape = (self._n_batch, 2 * len(of_q.attrs["frequencies"]))
-            self._turns[key] = attention, self.device.empty(shape, np.float32)
-        first, turns = self._turns[key]
+            self._cos_sin[key] = attention, self.device.empty(shape, np.float32)
+        first, cos_sin = self._cos_sin[key]
         given = (
             self._step(attention),
             (self._step(of_q), self._step(of_k)),
             tuple(self.arrays[node.outputs[0]] for node in group.heads),
-            turns,
+            cos_sin,
             first is attention,
         )
         return Joined(*given, self._step(group.norm)) if group.norm else Heads(*given)

@@ -137,7 +137,7 @@ def test_models_have_the_same_bits(family, backend):
         assert fused == logits()
 
 
-WIDTH, N_HEADS, N_KEY_HEADS, HEAD, LATENT, TURNED = 64, 4, 2, 32, 32, 16
+WIDTH, N_HEADS, N_KEY_HEADS, HEAD, LATENT, ROTATED = 64, 4, 2, 32, 32, 16
 
 
 def grouped_attention(
@@ -159,10 +159,10 @@ def latent_attention(g, a, i, style="halves"):
     q = g.split_heads(g.matmul(q, f"{i}.q_b.weight"), N_HEADS)
     both = g.matmul(a, f"{i}.kv_a.weight")
     c = g.rms_norm(g.slice(both, 0, LATENT), f"{i}.kv_norm.weight", 1e-5)
-    key = g.split_heads(g.slice(both, LATENT, LATENT + TURNED), 1)
+    key = g.split_heads(g.slice(both, LATENT, LATENT + ROTATED), 1)
     rotated, key = (
         g.rope(x, g.inputs.positions, [1.0, 0.1], style=style)
-        for x in (g.slice(q, 32, 32 + TURNED), key)
+        for x in (g.slice(q, 32, 32 + ROTATED), key)
     )
     q = g.concat(g.head_matmul(g.slice(q, 0, 32), f"{i}.k_b.weight"), rotated)
     y = g.attention(q, g.concat(g.split_heads(c, 1), key), LATENT, layer=i, scale=0.2)
@@ -202,7 +202,7 @@ def layers(n, attend, feed_forward, of_k_b=Type.Q8_0):
             "norm": (WIDTH,), "ff_norm": (WIDTH,), "o": (WIDTH, N_HEADS * HEAD),
             "q": (N_HEADS * HEAD, WIDTH), "k": (N_KEY_HEADS * HEAD, WIDTH),
             "v": (N_KEY_HEADS * HEAD, WIDTH), "q_a": (WIDTH, WIDTH), "q_norm": (WIDTH,),
-            "q_b": (N_HEADS * (32 + TURNED), WIDTH), "kv_a": (LATENT + TURNED, WIDTH),
+            "q_b": (N_HEADS * (32 + ROTATED), WIDTH), "kv_a": (LATENT + ROTATED, WIDTH),
             "kv_norm": (LATENT,), "k_b": (N_HEADS, LATENT, 32), "v_b": (N_HEADS, HEAD, LATENT),
             "gate": (96, WIDTH), "up": (96, WIDTH), "down": (WIDTH, 96), "router": (5, WIDTH),
             "gate_exps": (5, 96, WIDTH), "up_exps": (5, 96, WIDTH), "down_exps": (5, WIDTH, 96),
@@ -218,6 +218,57 @@ def layers(n, attend, feed_forward, of_k_b=Type.Q8_0):
         x = g.add(x, g.matmul(g.merge_heads(y), f"{i}.o.weight"))
         x = g.add(x, feed_forward(g, g.rms_norm(x, f"{i}.ff_norm.weight", 1e-5), i))
     return g, Outputs(hidden=x)
+
+
+def said_of(group):
+    """Return what a group says of its nodes, by their names, where it says something."""
+    found = {}
+    for field in group.__struct_fields__:
+        value = getattr(group, field)
+        if isinstance(value, tuple):
+            value = [said_of(one) if field == "followers" else one.name for one in value]
+        elif field in ("maker", "norm", "route", "stores_for") and value:
+            value = value.name
+        elif field == "next" and value:
+            value = value.maker.name
+        found |= {field: value} if value else {}
+    return {name: value for name, value in found.items() if name not in ("nodes", "ropes")}
+
+
+def test_a_dense_layer_is_the_groups_of_the_example():
+    """That of ``fusion.Group``, between an embedding and another layer."""
+    g, outputs = layers(2, grouped_attention, dense)
+    _, first, second, third, *_ = fuse(g.finish(outputs), lambda node: 32)
+    heads = ["0.q", "0.k", "0.v"]
+    attention = second.maker.name
+    assert said_of(first) == {
+        "maker": "0.norm",
+        "products": heads,
+        "heads": heads,
+        "stores_for": attention,
+    }
+    assert [node.op for node in first.ropes] == ["rope", "rope"]
+    assert said_of(second) == {
+        "maker": attention,
+        "products": ["0.o"],
+        "totals": [second.totals[0].name],
+        "next": "0.ff_norm",
+        "is_stored": True,
+    }
+    (follower,) = third.followers
+    assert said_of(third) == {
+        "maker": "0.ff_norm",
+        "products": ["0.gate", "0.up"],
+        "followers": [said_of(follower)],
+        "n_before": 1,
+    }
+    assert said_of(follower) == {
+        "maker": follower.maker.name,
+        "products": ["0.down"],
+        "totals": [follower.totals[0].name],
+        "next": "1.norm",
+    }
+    assert (second.maker.op, follower.maker.op) == ("attention", "gated")
 
 
 @pytest.mark.parametrize(
@@ -562,7 +613,7 @@ def test_a_norm_waits_for_its_turn_where_others_are_between(emulated):
     hidden = g.add(g.matmul(first, "c.weight"), g.matmul(second, "d.weight"))
     both = Compared(emulated, g, Outputs(hidden=hidden))
     groups = fuse(both.program, lambda node: 32)
-    assert [group.led is not None for group in groups].count(True) == 1
+    assert [group.next is not None for group in groups].count(True) == 1
     both.feed(2)
 
 

@@ -28,11 +28,18 @@ __all__ = ["FusedStep", "fused"]
 
 
 class FusedStep(msgspec.Struct, frozen=True):
-    """The nodes of a ``fusion.Group``, each with its arrays.
+    """The nodes of a ``fusion.Group``, each with its arrays; fields are those of the group.
 
-    ``op`` is the maker's, empty where the products read rows that are there; ``passed`` is the
-    product that such rows are of, ``block`` that of their codes, ``room`` the name of where these
-    are kept.
+    ============== =============================================================================
+    field          what it is beside the group's
+    ============== =============================================================================
+    ``op``         the maker's operation; empty where the products read rows that are there
+    ``maker``      where ``op`` is empty, the first product
+    ``source``     the product whose rows, or columns of whose heads, are read where ``op`` is empty
+    ``heads``      what becomes of queries, keys and values that are made here
+    ``block``      how many of the rows' int8 codes share a scale
+    ``room``       the name of the scratch memory where these codes are
+    ============== =============================================================================
     """
 
     op: str
@@ -43,13 +50,13 @@ class FusedStep(msgspec.Struct, frozen=True):
     products: tuple[Step, ...]
     totals: tuple[Step, ...]
     followers: tuple[FusedStep, ...]
-    led: FusedStep | None
-    n_led: int
+    next: FusedStep | None
+    n_before: int
     heads: Heads | Joined | None
     is_stored: bool
     is_kept: bool
     is_sorted: bool
-    passed: DeviceArray | None
+    source: DeviceArray | None
     block: int
     room: str
 
@@ -97,11 +104,11 @@ def _norm_behind(step: FusedStep, n_rows: int) -> list[Launch]:
 
 
 def _norm_of(step: FusedStep) -> Norm | None:
-    """Return the norm of what a step makes last, for the step that it leads."""
-    if step.led is None:
+    """Return the norm of what a step makes last, for the next step."""
+    if step.next is None:
         return None
-    codes = _codes_for(step.led) if step.led.products else None
-    return Norm(step.led.op, step.led.maker, codes, step.led.is_kept)
+    codes = _codes_for(step.next) if step.next.products else None
+    return Norm(step.next.op, step.next.maker, codes, step.next.is_kept)
 
 
 def _codes_for(step: FusedStep) -> Codes:
@@ -111,7 +118,7 @@ def _codes_for(step: FusedStep) -> Codes:
 
 
 def _make(step: FusedStep, codes: Codes, n_rows: int) -> list[Launch]:
-    if step.n_led:
+    if step.n_before:
         return []
     x = step.products[0].inputs[0]
     n_parts = n_parts_of(x, n_rows)
@@ -194,10 +201,10 @@ def _multiply_all(
     for number, follower in enumerate(step.followers):
         if follower.op == "mix" and not slots.is_wide and Mix.fits(n_rows):
             follows, made[number] = _mix_of(follower, n_rows), codes  # a norm is left of it at most
-        if follows or follower.passed is None:
+        if follows or follower.source is None:
             continue
         x, ready = follower.products[0].inputs[0], _codes_for(follower)
-        passed = Passed(follower.maker, follower.passed, x, ready)
+        passed = Passed(follower.maker, follower.source, x, ready)
         if passed.are_of(factors, slots):
             follows, made[number] = passed, ready
     return launches + multiply_codes(codes, slots, factors, residual, follows)

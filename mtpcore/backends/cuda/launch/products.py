@@ -1,4 +1,42 @@
-"""Products with matrices: of rows, of experts, heads, positions and clusters, and the routing."""
+"""Products with matrices: of rows, of experts, heads, positions and clusters, and the routing.
+
+A product is one launch, or three: rows become int8 codes where they are not codes already
+(``quantise``), and where rows choose among matrices, they are sorted by their choice (``group``).
+
+====================== ================== ==================================================
+operation              launches           rows of x and matrices
+====================== ================== ==================================================
+``matmul``             (quantise) matmul  each row, the one matrix
+``head_matmul``        (quantise) matmul  each head, its own matrix
+``expert_matmul``      group, then these  each row, or each rank's, the matrices of its ids
+``matmul_by_position`` group, then these  each row, the matrix of its position
+``cluster_matmul``     these, scatter     each row, the clusters of its ids
+``route``              matmul_float,      each row, the router's matrix; then ids and shares
+                       route
+====================== ================== ==================================================
+
+Weights in floating point have ``matmul_float`` in the place of ``quantise`` and ``matmul``.
+
+The launch of up to three quantised products of the same codes may go on with what it made, where
+rows are few (``Follows``); the blocks that end last do it:
+
+=========== ======================================================= ========================
+``Follows`` what becomes of the products                            kernel's number
+=========== ======================================================= ========================
+``Heads``   heads are rotated, and keys and values stored           HEADS
+``Joined``  parts of queries are joined, and keys stored            JOINED
+``Norm``    whole rows of one product are normalised                NORM, CENTRED_NORM
+``Mix``     ranks are mixed to rows, which may be normalised        as their norm, or NOTHING
+``Passed``  rows of one product become codes, which a later one     PASSED
+            multiplies
+(gates)     one product gates the other, and becomes codes;         GATES
+            by ``multiply_gated``
+=========== ======================================================= ========================
+
+An example: two rows of a layer's q, k and v, all Q8_0, are one launch of ``matmul`` with the three
+matrices and ``HEADS``: ``multiply_codes(codes, slots, [q, k, v], follows=heads)``. If v is Q6_K, it
+is two, of which the one of q and k rotates and stores keys, and the one of v stores values.
+"""
 
 from __future__ import annotations
 
