@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -60,10 +61,16 @@ def check_rows(subject: Subject, batching: Batching, kv_dtype: str = "f16") -> N
     """
     expect(subject, Subject, "a subject under test")
     expect(batching, Batching, "how rows reach a context")
-    wanted = _trace(subject, Batching(n_tokens=batching.n_tokens), kv_dtype)
+    wanted = _trace_alone(subject, batching.n_tokens, kv_dtype)
     trace = _trace(subject, batching, kv_dtype)
     different = [name for name in wanted if wanted[name] != trace[name]]
     assert not different, f"{subject}, {batching}: {', '.join(different)} differ from rows alone"
+
+
+@lru_cache(maxsize=8)
+def _trace_alone(subject: Subject, n_tokens: int, kv_dtype: str) -> dict[str, bytes]:
+    """Run a text token by token, once for all batchings that are compared with it."""
+    return _trace(subject, Batching(n_tokens=n_tokens), kv_dtype)
 
 
 def _trace(subject: Subject, batching: Batching, kv_dtype: str) -> dict[str, bytes]:
