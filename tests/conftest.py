@@ -1,5 +1,5 @@
 """How long hypothesis searches (HYPOTHESIS_PROFILE=deep, or the bounded ``ci`` by default), what
-the summary of a run says besides, and one thread for NumPy's products."""
+the summary of a run says besides, one thread for NumPy's products, and no waiting for disks."""
 
 import os
 
@@ -9,6 +9,9 @@ from hypothesis import HealthCheck, settings
 # Read when NumPy is imported. Matrices of tests are small: threads of its OpenBLAS would spin for
 # each other, beside those of the other workers, and take longer than the products themselves.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# Thousands of small model files are written; none has to outlive a failure of the machine.
+os.fsync = lambda descriptor: None
 
 # Derandomised, so that a run says the same about the same commit; a slow machine is no failure.
 settings.register_profile(

@@ -84,13 +84,8 @@ def test_output_that_cannot_be_written_is_an_error_and_no_crash(glm, options):
     assert "Exception" not in report
 
 
-COMMANDS = {
-    "help": ["--help"],
-    "help of a command": ["quantize", "--help"],
-    "version": ["--version"],
-    "plugins": ["plugins"],
-    "inspect": ["inspect", "demo"],
-}
+COMMANDS = {"help": ["--help"], "plugins": ["plugins"], "inspect": ["inspect", "demo"]}
+"""What argparse writes, what is written line by line, and what a model's file is opened for."""
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no device that is always full")
