@@ -31,20 +31,18 @@ def family(request):
     return Subject(request.param, str(model_file(file)), drafter=drafter)
 
 
-@pytest.mark.parametrize("kv_dtype", ["f16", "f32", "q8_0"])
-def test_rows_do_not_depend_on_their_company(family, kv_dtype):
-    for chunk, n_batch, threads, neighbours in ((1, 512, 1, 2), (40, 5, 2, 0), (96, 64, 2, 2)):
-        batching = Batching(chunk=chunk, n_batch=n_batch, threads=threads, neighbours=neighbours)
-        check_rows(family, batching, kv_dtype)
+def test_rows_do_not_depend_on_their_company(family):
+    check_rows(family, Batching(neighbours=2), "f16")
+    check_rows(family, Batching(chunk=40, n_batch=5, threads=2), "f32")
+    check_rows(family, Batching(chunk=96, n_batch=64, threads=2, neighbours=2), "q8_0")
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
-def test_texts_do_not_depend_on_drafts(family, temperature):
-    for k, n_batch, n_texts, sampler in (
-        (1, 512, 3, "coupled"),
-        (2, 4, 3, "argmax"),
-        (3, 512, 3, "coupled"),
-        (5, 64, 1, "argmax"),
+def test_texts_do_not_depend_on_drafts(family):
+    for k, temperature, n_batch, n_texts, sampler in (
+        (1, 0.7, 512, 3, "coupled"),
+        (2, 0.0, 4, 3, "argmax"),
+        (3, 1.5, 512, 3, "coupled"),
+        (5, 0.7, 64, 1, "argmax"),
     ):
         texts = Texts(
             k=k,
