@@ -94,7 +94,8 @@ class Drawing:
         if again:
             draft = own[at - 1] if at else None
         elif own and self.draw(st.booleans()):
-            draft = self.draw(st.sampled_from(own))
+            after = [n for n in own if used & (self.before(n) - {n})]  # others' rows come before
+            draft = self.draw(st.sampled_from(after if after and self.draw(st.booleans()) else own))
             if draft in used or any(draft in self.before(of) for of in used):
                 draft = None  # a row of a tree comes after rows before it
         if number and self.draw(st.booleans()):
