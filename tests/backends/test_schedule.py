@@ -285,9 +285,96 @@ WITHOUT_FILLS = Drawn(
 )
 
 
+def ranked(output, first, n=6):
+    """Return picks of an output that ranks n drafts: their order tells of small changes, too."""
+    return [(output, first + rank, rank) for rank in range(n)]
+
+
+ROOT = DrawnStage(0, [(0, None, None, 0)], ranked(0, 0, 2), 0, False, False)
+# A row before one that chooses is left out, and that one moves up.
+MOVED_UP = Drawn(
+    stages=[
+        ROOT,
+        DrawnStage(
+            *(0, [(0, 0, OF_DRAFT, 0), (0, 1, OF_DRAFT, 0)], ranked(1, 2)),
+            *(0, False, False, [-1] * 2),
+        ),
+    ],
+    drafts=[(0, PENDING)] * 2 + [(0, 1)] * 6,
+    texts=[(0, 0.0)],
+    is_broken=False,
+)
+# A row comes after that of the draft before its own, whatever the batch says.
+LINKED = Drawn(
+    stages=[
+        ROOT,
+        DrawnStage(1, [(0, 0, OF_DRAFT, 0)], [(0, 2)], 0, False, False),
+        DrawnStage(
+            *(0, [(0, 0, None, 0), (0, 2, OF_DRAFT, 0)], ranked(1, 3)),
+            *(0, False, False, [-1] * 2),
+        ),
+    ],
+    drafts=[(0, PENDING)] * 2 + [(0, 0)] + [(0, 2)] * 6,
+    texts=[(0, 0.0)],
+    is_broken=False,
+)
+# Rows of the best drafts, and of the best after these; penalties read what is on the way.
+GROWN = Drawn(
+    stages=[
+        ROOT,
+        DrawnStage(
+            *(0, [(0, 2, OF_DRAFT, 0), (0, 3, OF_DRAFT, 0)], ranked(0, 4, 2) + ranked(1, 6, 2)),
+            *(0, False, False, [-1] * 2),
+        ),
+        DrawnStage(
+            *(0, [(0, n, OF_DRAFT, 0) for n in (2, 3, 8, 9)], ranked(2, 10, 4) + ranked(3, 14, 4)),
+            *(0, False, False, [-1] * 4),
+        ),
+    ],
+    drafts=[
+        *[(0, PENDING)] * 2,
+        *[(0, BEST)] * 2,
+        *([(0, 2)] * 2 + [(0, 3)] * 2),
+        *[(0, BEST)] * 2,
+        *([(0, 8)] * 4 + [(0, 9)] * 4),
+        *[(0, BEST)] * 5,
+    ],
+    texts=[(2, 0.0)],
+    is_broken=False,
+    bests=[
+        ([0, 1], [2, 3], True),
+        ([4, 5, 6, 7], [8, 9], True),
+        ([0, 1, *range(4, 8), *range(10, 18)], [*range(18, 23)], False),
+    ],
+)
+
+
+def best_of_many():
+    """Return the best drafts that can be read, of many: some have no embedding."""
+    rows = [(text, None, None, 0) for text in range(3) for _ in range(3)]
+    picks, drafts, bests = [], [], []
+    for output, (text, *_) in enumerate(rows):
+        first = len(drafts)
+        picks += ranked(output, first)
+        drafts += [(text, PENDING)] * 6 + [(text, BEST)] * 6
+        bests.append(([*range(first, first + 6)], [*range(first + 6, first + 12)], True))
+    stages = [DrawnStage(0, rows, picks, 0, False, False)]
+    fed = [
+        (text, best[0], OF_DRAFT, 0) for (text, *_), (_, best, _) in zip(rows, bests, strict=True)
+    ]
+    stages.append(DrawnStage(2, fed, [], 0, False, False, [-1] * 9))
+    return Drawn(stages, drafts, [(0, 0.0)] * 3, False, True, bests)
+
+
 @searching(150)
 @given(schedules())
 @example(WITHOUT_FILLS)
+@example(MOVED_UP)
+@example(LINKED)
+@example(GROWN)
+@example(msgspec.structs.replace(GROWN, texts=[(0, 0.0)]))
+@example(msgspec.structs.replace(GROWN, texts=[(1, 0.0)]))
+@example(best_of_many())
 def test_random_schedules_are_those_of_the_definition(drawn):
     note(str(drawn))
     wanted = drafted(drawn, "cpu", compiled=False)
