@@ -30,7 +30,7 @@ from mtpcore.backends.cpu.store import CpuStore
 from mtpcore.backends.cpu.weights import Weights
 from mtpcore.backends.draft import run_schedule as run_by_definition
 from mtpcore.backends.host_rows import HostRows
-from mtpcore.backends.schedule import Drafts, Schedule, n_embeddings
+from mtpcore.backends.schedule import Drafts, Schedule, Stage, n_embeddings
 from mtpcore.declarations.spec import INPUTS
 from mtpcore.errors import BackendError, BatchError
 from mtpcore.graph.program import OUTPUTS, MemoryLayer, Program, StateLayer
@@ -272,65 +272,63 @@ class CpuPlan:
         return isinstance(plan, CpuPlan) and plan.threads == self.threads
 
     def _of_stages(self, schedule: Schedule) -> dict[str, Any]:
-        """Return what all stages of this plan have in common: outputs have room for any."""
+        """Return what all stages of this plan have in common: arrays have room for any."""
         batches = [stage.batch for stage in schedule.stages if stage.plan is self]
         memory = next(stage.memory for stage in schedule.stages if stage.plan is self)
         n = max(len(batch.tokens) for batch in batches)
         n_outputs = max(len(batch.outputs) for batch in batches)
-        for slot, (_, width) in self._slots.items():
-            if slot not in INPUTS and (len(batches) > 1 or slot not in batches[0].slots):
-                self._keep(f"slot {slot}", n, width)
         logits, _, n_logits = self._made.get("logits", NOT_MADE)
         where = self.program.name
         if "codes" in self.program.inputs:
             raise BatchError("a graph that reads codes cannot draft", where=where)
         if not n_logits and any(s.picks for s in schedule.stages if s.plan is self):
             raise BatchError("a graph without logits cannot draft", where=where)
+        outputs = [
+            (buffer, self._keep(name, n_outputs if is_output else n, *shape))
+            for name, buffer, is_output, shape in self._outputs
+        ]
+        slots = [(slot, *sizes) for slot, sizes in self._slots.items() if slot not in INPUTS]
+        rows = [(buffer, self._keep(f"slot {slot}", n, width)) for slot, buffer, width in slots]
         return {
             "executor": self._executor,
             "pages": self._pages(memory),
             "states": _states_of(memory),
-            "external": [
-                (buffer, self._keep(name, n_outputs if is_output else n, *shape))
-                for name, buffer, is_output, shape in self._outputs
-            ],
+            "external": outputs + rows,
             "logits": logits,
             "n_logits": n_logits,
             "made": [self._made.get(name, NOT_MADE) for name in schedule.names],
+            "slots": [(buffer, width, None) for _, buffer, width in slots],
+            "is_given": False,
         }
 
-    def _of_stage(self, schedule: Schedule, number: int, *, is_given: bool) -> dict[str, Any]:
-        """Return what is a stage's own; if its rows are not ``is_given``, the loop writes them."""
-        stage, names = schedule.stages[number], schedule.names
-        batch, feeds = stage.batch, list[tuple[int, int, int]]()
-        slots: list[tuple[int, int, F32 | None]] = []
-        external: list[tuple[int, Any]] = self._inputs(batch) if is_given else []
-        if lost := stage.feeds.keys() - self._slots.keys():
+    def _given(self, stage: Stage, common: dict[str, Any]) -> dict[str, Any]:
+        """Return what differs in a stage whose rows are as the batch says; the loop writes none."""
+        outputs = common["external"][: len(self._outputs)]
+        external = self._inputs(stage.batch) + outputs
+        return {"external": external, "slots": [], "feeds": [], "is_given": True}
+
+    def _slots_of(self, stage: Stage) -> list[tuple[int, int, F32 | None]]:
+        """Return the slots of a stage, with the rows that its batch brings."""
+        return [
+            (buffer, width, stage.batch.slots.get(slot))
+            for slot, (buffer, width) in self._slots.items()
+            if slot not in INPUTS
+        ]
+
+    def _feeds_of(self, schedule: Schedule, number: int) -> list[tuple[int, int, int]]:
+        """Return which slot each name feeds in a stage, and from which column on."""
+        stage, feeds = schedule.stages[number], list[tuple[int, int, int]]()
+        slots = [slot for slot in self._slots if slot not in INPUTS]
+        if lost := stage.feeds.keys() - {*slots}:
             raise BatchError(
                 "slots that the graph does not have", where=f"stage {number}", got=sorted(lost)
             )
-        for slot, (buffer, width) in self._slots.items() if not is_given else ():
-            if slot in INPUTS:
-                continue
+        for slot, names in stage.feeds.items():
             column = 0
-            for name in stage.feeds.get(slot, ()):
-                feeds.append((len(slots), names.index(name), column))
+            for name in names:
+                feeds.append((slots.index(slot), schedule.names.index(name), column))
                 column += self._width_of(schedule, number, name)
-            slots.append((buffer, width, batch.slots.get(slot)))
-            external.append((buffer, self._keep(f"slot {slot}", len(batch.tokens), width)))
-        return {
-            "batch": batch,
-            "external": external,
-            "fills": stage.fills,
-            "picks": stage.picks,
-            "slots": slots,
-            "feeds": feeds,
-            "repeats": stage.repeats,
-            "runs_whole": stage.runs_whole,
-            "ends_at_nan": stage.ends_at_nan,
-            "is_given": is_given,
-            "is_kept": number in schedule.read_late,
-        }
+        return feeds
 
     @staticmethod
     def _width_of(schedule: Schedule, number: int, name: str) -> int:
@@ -381,13 +379,29 @@ class CpuPlan:
 def _by_buffers(schedule: Schedule, plans: Sequence[CpuPlan]) -> list[StageOfPlan]:
     """Return the stages of a schedule, whose plans these are, for the compiled loop."""
     fields = {plan: plan._of_stages(schedule) for plan in dict.fromkeys(plans)}
+    known: dict[tuple[CpuPlan, int, tuple[int, ...]], list[tuple[int, int, int]]] = {}
     begun: set[CpuPlan] = set()
     taken: list[StageOfPlan] = []
-    for number, plan in enumerate(plans):
-        is_given = plan not in begun and not schedule.stages[number].fills
-        own = plan._of_stage(schedule, number, is_given=is_given)
-        own["external"] += fields[plan]["external"]
-        taken.append({**fields[plan], **own})  # type: ignore[typeddict-item]
+    for number, (plan, stage) in enumerate(zip(plans, schedule.stages, strict=True)):
+        own: dict[str, Any] = {}
+        if plan not in begun and not stage.fills:
+            own = plan._given(stage, fields[plan])
+        elif stage.batch.slots:
+            own = {"slots": plan._slots_of(stage)}
+        key = plan, id(stage.feeds), tuple(schedule.feeders[number])
+        if key not in known:
+            known[key] = plan._feeds_of(schedule, number)
+        fixed = {
+            "batch": stage.batch,
+            "fills": stage.fills,
+            "picks": stage.picks,
+            "feeds": known[key],
+            "repeats": stage.repeats,
+            "runs_whole": stage.runs_whole,
+            "ends_at_nan": stage.ends_at_nan,
+            "is_kept": number in schedule.read_late,
+        }
+        taken.append({**fields[plan], **fixed, **own})  # type: ignore[typeddict-item]
         begun.add(plan)
     return taken
 
