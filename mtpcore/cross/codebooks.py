@@ -43,7 +43,7 @@ class FrameJob(msgspec.Struct, frozen=True):
 class CodebookDecoder:
     """The graph that chooses the codes of a frame behind the first, one after the other.
 
-    It reads the target's row of a sequence at position 0 and the code before at each other one; all
+    It reads the target's row of a sequence at place 0 and the code before at each other one; all
     codes of a frame, of all sequences, are chosen in one call. Code i of the frame at place n is
     chosen with the noise of index ``n * count + i``. Afterwards its memory is empty: a frame does
     not see the frames before it but through the target's row.

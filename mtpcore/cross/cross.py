@@ -269,7 +269,7 @@ class Cross(Uncopied):
         processors: Mapping[int, LogitsProcessor] | None = None,
         logits: bool = False,
     ) -> Verdicts:
-        """Let the target choose at every drafted position, all sequences in one batch.
+        """Let the target choose after every drafted token, all sequences in one batch.
 
         Parameters
         ----------
@@ -286,7 +286,7 @@ class Cross(Uncopied):
             Those of ``prefill`` whose prompt goes on in a later batch: nothing is chosen after it,
             and no logits are made.
         processors : mapping of seq to callable, optional
-            Called with the tokens and the logits of each position that the target comes to, before
+            Called with the tokens and the logits of each token that the target comes to, before
             it chooses there; each may change the logits. See ``LogitsProcessor``.
         logits : bool
             Whether the output has the logits of all drafted rows. Where a token is chosen while
@@ -451,7 +451,9 @@ class Cross(Uncopied):
         self.links.apply()
 
     @act
-    def feed(self, role: str, tap: str | Sequence[str], seq: int, pos: int, rows: RowsLike) -> None:
+    def feed(
+        self, role: str, tap: str | Sequence[str], seq: int, place: int, rows: RowsLike
+    ) -> None:
         """Deliver rows from another program as if ``role`` had computed them.
 
         Parameters
@@ -461,7 +463,7 @@ class Cross(Uncopied):
         tap : str or sequence of str
             The tap, or those that are joined in one slot, in their order.
         rows : array_like or DLPack, shape (n, width)
-            Hidden rows of positions ``pos``, ``pos + 1``, ...
+            Hidden rows of places ``place``, ``place + 1``, ...
 
         Raises
         ------
@@ -470,7 +472,7 @@ class Cross(Uncopied):
         """
         seq = self.llm.check_seq(seq)
         with self.transaction((seq,)):
-            self.links.feed(role, tap, seq, pos, rows)
+            self.links.feed(role, tap, seq, place, rows)
 
     def tokens(self, seq: int) -> list[int]:
         """Return the tokens that the target has processed; -1 where it read an embedding row."""
@@ -503,16 +505,16 @@ class Cross(Uncopied):
         return self.speculation.states.pending(seq, sampling, processor)
 
     @act
-    def rollback(self, seq: int, pos: int) -> None:
-        """Forget everything from position ``pos`` on, in every role.
+    def rollback(self, seq: int, place: int) -> None:
+        """Forget everything from ``place`` on, in every role.
 
         The pending token is forgotten, too. To go on, process what follows; or, to choose anew,
         roll back one further and process the last token again. All tokens up to those that are
         processed so count as prompt for the penalties.
 
-        Recurrent layers have the states of some earlier places only. Where that of ``pos`` is gone,
-        the tokens behind the nearest earlier one are processed again: the bits are the same, and it
-        takes as long as a prompt of that many tokens.
+        Recurrent layers have the states of some earlier places only. Where that of ``place`` is
+        gone, the tokens after the nearest earlier one are processed again: the bits are the same,
+        and it takes as long as a prompt of that many tokens.
 
         Roles that the target reads (an encoder) keep their rows: they are no consequence of what
         is taken back, and the target needs them again.
@@ -525,11 +527,11 @@ class Cross(Uncopied):
         """
         seq = self.llm.check_seq(seq)
         state = self.speculation.states.checked(seq)
-        pos = read_below(
-            pos, state.n + 1, "rolls back to a place that is not there", where=f"sequence {seq}"
+        place = read_below(
+            place, state.n + 1, "rolls back to a place that is not there", where=f"sequence {seq}"
         )
         with self.transaction((seq,)):
-            self.speculation.rollback(seq, pos)
+            self.speculation.rollback(seq, place)
 
     @act
     def shift(self, seq: int, *, keep: int, drop: int) -> None:
@@ -554,7 +556,7 @@ class Cross(Uncopied):
             No such sequence or places; or, behind those that are dropped, embedding rows or tokens
             that were given positions of their own.
         LinkError
-            A draft is undecided, or the target reads rows of another role by their positions.
+            A draft is undecided, or the target reads rows of another role by their places.
         CapacityError
             A sliding window or a recurrent layer cannot go back to ``keep``, and there are such
             rows before it.
@@ -567,7 +569,7 @@ class Cross(Uncopied):
             raise BatchError("nothing would remain", where=where, fix="call remove()")
         if drop and self.links.inboxes("llm"):
             raise LinkError(
-                "the target reads rows of another role by their positions",
+                "the target reads rows of another role by their places",
                 where=where,
                 fix="remove the sequence, and process what is to remain with its rows",
             )

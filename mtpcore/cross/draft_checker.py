@@ -81,7 +81,7 @@ class DraftChecker:
         """Count a sequence that no drafter can follow; warn of the first one."""
         if not self.paused:
             logger.warning(
-                "sequence %d, position %d holds no token that a drafter could read; "
+                "sequence %d, place %d holds no token that a drafter could read; "
                 "no drafts (said once, counted)",
                 seq,
                 place,

@@ -323,7 +323,7 @@ class SequenceStates:
         wanted = {int(row): i for i, row in enumerate(output.outputs)}
         for seq, indices in rows.items():
             state = self._states[seq]
-            place = int(output.pos[indices[0]])
+            place = int(output.place[indices[0]])
             state.append(place, tokens[indices])
             if self.keeps_rows and (batch.embeddings is not None or batch.pos.ndim == 2):
                 state.rows = state.rows.put(_piece(batch, place, indices))

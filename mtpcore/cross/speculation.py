@@ -312,7 +312,7 @@ class Speculation:
         *,
         logits: bool = False,
     ) -> Verdicts:
-        """Let the target choose at every drafted position; see ``Cross.verify``."""
+        """Let the target choose after every drafted token; see ``Cross.verify``."""
         ahead, self._ahead = self._ahead, None
         # What was run ahead holds drafts alone, and of their logits only the choices.
         if ahead is not None and (prefill or processors or logits):
@@ -392,9 +392,9 @@ class Speculation:
 
         Logits of prompts are kept until a token is chosen; a logits processor needs them, too.
         """
-        pos = batch.pos[batch.outputs]
-        samplers: list[Sampler | None] = [None] * len(pos)
-        texts, n_prompt = [batch.tokens[:0]] * len(pos), [0] * len(pos)
+        places = batch.pos[batch.outputs]
+        samplers: list[Sampler | None] = [None] * len(places)
+        texts, n_prompt = [batch.tokens[:0]] * len(places), [0] * len(places)
         needs_texts = False
         for seq, (begin, end) in rows.spans.items():
             sampler = self.states.sampler(seq, setting_of(sampling, seq))
@@ -409,7 +409,7 @@ class Speculation:
             samplers[begin:end] = [sampler] * (end - begin)
         if not any(samplers):
             return None
-        fused = FusedSampling(samplers=samplers, indices=(pos + 1).tolist())
+        fused = FusedSampling(samplers=samplers, indices=(places + 1).tolist())
         if needs_texts:
             fused = msgspec.structs.replace(fused, texts=texts, n_prompt=n_prompt)
         return fused

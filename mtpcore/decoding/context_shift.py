@@ -28,7 +28,7 @@ def check_shift(cross: Cross, request: Request) -> None:
     CapacityError
         It keeps too many tokens for any to be dropped.
     LinkError
-        The target reads rows of another role by their positions.
+        The target reads rows of another role by their places.
     """
     if request.when_full != "shift":
         return
@@ -49,7 +49,7 @@ def check_shift(cross: Cross, request: Request) -> None:
         )
     if cross.links.inboxes("llm"):
         raise LinkError(
-            "the target reads rows of another role by their positions",
+            "the target reads rows of another role by their places",
             where='when_full="shift"',
             fix='leave it out: the text ends where the context is full ("stop")',
         )

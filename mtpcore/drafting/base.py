@@ -80,7 +80,7 @@ class BaseDrafter:
         """Count a sequence that gets no further draft; warn of the first one."""
         if not self.paused:
             logger.warning(
-                "drafter %s: sequence %d, position %d has a hidden row that is not finite, a "
+                "drafter %s: sequence %d, place %d has a hidden row that is not finite, a "
                 "token that the drafter does not have, or none left to choose; no drafts from it "
                 "(said once, counted)",
                 self.name,

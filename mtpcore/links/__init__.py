@@ -1,1 +1,1 @@
-"""Links, which carry rows from one context to another, by sequence and position."""
+"""Links, which carry rows from one context to another, by sequence and place."""

@@ -1,4 +1,4 @@
-"""Inbox: the buffer in which a link's rows wait, by sequence and position."""
+"""Inbox: the buffer in which a link's rows wait, by sequence and place."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["Inbox"]
 
 F32 = NDArray[np.float32]
 _BOUNDS = struct.Struct("<2Q")
-"""The positions of the first row, and behind the last one."""
+"""The places of the first row, and behind the last one."""
 _ROOM = 64  # rows that are made room for at least
 
 
 class Held(NamedTuple):
-    """Rows of one sequence: those of positions ``first`` to ``length``, in a buffer from ``base``.
+    """Rows of one sequence: those of places ``first`` to ``length``, in a buffer from ``base``.
 
     A new one replaces it as a whole, and what is put goes behind the rows that are held or into
-    another buffer: an old one stays true through an act. ``not_finite`` are the positions of rows
+    another buffer: an old one stays true through an act. ``not_finite`` are the places of rows
     that are not finite, ascending.
     """
 
@@ -37,7 +37,7 @@ class Held(NamedTuple):
 
 
 class Inbox:
-    """Delivered rows float32[width] of every sequence, one for each position of the source.
+    """Delivered rows float32[width] of every sequence, one for each place of the source.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class Inbox:
         self._held = [self._empty] * n_seq
 
     def length(self, seq: int) -> int:
-        """Return the position after the newest row."""
+        """Return the place after the newest row."""
         return self._held[seq].length
 
     def save(self) -> list[Held]:
@@ -78,8 +78,8 @@ class Inbox:
         """Hold the rows that there were."""
         self._held[:] = saved
 
-    def put(self, seq: int, pos: int, *parts: F32, bad: Sequence[int] | None = None) -> None:
-        """Store rows at ``pos``, ``pos + 1``, ...; later positions are forgotten.
+    def put(self, seq: int, place: int, *parts: F32, bad: Sequence[int] | None = None) -> None:
+        """Store rows at ``place``, ``place + 1``, ...; later places are forgotten.
 
         No rows change nothing.
 
@@ -105,31 +105,31 @@ class Inbox:
             )
         if not n:
             return
-        if self._has_gaps and self._held[seq].first < self._held[seq].length < pos:
-            gap = pos - self._held[seq].length
+        if self._has_gaps and self._held[seq].first < self._held[seq].length < place:
+            gap = place - self._held[seq].length
             self.put(seq, self._held[seq].length, np.zeros((gap, self.width), np.float32), bad=())
         rows, base, first, length, not_finite = self._held[seq]
-        if first == length != pos:
-            rows, base, first, length = self._empty.rows, pos, pos, pos
-        if not first <= pos <= length:
+        if first == length != place:
+            rows, base, first, length = self._empty.rows, place, place, place
+        if not first <= place <= length:
             raise LinkError(
                 "delivered rows leave a gap",
-                where=f"{self.name}, sequence {seq}, position {pos}",
-                wanted=f"a position in {first}..{length}",
+                where=f"{self.name}, sequence {seq}, place {place}",
+                wanted=f"a place in {first}..{length}",
             )
-        end = pos + n
-        if pos < length or end - base > len(rows):
-            kept = rows.read(first - base, pos - base)
+        end = place + n
+        if place < length or end - base > len(rows):
+            kept = rows.read(first - base, place - base)
             rows = self.make(max(end - first, 2 * len(kept), _ROOM), self.width)
             rows.write(0, (kept,))
             base = first
-        rows.write(pos - base, parts)
+        rows.write(place - base, parts)
         bad = find_not_finite(parts) if bad is None else bad
-        not_finite = _before(not_finite, pos) + tuple(pos + at for at in bad)
+        not_finite = _before(not_finite, place) + tuple(place + at for at in bad)
         self._held[seq] = Held(rows, base, first, end, not_finite)
 
     def finite_until(self, seq: int, begin: int, end: int) -> int:
-        """Return the position of the first row of [begin, end) that is not finite, or ``end``.
+        """Return the place of the first row of [begin, end) that is not finite, or ``end``.
 
         Raises
         ------
@@ -148,7 +148,7 @@ class Inbox:
         Raises
         ------
         LinkError
-            A row is missing; names sequence and position.
+            A row is missing; names sequence and place.
         """
         self._check(seq, begin, end)
         held = self._held[seq]
@@ -166,21 +166,21 @@ class Inbox:
             missing = begin if begin < first or begin >= length else length
             raise LinkError(
                 "a hidden row is missing",
-                where=f"{self.name}, sequence {seq}, position {missing}",
+                where=f"{self.name}, sequence {seq}, place {missing}",
                 wanted=f"rows {begin}..{end - 1}",
                 got=f"rows {first}..{length - 1}" if length > first else "no rows",
-                fix="process() the source over these positions, or feed() them",
+                fix="process() the source over these places, or feed() them",
             )
 
-    def release(self, seq: int, pos: int) -> None:
-        """Drop the rows before position ``pos``, which will not be read again."""
+    def release(self, seq: int, place: int) -> None:
+        """Drop the rows before ``place``, which will not be read again."""
         rows, base, first, length, not_finite = self._held[seq]
-        if pos <= first:
+        if place <= first:
             return
-        first = min(pos, length)
+        first = min(place, length)
         if len(rows) > _ROOM:  # a prompt's rows take much room
             rows, base = self._copy(rows, first - base, length - base), first
-        not_finite = tuple(at for at in not_finite if at >= pos)
+        not_finite = tuple(at for at in not_finite if at >= place)
         self._held[seq] = Held(rows, base, first, length, not_finite)
 
     def _copy(self, rows: RowBuffer, begin: int, end: int) -> RowBuffer:
@@ -190,7 +190,7 @@ class Inbox:
         return copy
 
     def rewind(self, seq: int, length: int) -> None:
-        """Forget the rows from position ``length`` on."""
+        """Forget the rows from place ``length`` on."""
         rows, base, first, end, not_finite = self._held[seq]
         if length < end:
             not_finite = _before(not_finite, length)
@@ -219,7 +219,7 @@ class Inbox:
             yield np.asarray(rows.read(begin - base, end - base), "<f4").tobytes()
 
     def load(self, seq: int, data: memoryview, n_ctx: int) -> None:
-        """Let an empty sequence hold the rows that ``dump`` gave, of up to ``n_ctx`` positions.
+        """Let an empty sequence hold the rows that ``dump`` gave, of up to ``n_ctx`` places.
 
         Raises
         ------
@@ -233,8 +233,8 @@ class Inbox:
         if not first <= length <= n_ctx or len(rows) != (length - first) * self.width * 4:
             raise StateError(
                 "rows of another number or width",
-                wanted=f"rows of {4 * self.width} bytes, up to position {n_ctx}",
-                got=f"{len(rows)} bytes for positions {first} to {length}",
+                wanted=f"rows of {4 * self.width} bytes, up to place {n_ctx}",
+                got=f"{len(rows)} bytes for places {first} to {length}",
                 fix="make n_ctx larger",
             )
         self._held[seq] = self._empty._replace(base=first, first=first, length=first)
@@ -246,6 +246,6 @@ class Inbox:
         self._held[seq] = self._empty
 
 
-def _before(positions: tuple[int, ...], pos: int) -> tuple[int, ...]:
-    """Return those of some positions that lie before another."""
-    return tuple(at for at in positions if at < pos) if positions else positions
+def _before(places: tuple[int, ...], place: int) -> tuple[int, ...]:
+    """Return those of some places that lie before another."""
+    return tuple(at for at in places if at < place) if places else places

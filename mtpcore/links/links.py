@@ -29,7 +29,7 @@ _ANOTHER_TARGET = "link the target that the drafter was made for"
 
 
 class Links:
-    """The links of a Cross; rows are addressed by (sequence, position), never by batch row.
+    """The links of a Cross; rows are addressed by (sequence, place), never by batch row.
 
     Nothing is asked of the contexts' graphs before ``apply``: links that do not fit together leave
     them as they are.
@@ -251,27 +251,29 @@ class Links:
                 which = slice(begin, end) if end - begin == len(indices) else indices
                 parts = [tap[which] for tap in taps]
                 bad = np.flatnonzero(np.isin(indices, found)).tolist() if found else []
-                posts.append((self._receiver(key), seq, int(output.pos[begin]), parts, bad))
-        for receiver, seq, pos, parts, bad in posts:
-            receiver.put(seq, pos, *parts, bad=bad)
+                posts.append((self._receiver(key), seq, int(output.place[begin]), parts, bad))
+        for receiver, seq, place, parts, bad in posts:
+            receiver.put(seq, place, *parts, bad=bad)
 
     def _receiver(self, key: Slot) -> Inbox | WholeSequences:
         """Return what takes the rows of a slot."""
         return self._whole[key] if key in self._whole else self._inboxes[key]
 
-    def feed(self, role: str, tap: str | Sequence[str], seq: int, pos: int, rows: RowsLike) -> None:
+    def feed(
+        self, role: str, tap: str | Sequence[str], seq: int, place: int, rows: RowsLike
+    ) -> None:
         """Deliver rows from outside as if ``role`` had made them; see ``Cross.feed``."""
         hidden = rows_of(rows, "fed rows")
         role = read(role, str, "a role is a name", wanted="a text")
         one_or_more: str | list[str] = read(tap, str | list[str], "no taps", wanted="their names")
         taps = [one_or_more] if isinstance(one_or_more, str) else one_or_more
-        where = f"{role}.{', '.join(taps)}, sequence {seq}, position {spell(pos)}"
+        where = f"{role}.{', '.join(taps)}, sequence {seq}, place {spell(place)}"
         refusal = "fed rows are finite and have two axes"
         if hidden.ndim != 2:
             raise BatchError(refusal, where=where, got=hidden.shape)
         n_ctx = self._runners[role].n_ctx if role in self._runners else 0
         end = n_ctx - len(hidden) + 1
-        pos = read_below(pos, end, "fed rows lie outside the context", where=where)
+        place = read_below(place, end, "fed rows lie outside the context", where=where)
         keys = [
             key
             for key, joined in self._joined.items()
@@ -287,7 +289,7 @@ class Links:
         for key, (brought, bad) in zip(keys, fed, strict=True):
             if bad:
                 raise BatchError(refusal, where=where, got=f"row {bad[0]} is not finite")
-            self._receiver(key).put(seq, pos, brought, bad=bad)
+            self._receiver(key).put(seq, place, brought, bad=bad)
 
     def readers(self, role: str) -> frozenset[str]:
         """Return the roles that read what ``role`` makes, also through others."""

@@ -29,8 +29,8 @@ class WholeSequences:
     def __init__(self, name: str, slot: str, runner: GraphRunner) -> None:
         self.name, self._slot, self._runner = name, slot, runner
 
-    def put(self, seq: int, pos: int, *parts: F32, bad: Sequence[int] | None = None) -> None:
-        """Deliver the rows of a sequence, from position 0 on.
+    def put(self, seq: int, place: int, *parts: F32, bad: Sequence[int] | None = None) -> None:
+        """Deliver the rows of a sequence, from place 0 on.
 
         Parameters
         ----------
@@ -44,10 +44,10 @@ class WholeSequences:
         BatchError, CapacityError, LinkError
             A part of a sequence; or as ``GraphRunner.receive``.
         """
-        if pos:
+        if place:
             raise LinkError(
                 "a whole sequence is delivered at once",
-                where=f"{self.name}, sequence {seq}, position {pos}",
+                where=f"{self.name}, sequence {seq}, place {place}",
                 fix="remove the sequence, and process all of it in one batch",
             )
         rows, _ = bring(parts[0], self._runner.backend)

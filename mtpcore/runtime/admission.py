@@ -314,7 +314,7 @@ class Admission:
             else:
                 raise LinkError(
                     "rows of a slot are missing",
-                    where=f"slot {slot!r}, sequence {batch.seq[0]}, position {place[0]}",
+                    where=f"slot {slot!r}, sequence {batch.seq[0]}, place {place[0]}",
                     fix="link a context to this slot, feed() rows, or give Batch(slots=)",
                 )
             if rows.shape != (len(batch), width):
@@ -345,7 +345,7 @@ def _check_chain(batch: Batch, indices: NDArray[np.intp], place: I32, begin: int
     bad = indices[(batch.pos[indices] != wanted[indices]) | (batch.pos[indices] < 0)]
     if len(bad):
         raise BatchError(
-            "position does not continue the sequence",
+            "place does not continue the sequence",
             where=f"row {bad[0]}, sequence {seq}",
             wanted=max(int(wanted[bad[0]]), 0),
             got=int(batch.pos[bad[0]]),

@@ -150,7 +150,7 @@ class Batch:
 
     @classmethod
     def of(cls, tokens: ArrayLike, seq: int = 0, pos: int = 0, outputs: Wanted = "last") -> Batch:
-        """Return a batch of one sequence's tokens at positions ``pos``, ``pos + 1``, ..."""
+        """Return a batch of one sequence's tokens at places ``pos``, ``pos + 1``, ..."""
         return cls(tokens, seq=seq, pos=pos, outputs=outputs)
 
     def __len__(self) -> int:
@@ -196,7 +196,7 @@ class Batch:
         )
 
     def _count_on(self, start: int, n: int) -> I32:
-        """Return positions that begin at ``start`` in every sequence."""
+        """Return places that begin at ``start`` in every sequence."""
         if start + n >= 2**31:
             raise BatchError("positions fit 32 bits", got=start)
         rows, following = [], dict[int, int]()

@@ -1,4 +1,4 @@
-"""What ``Context.process`` returns: logits and tapped rows, addressed by sequence and position."""
+"""What ``Context.process`` returns: logits and tapped rows, addressed by sequence and place."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class Output:
 
     Arrays of a device are copied to the host when they are read; ``as_computed`` leaves them there.
 
-    ``seq`` int32[n_tokens] and ``pos`` int32[n_tokens] say whose rows they are (``pos`` is the
-    place in the sequence), ``outputs`` int32[n_outputs] which rows have logits,
+    ``seq`` int32[n_tokens] and ``place`` int32[n_tokens] say whose rows they are,
+    ``outputs`` int32[n_outputs] which rows have logits,
     ``rows_of_seq`` which rows belong to a sequence.
     """
 
     def __init__(
         self,
         seq: NDArray[np.int32],
-        pos: NDArray[np.int32],
+        place: NDArray[np.int32],
         outputs: NDArray[np.int32],
         rows_of_seq: Mapping[int, NDArray[np.intp]],
         arrays: Mapping[str, NDArray[Any]],
     ) -> None:
-        self.seq, self.pos, self.outputs = seq, pos, outputs
+        self.seq, self.place, self.outputs = seq, place, outputs
         self.rows_of_seq = rows_of_seq
         self._arrays = arrays
         self._chosen: NDArray[np.int32] | None = arrays.get(CHOSEN)
@@ -150,7 +150,7 @@ class Output:
         """
         return self._found(name)
 
-    def logits_of(self, seq: int, pos: int) -> F32:
+    def logits_of(self, seq: int, place: int) -> F32:
         """Return float32[n_vocab] of one row.
 
         Raises
@@ -160,12 +160,12 @@ class Output:
         """
         rows = self.outputs
         seq = read(seq, int, "no number of a sequence", wanted="an int")
-        pos = read(pos, int, "no position", wanted="an int")
-        matches = np.flatnonzero((self.seq[rows] == seq) & (self.pos[rows] == pos))
+        place = read(place, int, "no place", wanted="an int")
+        matches = np.flatnonzero((self.seq[rows] == seq) & (self.place[rows] == place))
         if not len(matches):
             raise BatchError(
                 "no logits of this row",
-                where=f"sequence {spell(seq)}, position {spell(pos)}",
+                where=f"sequence {spell(seq)}, place {spell(place)}",
                 fix="ask for its output in the batch",
             )
         return self.logits_at(int(matches[-1]))

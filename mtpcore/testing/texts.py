@@ -165,8 +165,8 @@ def check_broken_rows(subject: Subject, place: int, sampling: Sampling | None = 
     def spoil(batch: Batch, output: Output) -> None:
         arrays = {name: output.tap(name).copy() for name in output.names}
         for tap in taps:
-            arrays[tap][output.pos >= place] = np.nan
-        spoilt = Output(output.seq, output.pos, output.outputs, output.rows_of_seq, arrays)
+            arrays[tap][output.place >= place] = np.nan
+        spoilt = Output(output.seq, output.place, output.outputs, output.rows_of_seq, arrays)
         deliver(batch, spoilt)
 
     runner.deliver = spoil

@@ -54,9 +54,9 @@ def test_two_rejections_in_a_row_and_rewinds_that_go_too_far():
         cross.rollback(0, 2)
         cross.llm.process(Batch.of(PROMPT[2:], pos=2))
         assert_fresh(cross, 0, PROMPT)
-    for pos in (4, -1):
+    for place in (4, -1):
         with pytest.raises(BatchError):
-            cross.rollback(0, pos)
+            cross.rollback(0, place)
     with pytest.raises(LinkError, match="nothing was verified"):
         cross.accept(0)
     assert_fresh(cross, 0, PROMPT)

@@ -213,5 +213,5 @@ def test_a_shift_drops_a_token_at_least(n_ctx, n_keep):
 
 
 def test_a_target_that_reads_an_encoder_is_not_shifted():
-    with pytest.raises(LinkError, match="by their positions"):
+    with pytest.raises(LinkError, match="by their places"):
         Generator(seeing()).add([1], when_full="shift")

@@ -148,7 +148,7 @@ def test_a_row_that_is_not_finite_ends_what_is_made(caplog):
     inbox.put(0, 4, rows)
     drafts = cross.draft({0: 3, 1: 3}, sampling=SAMPLING)
     assert (len(drafts[0]), len(drafts[1]), cross.paused) == (0, 3, 1)
-    assert "sequence 0, position 5" in caplog.text
+    assert "sequence 0, place 5" in caplog.text
     assert cross.contexts["draft_fusion"].length(0) == 4
     cross.digest(0)
     assert cross.contexts["draft"].length(0) == 5

@@ -45,7 +45,7 @@ SOUND = {
     "seq": lambda w: 0,
     "new": lambda w: 2,
     "length": lambda w: 2,
-    "pos": lambda w: 2,
+    "place": lambda w: 2,
     "path": lambda w: [0, 2],
     "taps": lambda w: ["hidden"],
     "tap": lambda w: "hidden",

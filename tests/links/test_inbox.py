@@ -30,8 +30,10 @@ def test_sound_until_finds_the_first_row_that_is_not_finite(acts):
     for act, at, sound in acts:
         first, length = box._held[mine].first, box.length(mine)
         if act == "put":
-            pos = at if first == length else min(max(at, first), length)
-            box.put(mine, pos, np.array([[1.0, 0.0 if ok else np.inf] for ok in sound], np.float32))
+            place = at if first == length else min(max(at, first), length)
+            box.put(
+                mine, place, np.array([[1.0, 0.0 if ok else np.inf] for ok in sound], np.float32)
+            )
         elif act == "fork":
             box.remove(1 - mine)
             box.fork(mine, 1 - mine)

@@ -80,7 +80,7 @@ def test_a_missing_row_is_named_and_nothing_changes(seeing):
     before = cross.digest(1)
     with pytest.raises(LinkError) as caught:
         cross.llm.process(Batch.of([4, 5], seq=1, pos=3))
-    assert "sequence 1, position 4" in caught.value.where
+    assert "sequence 1, place 4" in caught.value.where
     assert cross.digest(1) == before
     with pytest.raises(LinkError, match="missing"):
         cross.llm.process(Batch.of([4], seq=0))
@@ -131,8 +131,8 @@ def test_no_rows_replace_none():
     cross.llm.process(Batch.of([1, 2, 3, 4]))
     inbox = next(iter(cross.links._inboxes.values()))
     held = inbox.get(0, 0, 4)
-    for pos in range(5):
-        cross.feed("llm", "hidden", 0, pos, np.zeros((0, 4), np.float32))
+    for place in range(5):
+        cross.feed("llm", "hidden", 0, place, np.zeros((0, 4), np.float32))
     with pytest.raises(LinkError, match="another width"):
         cross.feed("llm", "hidden", 0, 4, np.zeros((0, 5), np.float32))
     assert inbox.length(0) == 4
@@ -190,7 +190,7 @@ def test_a_drafter_on_fed_rows_drafts_as_on_delivered_ones():
     cross.contexts["draft"].runner.rewind(0, 0)
     with pytest.raises(LinkError) as caught:
         cross.draft(0, 4)
-    assert "sequence 0, position 2" in caught.value.where
+    assert "sequence 0, place 2" in caught.value.where
 
 
 def test_several_drafters_on_one_target():
@@ -265,7 +265,7 @@ def test_rows_from_before_the_link_are_unknown_and_say_so(caplog):
     llm.process(Batch.of([3], pos=2))
     assert cross.draft(0, 3) == []
     assert cross.paused == 1
-    assert "sequence 0, position 0" in caplog.text
+    assert "sequence 0, place 0" in caplog.text
     cross.verify({0: []})
     cross.accept(0)
     llm.process(Batch.of([5], seq=1))
@@ -285,7 +285,7 @@ def test_rows_that_are_not_finite_pause_the_drafter(caplog):
     assert drafts[0] == []
     assert len(drafts[1]) == 3
     assert cross.paused == 1
-    assert "sequence 0, position 3" in caplog.text
+    assert "sequence 0, place 3" in caplog.text
     cross.verify(drafts)
     cross.accept(0)
     assert cross.contexts["draft"].length(0) <= 3
@@ -299,7 +299,7 @@ def test_rows_of_a_pass_that_are_not_finite_are_known_where_they_wait():
     inbox = cross.links.inboxes("draft")["hidden"]
     hidden = np.ones((7, inbox.width), np.float32)
     hidden[[1, 2, 5], 0] = np.nan
-    output = SimpleNamespace(as_computed=lambda tap: hidden, pos=np.array([0, 1, 1, 2, 0, 1, 2]))
+    output = SimpleNamespace(as_computed=lambda tap: hidden, place=np.array([0, 1, 1, 2, 0, 1, 2]))
     cross.links.post("llm", output, {0: np.array([0, 2, 3]), 1: np.array([4, 5, 6])})
     for seq in (0, 1):
         assert inbox.finite_until(seq, 0, 3) == 1

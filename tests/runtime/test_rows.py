@@ -65,7 +65,7 @@ def test_positions_on_several_axes(models, backend):
     made = third.process(Batch(tokens, pos=grid, outputs="all"))
     assert np.array_equal(made.logits[0], flat.logits[0])
     assert np.abs(made.logits[3] - flat.logits[3]).max() > 1e-4
-    assert made.pos.tolist() == [0, 1, 2, 3]
+    assert made.place.tolist() == [0, 1, 2, 3]
     assert third.length(0) == 4
     third.process(Batch(tokens[:1], pos=[[6, 6]]))
     for pos in ([[7, 7, 7]], [[-1, 0]], [[0, 200]]):
@@ -160,7 +160,7 @@ def test_embedding_rows_pause_drafters_visibly(tmp_path, caplog):
     drafts = cross.draft({0: 3, 1: 3})
     assert (len(drafts[0]), len(drafts[1])) == (0, 3)
     assert cross.paused == 1
-    assert "sequence 0, position 2" in caplog.text
+    assert "sequence 0, place 2" in caplog.text
     cross.verify(drafts)
     cross.accept(0)
     assert cross.tokens(0)[:4] == [1, 2, -1, -1]
