@@ -23,7 +23,7 @@ from timing import Sample, Undone, alternate
 
 import mtpcore
 from mtpcore.backends.cpu import backend
-from mtpcore.gguf import Value, write_model_file
+from mtpcore.gguf import MetadataValue, write_model_file
 
 WIDTH, FEED_FORWARD, HEADS, HEAD_WIDTH, N_VOCAB = 1536, 4096, 12, 128, 151_936
 LAYERS, N_DRAFTS, TAPS, RANK = 5, 8, (0, 1), 256
@@ -77,7 +77,7 @@ def write_target(path: Path) -> Path:
         norms[f"blk.1.nextn.{name}.weight"] = WIDTH
     tensors = {name: q4_0(rng, *shape) for name, shape in shapes.items()}
     tensors |= {name: np.ones(n, np.float32) for name, n in norms.items()}
-    metadata: dict[str, Value] = {
+    metadata: dict[str, MetadataValue] = {
         "glm4moe.block_count": 2,
         "glm4moe.nextn_predict_layers": 1,
         "glm4moe.context_length": 4096,
@@ -122,7 +122,7 @@ def write_drafter(path: Path, kind: str = "") -> Path:
         mixer = rng.normal(0, 0.3, (N_DRAFTS + 1, N_DRAFTS + 1, RANK)).astype(np.float32)
         tensors["refiner.mix.weight"] = mixer
     tensors |= {name: np.ones(n, np.float32) for name, n in norms.items()}
-    metadata: dict[str, Value] = {
+    metadata: dict[str, MetadataValue] = {
         "dflash.block_count": LAYERS,
         "dflash.block_size": N_DRAFTS + 1,
         "dflash.context_length": 4096,

@@ -15,13 +15,13 @@ from string import ascii_lowercase
 
 import numpy as np
 
-from mtpcore.gguf import Value, open_model_file, read_tokenizer, write_model_file
+from mtpcore.gguf import MetadataValue, open_model_file, read_tokenizer, write_model_file
 from mtpcore.gguf.vocabulary import byte_alphabet
 
 N_RUNS = 10
 
 
-def vocabulary(n_tokens: int) -> tuple[list[Value], list[Value]]:
+def vocabulary(n_tokens: int) -> tuple[list[MetadataValue], list[MetadataValue]]:
     """Make tokens of realistic lengths, the letters of bytes first, and a merge for each other."""
     chance = np.random.default_rng(1)
     alphabet = list(byte_alphabet())
@@ -68,11 +68,11 @@ def main(source: str = "262144") -> None:
         return measure(Path(source))
     n_tokens = int(source)
     tokens, merges = vocabulary(n_tokens)
-    common: dict[str, Value] = {
+    common: dict[str, MetadataValue] = {
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": np.ones(n_tokens, np.int32),
     }
-    kinds: dict[str, dict[str, Value]] = {
+    kinds: dict[str, dict[str, MetadataValue]] = {
         "merges": {"model": "gpt2", "pre": "qwen2", "merges": merges},
         "scores": {"model": "llama", "scores": -np.arange(n_tokens, dtype=np.float32)},
     }

@@ -27,7 +27,7 @@ from time import perf_counter
 import numpy as np
 
 import mtpcore
-from mtpcore.gguf import Value, write_model_file
+from mtpcore.gguf import MetadataValue, write_model_file
 
 WIDTH, N_FF, N_HEADS, N_LAYERS, N_VOCAB, N_BUCKETS = 512, 2048, 8, 6, 32128, 32
 N_PROMPT, N_TEXT = 128, 64
@@ -111,7 +111,7 @@ def write(path: Path, kind: str) -> None:
         name: kind if values.ndim == 2 and "rel_b" not in name else "F32"
         for name, values in tensors.items()
     }
-    metadata: dict[str, Value] = {
+    metadata: dict[str, MetadataValue] = {
         "t5.block_count": N_LAYERS,
         "t5.context_length": 512,
         "t5.embedding_length": WIDTH,

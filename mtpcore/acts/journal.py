@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
 from typing import Any, Protocol, cast
 
-from mtpcore.acts.frames import newest_frames
 from mtpcore.acts.guards import Guard, holding
+from mtpcore.acts.stack_frames import newest_frames
 from mtpcore.boundary.forks import give_lock
 
 __all__ = ["Journal", "Saved", "Transaction"]

@@ -22,7 +22,7 @@ from mtpcore.errors import BatchError, MtpcoreError, spell
 
 __all__ = [
     "Bias",
-    "Draft",
+    "DraftLength",
     "Finite",
     "Flag",
     "Length",
@@ -31,7 +31,6 @@ __all__ = [
     "Repetition",
     "Share",
     "Temperature",
-    "Text",
     "Whole31",
     "Whole64",
     "expect",
@@ -56,9 +55,8 @@ _FLOAT32 = 3.4028234663852886e38
 """The largest number of float32."""
 
 Flag = Annotated[bool, Meta(description="True or False")]
-Text = Annotated[str, Meta(description="a text")]
 Length = Annotated[int, Meta(ge=0, le=1 << 53, description=">= 0")]
-Draft = Annotated[Length | Literal["auto"], Meta(description=">= 0, or 'auto'")]
+DraftLength = Annotated[Length | Literal["auto"], Meta(description=">= 0, or 'auto'")]
 Probability = Annotated[float, Meta(ge=0, le=1, description="a number in [0, 1]")]
 Share = Annotated[float, Meta(gt=0, le=1, description="a number in (0, 1]")]
 Finite = Annotated[
@@ -85,7 +83,7 @@ Bias = Annotated[
 ]
 
 
-class _Kind(NamedTuple):
+class _PreparedKind(NamedTuple):
     """A kind made ready: msgspec would read its annotations at every call, a struct's once."""
 
     kind: Any
@@ -97,17 +95,17 @@ class _Kind(NamedTuple):
 _FLAT = (str, bytes, int, float, type(None))
 _MOST_KINDS = 256
 
-_prepared: dict[int, _Kind] = {}
+_prepared: dict[int, _PreparedKind] = {}
 """By ``id``, which costs least, of kinds that are kept alive here."""
 
 
 @lru_cache(_MOST_KINDS)  # some kinds are made for one call, equal ones each time
-def _prepare(kind: Any) -> _Kind:
+def _prepare(kind: Any) -> _PreparedKind:
     metadata = getattr(kind, "__metadata__", ())
     rules = tuple(rule.holds for rule in metadata if isinstance(rule, Also))
     wanted = next((rule.description for rule in metadata if isinstance(rule, Meta)), kind)
     holder = msgspec.defstruct("Argument", [("value", kind)])
-    prepared = _Kind(kind, holder, rules, wanted)
+    prepared = _PreparedKind(kind, holder, rules, wanted)
     if len(_prepared) < _MOST_KINDS:
         _prepared[id(kind)] = prepared
     return prepared

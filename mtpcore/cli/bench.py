@@ -9,7 +9,7 @@ from functools import partial
 from typing import Literal
 
 from mtpcore.cli import options as shared
-from mtpcore.cli.bench_report import Text, collect, collect_fetches, describe
+from mtpcore.cli.bench_report import BenchedText, collect, collect_fetches, describe
 from mtpcore.cli.measure import ROWS, measure_costs, take_turns
 from mtpcore.cli.progress import progress
 from mtpcore.cli.prompts import BUILT_IN, encode, read_prompt
@@ -191,7 +191,7 @@ def _measure(
     options: argparse.Namespace,
     simulated: SimulatedAcceptance | None,
     after_each: Callable[[], None],
-) -> Text:
+) -> BenchedText:
     """Write one text by each arm in turn, plainly first."""
     written: dict[str, list[int]] = {}
     stats: dict[str, list[Stats]] = {arm: [] for arm in arms}
@@ -209,4 +209,4 @@ def _measure(
     runs = [partial(write, arm) for arm in arms]
     speeds = dict(zip(arms, take_turns(runs, options.repetitions, after_each), strict=True))
     equal = all(tokens == written["plain"] for tokens in written.values())
-    return Text(name, len(prompt), speeds, equal, stats)
+    return BenchedText(name, len(prompt), speeds, equal, stats)

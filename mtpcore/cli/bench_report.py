@@ -10,14 +10,14 @@ from gguf import GGMLQuantizationType
 
 from mtpcore._ext._cpu import fetch
 from mtpcore._ext._fetch import recall
-from mtpcore.cli.measure import Costs, Sample
+from mtpcore.cli.measure import Sample, Timings
 from mtpcore.cli.report import name_drafter
 from mtpcore.decoding import Stats
 
-__all__ = ["Text", "collect", "collect_fetches", "describe"]
+__all__ = ["BenchedText", "collect", "collect_fetches", "describe"]
 
 
-class Text(msgspec.Struct, frozen=True):
+class BenchedText(msgspec.Struct, frozen=True):
     """One text as each arm wrote it: tokens/s, and the statistics of its runs."""
 
     name: str
@@ -34,7 +34,7 @@ class Text(msgspec.Struct, frozen=True):
 
 
 def collect(
-    settings: dict[str, Any], texts: Sequence[Text], costs: Costs, draft: int
+    settings: dict[str, Any], texts: Sequence[BenchedText], costs: Timings, draft: int
 ) -> dict[str, Any]:
     """Return everything that ``mtpcore bench`` says; ``draft`` is the length that was measured."""
     one_row = costs.rows[1].median

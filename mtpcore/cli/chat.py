@@ -116,10 +116,10 @@ def execute(options: argparse.Namespace) -> int:
             prefix_cache="all",
         )
         with LM.of(generator) as lm, _interrupts():
-            return _Chat(lm, session, options).run()
+            return _ChatLoop(lm, session, options).run()
 
 
-class _Chat:
+class _ChatLoop:
     """A conversation: what was said so far, and what a turn does."""
 
     def __init__(self, lm: LM, session: Session, options: argparse.Namespace) -> None:

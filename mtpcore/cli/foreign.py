@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 __all__ = ["FOREIGN", "Foreign", "Refused", "translate"]
 
-Value = Literal["", "X", "?"]
+OptionValue = Literal["", "X", "?"]
 """What follows an option: nothing, a value, or ``on``, ``off`` or ``auto`` where it is one."""
 T = TypeVar("T")
 _SWITCH = {"on", "off", "auto", "0", "1", "true", "false"}
@@ -25,7 +25,7 @@ class Foreign(NamedTuple):
     do instead; values in ``neutral`` are accepted all the same.
     """
 
-    value: Value = ""
+    value: OptionValue = ""
     said: str = ""
     ours: str = ""
     refused: bool = False
@@ -48,7 +48,7 @@ _RENAMED = {
 }
 """Ours by another name."""
 
-Table = dict[str, dict[Value, str]]
+Table = dict[str, dict[OptionValue, str]]
 """What there is to say, and the options that it is said of, by what follows them."""
 
 _NEEDLESS: Table = {

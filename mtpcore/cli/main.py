@@ -131,7 +131,7 @@ def _complain(text: str) -> None:
         print(f"mtpcore: {text}", file=sys.stderr)
 
 
-class _Messages(logging.StreamHandler[TextIO]):
+class _StderrHandler(logging.StreamHandler[TextIO]):
     """Writes the log to standard error, if that can be written."""
 
     def handleError(self, record: logging.LogRecord) -> None:
@@ -148,7 +148,7 @@ def _messages(verbose: bool, quiet: bool) -> Iterator[None]:
         with suppress(AttributeError, OSError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     log, notes = logging.getLogger("mtpcore"), logging.getLogger("mtpcore.cli")
-    handler = _Messages()
+    handler = _StderrHandler()
     handler.setFormatter(logging.Formatter("mtpcore: %(message)s"))
     before = log.level, log.propagate, notes.level
     log.addHandler(handler)

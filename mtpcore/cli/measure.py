@@ -16,7 +16,7 @@ from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.context import Context
 from mtpcore.sampling import Sampling
 
-__all__ = ["ROWS", "Costs", "Sample", "measure_costs", "take_turns"]
+__all__ = ["ROWS", "Timings", "Sample", "measure_costs", "take_turns"]
 
 ROWS = (1, 2, 3, 4, 6, 8)
 _LEAST = 0.02  # seconds of one measurement
@@ -52,7 +52,7 @@ def take_turns(
     return [Sample.of(seconds) for seconds in values]
 
 
-class Costs(msgspec.Struct, frozen=True):
+class Timings(msgspec.Struct, frozen=True):
     """Seconds of the parts of decoding, at ``depth`` tokens.
 
     ``prefill`` is for all ``depth`` tokens at once, ``rows`` for verifying n rows, ``drafts`` for
@@ -87,7 +87,7 @@ def measure_costs(
     sampling: Sampling,
     n: int,
     after_each: Callable[[], None],
-) -> Costs:
+) -> Timings:
     """Measure the costs on texts made of ``tokens``, ``n`` times.
 
     Parameters
@@ -139,7 +139,7 @@ def measure_costs(
             cross.remove(0)
     by_rows, by_tree = others[: len(rows)], others[len(rows) : len(rows) + len(trees)]
     drafts = others[len(rows) + len(trees) :]
-    return Costs(
+    return Timings(
         depth,
         first,
         dict(zip(rows, by_rows, strict=True)),

@@ -14,9 +14,9 @@ from tqdm import tqdm
 
 from mtpcore.cli.terminal import note, says_notes, spell_bytes
 
-__all__ = ["Count", "Unit", "count_bytes", "progress"]
+__all__ = ["Measure", "Unit", "count_bytes", "progress"]
 
-Count = Callable[[], tuple[float, float]]
+Measure = Callable[[], tuple[float, float]]
 """Says how much is done, and of how much; where it does not know yet that is 0."""
 
 Unit = Literal["tokens", "bytes", "runs"]
@@ -29,7 +29,7 @@ _BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit} [{elapsed}, 
 
 
 @contextmanager
-def progress(title: str, count: Count, unit: Unit = "tokens") -> Iterator[None]:
+def progress(title: str, count: Measure, unit: Unit = "tokens") -> Iterator[None]:
     """Show on standard error how far work is while the block runs.
 
     On a terminal a bar is drawn if it takes longer than half a second; elsewhere a line is written
@@ -80,7 +80,7 @@ def _columns() -> int:
         return _WIDTH
 
 
-def _draw(title: str, count: Count, unit: Unit, over: threading.Event) -> None:
+def _draw(title: str, count: Measure, unit: Unit, over: threading.Event) -> None:
     if over.wait(_DELAY):
         return
     with tqdm(
@@ -101,7 +101,7 @@ def _draw(title: str, count: Count, unit: Unit, over: threading.Event) -> None:
             bar.refresh()
 
 
-def _write(title: str, count: Count, unit: Unit, over: threading.Event) -> None:
+def _write(title: str, count: Measure, unit: Unit, over: threading.Event) -> None:
     begin, most = time.monotonic(), 0.0
     while not over.wait(_PAUSE):
         done, total = count()

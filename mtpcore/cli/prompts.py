@@ -18,7 +18,7 @@ from mtpcore.errors import MtpcoreError
 from mtpcore.gguf import Tokenizer
 from mtpcore.runtime.model import Model
 
-__all__ = ["BUILT_IN", "Prompt", "encode", "read_prompt"]
+__all__ = ["BUILT_IN", "TokenizedPrompt", "encode", "read_prompt"]
 
 _LONGEST = 16 << 20  # bytes of a prompt; no context holds as many tokens
 _PATIENCE = 1.0  # seconds for which a silent pipe is nothing to speak of
@@ -32,7 +32,7 @@ BUILT_IN = {
 """Short texts of kinds that drafters find easy and hard."""
 
 
-class Prompt(msgspec.Struct, frozen=True):
+class TokenizedPrompt(msgspec.Struct, frozen=True):
     """A prompt's tokens; the text that a terminal shows before what continues it."""
 
     tokens: list[int]
@@ -40,7 +40,7 @@ class Prompt(msgspec.Struct, frozen=True):
     is_chat: bool = False
 
 
-def read_prompt(options: argparse.Namespace, model: Model) -> Prompt:
+def read_prompt(options: argparse.Namespace, model: Model) -> TokenizedPrompt:
     """Return the prompt, inside the model's chat template where there is one or it is asked for.
 
     Raises
@@ -52,15 +52,15 @@ def read_prompt(options: argparse.Namespace, model: Model) -> Prompt:
     if options.prompt_tokens is not None:
         if is_chat or system is not None:
             options.parser.error("a chat template is for a text, not for --prompt-tokens")
-        return Prompt(options.prompt_tokens)
+        return TokenizedPrompt(options.prompt_tokens)
     if system is not None and is_chat is False:
         options.parser.error("--raw continues a text; a system prompt is for a chat template")
     text = _join(options)
     if is_chat is None:
         is_chat = system is not None or "tokenizer.chat_template" in model.metadata
     if not is_chat:
-        return Prompt(encode(model, text), text if options.file is None else "")
-    return Prompt(_encode_chat(model, text, system), is_chat=True)
+        return TokenizedPrompt(encode(model, text), text if options.file is None else "")
+    return TokenizedPrompt(_encode_chat(model, text, system), is_chat=True)
 
 
 def _join(options: argparse.Namespace) -> str:

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from mtpcore.cli import options as shared
-from mtpcore.cli.prompts import Prompt, read_prompt
+from mtpcore.cli.prompts import TokenizedPrompt, read_prompt
 from mtpcore.cli.report import (
     compare,
     describe,
@@ -133,7 +133,7 @@ def _report(
     session: Session,
     generator: Generator,
     request: Request,
-    prompt: Prompt,
+    prompt: TokenizedPrompt,
 ) -> None:
     """Say how fast it was, what cut the text, and what drafting did for it."""
     drafter = name_drafter(describe_settings(session, generator))
@@ -161,7 +161,7 @@ def _spell_full(options: argparse.Namespace, session: Session) -> str:
     return f"of {session.llm.n_ctx:,} tokens is full; -c N makes room"
 
 
-def _count_places(options: argparse.Namespace, model: Model, prompt: Prompt) -> int:
+def _count_places(options: argparse.Namespace, model: Model, prompt: TokenizedPrompt) -> int:
     """Return the context's size: for prompt and text together, even where an encoder reads.
 
     Where nothing says how long the text is to be, ``options.predict`` is set.

@@ -16,7 +16,7 @@ import msgspec
 
 from mtpcore.conversion.harmless import TOKENIZER
 from mtpcore.conversion.published import NO_FILE_HOLDS_IT, read_json, tokenizer_error
-from mtpcore.conversion.tokenizer_json import Processor, Step, TokenizerFile
+from mtpcore.conversion.tokenizer_json import Processor, TokenizerFile, TokenizerStep
 from mtpcore.gguf.vocabulary import SPACE
 
 __all__ = ["check_around", "check_settings", "named_special", "say_template"]
@@ -29,7 +29,7 @@ _SETTINGS = "tokenizer_config.json"
 _READ = {"chat_template", "added_tokens_decoder", "additional_special_tokens", "tokenizer_class"}
 
 
-class _Settings(msgspec.Struct):
+class _SpecialTokens(msgspec.Struct):
     """Tokens that are special by the word of ``tokenizer_config.json``."""
 
     added_tokens_decoder: dict[str, dict[str, Any]] | None = None
@@ -41,7 +41,7 @@ def named_special(folder: Path) -> set[str]:
     path = folder / _SETTINGS
     if not os.path.exists(path):
         return set()
-    found = read_json(path, _Settings)
+    found = read_json(path, _SpecialTokens)
     added = (found.added_tokens_decoder or {}).values()
     listed = found.additional_special_tokens or ()
     return {
@@ -102,7 +102,7 @@ def check_around(source: TokenizerFile, path: Path) -> None:
             )
 
 
-def _is_known(step: Step) -> bool:
+def _is_known(step: TokenizerStep) -> bool:
     """Say whether a model file's vocabulary implies a step of the decoder."""
     text = step.pattern.text if step.pattern is not None else None
     return (
@@ -139,7 +139,7 @@ def _say_tokens(path: Path, what: str, texts: list[str]) -> None:
         )
 
 
-def _say_prefix(step: Step | None, path: Path) -> None:
+def _say_prefix(step: TokenizerStep | None, path: Path) -> None:
     if any(part.prepend_scheme == "first" for part in (step.parts if step is not None else ())):
         log.warning(
             "%s: a model file cannot say that the first word of a text alone gets a space in front "

@@ -27,7 +27,7 @@ from mtpcore.conversion.family import (
 from mtpcore.conversion.metadata import family_metadata, general_metadata, table_metadata
 from mtpcore.conversion.output import Report, write_checked
 from mtpcore.conversion.parts import MTP, check_parts
-from mtpcore.conversion.plan import Plan, PlannedTensor, make_plan
+from mtpcore.conversion.plan import ConversionPlan, PlannedTensor, make_plan
 from mtpcore.conversion.published import PublishedTensor, check_folder, convert_json, read_tensors
 from mtpcore.conversion.tokenizer import tokenizer_metadata, with_control_tokens
 from mtpcore.conversion.types import OutType, TypeChoice
@@ -38,14 +38,14 @@ from mtpcore.discovery.companions import companion_path
 from mtpcore.discovery.registry import Registry, registry
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import StreamedFile, StreamedTensor
-from mtpcore.gguf.header import Value
+from mtpcore.gguf.header import MetadataValue
 from mtpcore.gguf.types import PLAIN, block_type
 from mtpcore.gguf.writer import encode
 
 __all__ = ["convert"]
 
 log = logging.getLogger("mtpcore")
-_Experts = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+_ExpertCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
 _READ = (".json", ".safetensors", ".jinja", ".md", ".txt")
 _TYPE_OF = {dtype: kind for kind, dtype in PLAIN.items()}
 
@@ -138,7 +138,7 @@ def convert(
     metadata = family_metadata(family.architecture, tables, config)
     n_experts = convert_json(
         metadata.get(f"{family.architecture}.expert_count", 0),
-        _Experts,
+        _ExpertCount,
         f"{config.file}: number of experts",
     )
     tensors = {
@@ -180,7 +180,7 @@ def _companion(
     family: Family,
     config: Config,
     path: Path,
-    general: Mapping[str, Value],
+    general: Mapping[str, MetadataValue],
     tensors: Sequence[StreamedTensor],
 ) -> StreamedFile | None:
     """Return the file beside the model's; None if the family has none."""
@@ -235,8 +235,8 @@ def _target_config(target: Path | None) -> Config | None:
 
 
 def _tokenizer(
-    family: Family, config: Config, plan: Plan, folder: Path, target: Path | None
-) -> dict[str, Value]:
+    family: Family, config: Config, plan: ConversionPlan, folder: Path, target: Path | None
+) -> dict[str, MetadataValue]:
     source = config if config.target is None else config.target
     special = family.main.special_tokens
     if callable(special):
@@ -261,7 +261,7 @@ def _tokenizer(
 
 
 def _streamed(
-    planned: PlannedTensor, plan: Plan, config: Config, choice: TypeChoice
+    planned: PlannedTensor, plan: ConversionPlan, config: Config, choice: TypeChoice
 ) -> StreamedTensor:
     """Choose the type of a tensor; integers keep theirs, and blocks that were made."""
     dtype = planned.dtype.newbyteorder("<")

@@ -16,7 +16,7 @@ from mtpcore.conversion.harmless import GENERATION, NEUTRAL_GENERATION
 from mtpcore.conversion.published import convert_json, read_json
 from mtpcore.conversion.tokenizer_json import TokenId
 from mtpcore.errors import ModelFileError
-from mtpcore.gguf.header import Value
+from mtpcore.gguf.header import MetadataValue
 from mtpcore.gguf.writer import take_values
 
 __all__ = ["generation_metadata"]
@@ -24,14 +24,14 @@ __all__ = ["generation_metadata"]
 log = logging.getLogger("mtpcore")
 
 
-class _Tokens(msgspec.Struct):
+class _GenerationTokens(msgspec.Struct):
     """Tokens that the file names."""
 
     suppress_tokens: list[TokenId] | None = None
     eos_token_id: TokenId | list[TokenId] | None = None
 
 
-class _Sampling(msgspec.Struct):
+class _GenerationSampling(msgspec.Struct):
     """Settings of the sampler, as far as model files hold them."""
 
     do_sample: bool | None = None
@@ -42,10 +42,10 @@ class _Sampling(msgspec.Struct):
     repetition_penalty: float | None = None
 
 
-_READ = {*_Tokens.__struct_fields__, *_Sampling.__struct_fields__}
+_READ = {*_GenerationTokens.__struct_fields__, *_GenerationSampling.__struct_fields__}
 
 
-def generation_metadata(folder: Path, n_tokens: int, end: object) -> dict[str, Value]:
+def generation_metadata(folder: Path, n_tokens: int, end: object) -> dict[str, MetadataValue]:
     """Return the tokens that end a text, those that it is not to have, and sampling settings.
 
     What a model file has no place for is said to be missing: it changes which texts come out, but
@@ -85,15 +85,17 @@ def generation_metadata(folder: Path, n_tokens: int, end: object) -> dict[str, V
     return _tokens(path, given, n_tokens, end) | _sampling(path, given)
 
 
-def _tokens(path: Path, given: Mapping[str, Any], n_tokens: int, end: object) -> dict[str, Value]:
+def _tokens(
+    path: Path, given: Mapping[str, Any], n_tokens: int, end: object
+) -> dict[str, MetadataValue]:
     """Return the lists of tokens.
 
     A tokenizer names one end; models that end their turns, or calls of tools, by others name those.
     """
-    found = convert_json(given, _Tokens, str(path))
+    found = convert_json(given, _GenerationTokens, str(path))
     ends = found.eos_token_id
     listed = ends if isinstance(ends, list) else [] if ends in (None, end) else [ends]
-    metadata: dict[str, Value] = {}
+    metadata: dict[str, MetadataValue] = {}
     for name, key, tokens in (
         ("suppress_tokens", "suppress_tokens", found.suppress_tokens or []),
         ("eos_token_id", "eos_token_ids", listed),
@@ -111,11 +113,11 @@ def _tokens(path: Path, given: Mapping[str, Any], n_tokens: int, end: object) ->
     return metadata
 
 
-def _sampling(path: Path, given: Mapping[str, Any]) -> dict[str, Value]:
+def _sampling(path: Path, given: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Return the settings of the sampler: those that are given, each under llama.cpp's name."""
-    found, writer = convert_json(given, _Sampling, str(path)), GGUFWriter(None, "none")
+    found, writer = convert_json(given, _GenerationSampling, str(path)), GGUFWriter(None, "none")
     if found.do_sample is False:
-        found = _Sampling(temperature=0.0)
+        found = _GenerationSampling(temperature=0.0)
     for value, add in (
         (found.temperature, writer.add_sampling_temp),
         (found.top_k, writer.add_sampling_top_k),

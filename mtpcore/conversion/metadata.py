@@ -15,7 +15,7 @@ from mtpcore.conversion.plan import PlannedTensor
 from mtpcore.conversion.published import check_small_files
 from mtpcore.declarations.checkpoint import Checkpoint, Config, Key
 from mtpcore.errors import ModelFileError
-from mtpcore.gguf.header import Value
+from mtpcore.gguf.header import MetadataValue
 from mtpcore.gguf.writer import take_values
 
 __all__ = ["family_metadata", "general_metadata", "table_metadata"]
@@ -23,7 +23,7 @@ __all__ = ["family_metadata", "general_metadata", "table_metadata"]
 
 def family_metadata(
     architecture: str, tables: Sequence[Checkpoint], config: Config
-) -> dict[str, Value]:
+) -> dict[str, MetadataValue]:
     """Return the keys that the tables declare, and how many blocks there are.
 
     Raises
@@ -31,7 +31,7 @@ def family_metadata(
     ModelFileError
         The configuration lacks a value, or one has no place in a model file.
     """
-    metadata: dict[str, Value] = {f"{architecture}.block_count": config.n_blocks}
+    metadata: dict[str, MetadataValue] = {f"{architecture}.block_count": config.n_blocks}
     for table in tables:
         metadata |= table_metadata(architecture, table, config)
     if config.n_drafter_blocks:
@@ -39,7 +39,9 @@ def family_metadata(
     return metadata
 
 
-def table_metadata(architecture: str, table: Checkpoint, config: Config) -> dict[str, Value]:
+def table_metadata(
+    architecture: str, table: Checkpoint, config: Config
+) -> dict[str, MetadataValue]:
     """Return the keys that one table declares.
 
     Raises
@@ -79,7 +81,7 @@ def _read(key: str, source: Any, config: Config) -> Any:
 
 def general_metadata(
     folder: Path, tensors: Sequence[PlannedTensor], file_type: int
-) -> dict[str, Value]:
+) -> dict[str, MetadataValue]:
     """Return what the model is called and how large it is, as llama.cpp's converter finds it out.
 
     The ``gguf`` package reads the model card and the configuration for it.

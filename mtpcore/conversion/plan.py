@@ -19,7 +19,7 @@ from mtpcore.declarations.patterns import pattern
 from mtpcore.errors import ModelFileError, PluginError
 from mtpcore.gguf.types import BLOCKS, block_type
 
-__all__ = ["Plan", "PlannedTensor", "make_plan"]
+__all__ = ["ConversionPlan", "PlannedTensor", "make_plan"]
 
 SCALES = "_scale_inv"
 
@@ -69,7 +69,7 @@ class PlannedTensor(msgspec.Struct, frozen=True, kw_only=True):
     is_beside: bool = False
 
 
-class Plan(msgspec.Struct, frozen=True):
+class ConversionPlan(msgspec.Struct, frozen=True):
     """All tensors of the file in order, and of its companion, scales, and what was left out.
 
     ``scales`` are by the weight's name in the checkpoint; ``left_out`` maps names to the reason.
@@ -97,7 +97,7 @@ def make_plan(
     tensors: Mapping[str, PublishedTensor],
     n_experts: int,
     mtp: MTP,
-) -> Plan:
+) -> ConversionPlan:
     """Match a checkpoint's tensors with the family's tables.
 
     Parameters
@@ -158,7 +158,7 @@ def make_plan(
     planned = [_planned(wish, tensors, config) for wish in chosen.values()]
     planned += _made(family.main, config)
     by_source = {tensors[name].name: one for name, one in scales.items()}
-    return Plan(tuple(sorted(planned, key=_place)), by_source, left_out)
+    return ConversionPlan(tuple(sorted(planned, key=_place)), by_source, left_out)
 
 
 def _wishes_of(family: Family, config: Config, n_experts: int) -> Iterator[_Wish]:

@@ -15,7 +15,7 @@ from mtpcore.boundary.paths import read_regular
 from mtpcore.conversion.published import NO_FILE_HOLDS_IT, tokenizer_error
 from mtpcore.errors import ModelFileError
 
-__all__ = ["Piece", "SentencePieceModel", "read_sentencepiece"]
+__all__ = ["SentencePiece", "SentencePieceModel", "read_sentencepiece"]
 
 _MOST_BYTES = 1 << 25
 _MOST_PIECES = 1 << 20
@@ -23,11 +23,11 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _UNIGRAM = 1
 
-Value = int | float | memoryview
+FieldValue = int | float | memoryview
 """Of a field: a number, or bytes."""
 
 
-class Piece(msgspec.Struct, frozen=True):
+class SentencePiece(msgspec.Struct, frozen=True):
     """A token: ``kind`` is normal (1), unknown, control, user-defined, unused or a byte (6)."""
 
     text: str
@@ -38,7 +38,7 @@ class Piece(msgspec.Struct, frozen=True):
 class SentencePieceModel(msgspec.Struct, frozen=True):
     """A vocabulary, and how text is normalised before it is cut into pieces."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SentencePiece, ...]
     charsmap: bytes
     adds_space: bool
     joins_spaces: bool
@@ -62,9 +62,9 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
 
 
 def _parse(data: memoryview, path: Path) -> SentencePieceModel:
-    pieces: list[Piece] = []
-    trainer: dict[int, Value] = {}
-    normalizer: dict[int, Value] = {}
+    pieces: list[SentencePiece] = []
+    trainer: dict[int, FieldValue] = {}
+    normalizer: dict[int, FieldValue] = {}
     for field, value in _fields(data):
         if field == _PIECES:
             pieces.append(_piece(dict(_fields(_bytes(value)))))
@@ -90,21 +90,21 @@ def _parse(data: memoryview, path: Path) -> SentencePieceModel:
     )
 
 
-def _piece(fields: dict[int, Value]) -> Piece:
+def _piece(fields: dict[int, FieldValue]) -> SentencePiece:
     text = bytes(_bytes(fields.get(1, memoryview(b"")))).decode()
     score, kind = fields.get(2, 0.0), fields.get(3, 1)
     if not isinstance(score, float) or score != score or kind not in range(1, 7):
         raise ValueError(f"piece {text[:40]!r} of kind {kind} with score {score}")
-    return Piece(text, score, int(kind))
+    return SentencePiece(text, score, int(kind))
 
 
-def _bytes(value: Value) -> memoryview:
+def _bytes(value: FieldValue) -> memoryview:
     if not isinstance(value, memoryview):
         raise ValueError(f"a number in place of bytes: {value}")
     return value
 
 
-def _fields(data: memoryview) -> Iterator[tuple[int, Value]]:
+def _fields(data: memoryview) -> Iterator[tuple[int, FieldValue]]:
     """Yield number and value of each field of a message."""
     at = 0
     while at < len(data):

@@ -27,9 +27,9 @@ from mtpcore.conversion.published import (
     tokenizer_error,
 )
 from mtpcore.conversion.tokenizer_json import (
-    Step,
     TokenId,
     TokenizerFile,
+    TokenizerStep,
     read_tokenizer_json,
 )
 from mtpcore.conversion.unigram import (
@@ -40,7 +40,7 @@ from mtpcore.conversion.unigram import (
 )
 from mtpcore.conversion.vocabulary_files import VOCABULARY, read_vocabulary_files
 from mtpcore.errors import ModelFileError
-from mtpcore.gguf.header import Value
+from mtpcore.gguf.header import MetadataValue
 from mtpcore.gguf.pretokenizers import find_pretokenizer, name_pretokenizer
 from mtpcore.gguf.vocabulary import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED
 from mtpcore.gguf.writer import take_values
@@ -79,7 +79,7 @@ class _Pairs(msgspec.Struct, forbid_unknown_fields=True):
 
 def tokenizer_metadata(
     folder: Path, n_vocab: int | None, special_tokens: Iterable[tuple[str, str]] = ()
-) -> dict[str, Value]:
+) -> dict[str, MetadataValue]:
     """Return the metadata of ``tokenizer.json`` and the files beside it, or of those alone.
 
     Parameters
@@ -147,7 +147,7 @@ def tokenizer_metadata(
     pieces = bool(model.byte_fallback)
     if pieces:
         _check_cut(source, path)
-    _check_normalizer(source.normalizer or Step(normalizers=[]), pieces, path)
+    _check_normalizer(source.normalizer or TokenizerStep(normalizers=[]), pieces, path)
     n_tokens = n_vocab if n_vocab is not None else max(texts) + 1
     if max(texts) >= n_tokens:
         raise tokenizer_error(path, "more tokens than the model has", n_tokens, max(texts) + 1)
@@ -156,7 +156,7 @@ def tokenizer_metadata(
     types = [_type(i, texts, added, unknown, pieces) for i in range(n_tokens)]
     pairs = _split(model.merges or [], model, path)
     special = _find_special(folder, path, n_tokens, load_merges=not (pieces or pairs))
-    metadata: dict[str, Value] = {
+    metadata: dict[str, MetadataValue] = {
         f"{_KEY}model": "llama" if pieces else "gpt2",
         f"{_KEY}pre": "default" if pieces else _pretokenizer(source, model, special, path),
         f"{_KEY}tokens": [*tokens],
@@ -174,12 +174,14 @@ def tokenizer_metadata(
     return metadata | _stored(special, path) | generation_metadata(folder, n_tokens, end)
 
 
-def with_control_tokens(metadata: Mapping[str, Value], texts: Sequence[str]) -> dict[str, Value]:
+def with_control_tokens(
+    metadata: Mapping[str, MetadataValue], texts: Sequence[str]
+) -> dict[str, MetadataValue]:
     """Return the keys of a vocabulary that has these control tokens behind its own."""
     tokens, types = metadata[f"{_KEY}tokens"], metadata[f"{_KEY}token_type"]
     assert isinstance(tokens, list)
     assert isinstance(types, np.ndarray)
-    more: dict[str, Value] = {
+    more: dict[str, MetadataValue] = {
         f"{_KEY}tokens": [*tokens, *texts],
         f"{_KEY}token_type": np.append(types, np.full(len(texts), CONTROL, types.dtype)),
     }
@@ -205,7 +207,7 @@ def _with_special(
     n_vocab: int | None,
     special_tokens: Iterable[tuple[str, str]],
     source: TokenizerFile | None = None,
-) -> dict[str, Value]:
+) -> dict[str, MetadataValue]:
     """Return the metadata of a unigram vocabulary, special ids and chat template included."""
     metadata = unigram_metadata(unigram, n_vocab, path)
     n_tokens = len(unigram.texts) if n_vocab is None else n_vocab
@@ -218,7 +220,7 @@ def _with_special(
     return metadata | _stored(special, path) | generation_metadata(folder, n_tokens, end)
 
 
-def _check_normalizer(normalizer: Step, pieces: bool, path: Path) -> None:
+def _check_normalizer(normalizer: TokenizerStep, pieces: bool, path: Path) -> None:
     """Refuse what changes a text before it is cut: a model file cannot say it.
 
     NFC leaves text alone whose accents are composed, as that of keyboards is, so it is only said to
@@ -289,7 +291,7 @@ def _type(
 
 def _pretokenizer(source: TokenizerFile, model: _Pairs, special: SpecialVocab, path: Path) -> str:
     """Name how text is cut into words; where the name implies BOS, note it if there is none."""
-    parts = (source.pre_tokenizer or Step()).parts
+    parts = (source.pre_tokenizer or TokenizerStep()).parts
     patterns: list[str] = []
     for part in parts:
         kind = part.type
@@ -374,7 +376,7 @@ def _count_unmade(source: TokenizerFile, model: _Pairs, path: Path) -> int:
 
 def _check_cut(source: TokenizerFile, path: Path) -> None:
     """Refuse what cuts pieces otherwise than at spaces: a model file cannot say it."""
-    for step in (source.pre_tokenizer or Step(pretokenizers=[])).parts:
+    for step in (source.pre_tokenizer or TokenizerStep(pretokenizers=[])).parts:
         at_spaces = step.type == "Split" and step.pattern is not None and step.pattern.text == " "
         if not at_spaces and (step.type, step.replacement) != ("Metaspace", SPACE):
             raise tokenizer_error(
@@ -446,7 +448,7 @@ def _find_special(folder: Path, path: Path, n_tokens: int, *, load_merges: bool)
         raise tokenizer_error(path, f"malformed ({repr(error)[:200]})", None, None) from error
 
 
-def _stored(special: SpecialVocab, path: Path) -> dict[str, Value]:
+def _stored(special: SpecialVocab, path: Path) -> dict[str, MetadataValue]:
     """Return merges, special ids and chat template as metadata."""
     writer = GGUFWriter(None, "none")
     try:

@@ -22,7 +22,7 @@ __all__ = [
     "AddedToken",
     "Pattern",
     "Processor",
-    "Step",
+    "TokenizerStep",
     "TokenId",
     "TokenizerFile",
     "read_tokenizer_json",
@@ -115,7 +115,7 @@ class Pattern(msgspec.Struct):
     text: str | None = msgspec.field(name="String", default=None)
 
 
-class Step(msgspec.Struct):
+class TokenizerStep(msgspec.Struct):
     """A step of a normalizer, a pre-tokenizer or a decoder, or several; ``STEPS`` says of what."""
 
     type: str | None = None
@@ -132,12 +132,12 @@ class Step(msgspec.Struct):
     precompiled_charsmap: str | None = None
     start: int | None = 0
     stop: int | None = 0
-    pretokenizers: list[Step] | None = None
-    normalizers: list[Step] | None = None
-    decoders: list[Step] | None = None
+    pretokenizers: list[TokenizerStep] | None = None
+    normalizers: list[TokenizerStep] | None = None
+    decoders: list[TokenizerStep] | None = None
 
     @property
-    def parts(self) -> Sequence[Step]:
+    def parts(self) -> Sequence[TokenizerStep]:
         """The steps of which this one consists, and of which these do, or itself."""
         lists = (self.normalizers, self.pretokenizers, self.decoders)
         inner = next((steps for steps in lists if steps is not None), None)
@@ -180,10 +180,10 @@ class TokenizerFile(msgspec.Struct, forbid_unknown_fields=True):
 
     model: dict[str, Any] | None = None
     added_tokens: list[AddedToken] | None = None
-    normalizer: Step | None = None
-    pre_tokenizer: Step | None = None
+    normalizer: TokenizerStep | None = None
+    pre_tokenizer: TokenizerStep | None = None
     post_processor: Processor | None = None
-    decoder: Step | None = None
+    decoder: TokenizerStep | None = None
     version: Any = None
     truncation: Any = None
     padding: Any = None

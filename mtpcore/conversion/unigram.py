@@ -12,8 +12,8 @@ import numpy as np
 
 from mtpcore.conversion.published import NO_FILE_HOLDS_IT, convert_json, tokenizer_error
 from mtpcore.conversion.sentencepiece import read_sentencepiece
-from mtpcore.conversion.tokenizer_json import Step, TokenizerFile
-from mtpcore.gguf.header import Value
+from mtpcore.conversion.tokenizer_json import TokenizerFile, TokenizerStep
+from mtpcore.gguf.header import MetadataValue
 from mtpcore.gguf.vocabulary import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED
 
 __all__ = ["Unigram", "unigram_metadata", "unigram_of_json", "unigram_of_sentencepiece"]
@@ -34,7 +34,7 @@ class Unigram(msgspec.Struct, frozen=True):
     joins_spaces: bool
 
 
-class _Model(msgspec.Struct, forbid_unknown_fields=True):
+class _UnigramModel(msgspec.Struct, forbid_unknown_fields=True):
     """``model`` in ``tokenizer.json``."""
 
     type: str | None = None
@@ -70,7 +70,7 @@ def unigram_of_json(source: TokenizerFile, path: Path) -> Unigram:
     ModelFileError
         It is malformed, or has steps that model files cannot hold.
     """
-    model = convert_json(source.model, _Model, f"{path}: model")
+    model = convert_json(source.model, _UnigramModel, f"{path}: model")
     vocab = list(model.vocab or ())
     types = [BYTE if model.byte_fallback and _BYTE.fullmatch(text) else NORMAL for text, _ in vocab]
     for entry in sorted(source.added_tokens or (), key=lambda entry: entry.id):
@@ -94,7 +94,7 @@ def unigram_of_json(source: TokenizerFile, path: Path) -> Unigram:
         raise tokenizer_error(path, "it has no tokens", "at least one", None)
     charsmap, joins_spaces = _normalization(source.normalizer, path)
     adds_space, splits = _cut(source.pre_tokenizer, path)
-    strips = any(part.type == "Strip" for part in (source.normalizer or Step()).parts)
+    strips = any(part.type == "Strip" for part in (source.normalizer or TokenizerStep()).parts)
     if strips and not (joins_spaces or splits):
         raise tokenizer_error(
             path,
@@ -113,7 +113,7 @@ def unigram_of_json(source: TokenizerFile, path: Path) -> Unigram:
     )
 
 
-def _normalization(step: Step | None, path: Path) -> tuple[bytes, bool]:
+def _normalization(step: TokenizerStep | None, path: Path) -> tuple[bytes, bool]:
     """Return the map of characters, and whether spaces in a row become one."""
     charsmap, joins_spaces = b"", False
     for part in step.parts if step is not None else ():
@@ -135,13 +135,13 @@ def _normalization(step: Step | None, path: Path) -> tuple[bytes, bool]:
     return charsmap, joins_spaces
 
 
-def _joins(part: Step) -> bool:
+def _joins(part: TokenizerStep) -> bool:
     """Say whether a step makes one of several spaces."""
     pattern = part.pattern.regex if part.pattern is not None else None
     return pattern == " {2,}" and part.content in (" ", SPACE)
 
 
-def _cut(step: Step | None, path: Path) -> tuple[bool, bool]:
+def _cut(step: TokenizerStep | None, path: Path) -> tuple[bool, bool]:
     """Return whether a text gets a space in front, and whether spaces in a row are one."""
     adds_space = splits = False
     for part in step.parts if step is not None else ():
@@ -160,7 +160,9 @@ def _cut(step: Step | None, path: Path) -> tuple[bool, bool]:
     return adds_space, splits
 
 
-def unigram_metadata(unigram: Unigram, n_tokens: int | None, path: Path) -> dict[str, Value]:
+def unigram_metadata(
+    unigram: Unigram, n_tokens: int | None, path: Path
+) -> dict[str, MetadataValue]:
     """Return the metadata of a vocabulary; ids without a token become unused ones.
 
     Raises
@@ -172,7 +174,7 @@ def unigram_metadata(unigram: Unigram, n_tokens: int | None, path: Path) -> dict
     more = 0 if n_tokens is None else n_tokens - n
     if more < 0:
         raise tokenizer_error(path, "more tokens than the model has", n_tokens, n)
-    metadata: dict[str, Value] = {
+    metadata: dict[str, MetadataValue] = {
         f"{_KEY}model": "t5",
         f"{_KEY}pre": "default",
         f"{_KEY}tokens": [*unigram.texts, *(f"[PAD{i}]" for i in range(n, n + more))],

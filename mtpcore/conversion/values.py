@@ -10,7 +10,7 @@ import numpy as np
 from mtpcore.boundary.sizes import Count
 from mtpcore.conversion.declared import ask
 from mtpcore.conversion.float8 import find_ranks, regroup, scale_blocks
-from mtpcore.conversion.plan import Plan, PlannedTensor, apply_change
+from mtpcore.conversion.plan import ConversionPlan, PlannedTensor, apply_change
 from mtpcore.conversion.published import PublishedTensor
 from mtpcore.declarations.checkpoint import Config
 from mtpcore.errors import ModelFileError
@@ -22,7 +22,7 @@ _FIX = "download the checkpoint again"
 _PIECE = 1 << 20  # values read at once where nothing forbids it
 
 
-def check_scales(plan: Plan, config: Config) -> None:
+def check_scales(plan: ConversionPlan, config: Config) -> None:
     """Check that matrices of eight bits can be multiplied by their scales.
 
     Raises
@@ -75,7 +75,9 @@ def _check(
         )
 
 
-def read_values(planned: PlannedTensor, plan: Plan, config: Config) -> Iterator[np.ndarray]:
+def read_values(
+    planned: PlannedTensor, plan: ConversionPlan, config: Config
+) -> Iterator[np.ndarray]:
     """Yield a tensor's values, float32 or integers, one behind the other.
 
     A source without a change comes in pieces of some rows, a stack of experts one by one, another

@@ -8,7 +8,13 @@ import msgspec
 
 from mtpcore.boundary.paths import read_regular
 from mtpcore.conversion.published import convert_json, read_json
-from mtpcore.conversion.tokenizer_json import AddedToken, Pattern, Step, TokenId, TokenizerFile
+from mtpcore.conversion.tokenizer_json import (
+    AddedToken,
+    Pattern,
+    TokenId,
+    TokenizerFile,
+    TokenizerStep,
+)
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.pretokenizers import find_by_class
 
@@ -29,7 +35,7 @@ class _Added(msgspec.Struct):
     single_word: bool | None = False
 
 
-class _Settings(msgspec.Struct):
+class _TokenizerConfig(msgspec.Struct):
     """``tokenizer_config.json``, as far as it is needed here."""
 
     tokenizer_class: str | None = None
@@ -47,7 +53,7 @@ def read_vocabulary_files(folder: Path) -> TokenizerFile:
         A file is missing or malformed, or the class is not known.
     """
     settings_path = folder / "tokenizer_config.json"
-    settings = read_json(settings_path, _Settings)
+    settings = read_json(settings_path, _TokenizerConfig)
     known = find_by_class(settings.tokenizer_class or "")
     if known is None:
         raise ModelFileError(
@@ -67,14 +73,14 @@ def read_vocabulary_files(folder: Path) -> TokenizerFile:
         for token, one in (settings.added_tokens_decoder or {}).items()
     }
     cut, normalizer = known
-    steps = [Step(type="Split", pattern=Pattern(regex=regex)) for regex in cut.patterns]
-    steps.append(Step(type="ByteLevel", add_prefix_space=False, use_regex=False))
+    steps = [TokenizerStep(type="Split", pattern=Pattern(regex=regex)) for regex in cut.patterns]
+    steps.append(TokenizerStep(type="ByteLevel", add_prefix_space=False, use_regex=False))
     vocabulary: dict[str, object] = read_json(folder / VOCABULARY)
     return TokenizerFile(
         model={"type": "BPE", "vocab": vocabulary, "merges": merges},
         added_tokens=[AddedToken(id, **msgspec.structs.asdict(one)) for id, one in added.items()],
-        normalizer=None if normalizer is None else Step(type=normalizer),
-        pre_tokenizer=Step(type="Sequence", pretokenizers=steps),
+        normalizer=None if normalizer is None else TokenizerStep(type=normalizer),
+        pre_tokenizer=TokenizerStep(type="Sequence", pretokenizers=steps),
     )
 
 

@@ -16,7 +16,7 @@ from mtpcore.sampling import Sampling
 
 __all__ = ["dump_cross", "load_cross"]
 
-_Whole = Annotated[int, msgspec.Meta(ge=0)]
+_Natural = Annotated[int, msgspec.Meta(ge=0)]
 _TEXT = "text"
 
 
@@ -27,10 +27,10 @@ class TextRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     history: bytes
-    n_known: _Whole
-    n_prompt: _Whole
-    pending: _Whole | None
-    stream: _Whole | None
+    n_known: _Natural
+    n_prompt: _Natural
+    pending: _Natural | None
+    stream: _Natural | None
     sampling: Sampling | None
     last_logits: bytes
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler, Scratch
 from mtpcore.boundary.arrays import is_integer
-from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows, Piece
+from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows, RowChunk
 from mtpcore.errors import BatchError, LinkError, NoTokenError, spell
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.output import Output
@@ -173,12 +173,12 @@ class SequenceState:
         return kept[kind][1]
 
 
-def _piece(batch: Batch, place: int, indices: NDArray[np.intp]) -> Piece:
+def _piece(batch: Batch, place: int, indices: NDArray[np.intp]) -> RowChunk:
     """Return the rows of one sequence, as a drafter reads them; copies, which a caller may change.
 
     ``indices`` are an array, so each part is a copy.
     """
-    return Piece(
+    return RowChunk(
         place,
         batch.tokens[indices],
         None if batch.embeddings is None else batch.embeddings[indices],

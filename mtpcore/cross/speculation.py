@@ -39,7 +39,7 @@ from mtpcore.sampling import (
     process_logits,
 )
 
-__all__ = ["DraftSampler", "Drafted", "Overwritten", "DraftPlan", "Speculation"]
+__all__ = ["DraftSampler", "RoundDrafts", "Overwritten", "DraftPlan", "Speculation"]
 
 DraftSampler = Literal["coupled", "argmax"]
 DraftPlan = Mapping[str, int]
@@ -49,7 +49,7 @@ DraftPlan = Mapping[str, int]
 NO_PROCESSORS: Mapping[int, LogitsProcessor] = {}
 
 
-class Drafted(NamedTuple):
+class RoundDrafts(NamedTuple):
     """Drafts by sequence, the role that made each one, and the seconds that each role took."""
 
     drafts: dict[int, Draft]
@@ -163,7 +163,7 @@ class Speculation:
         *,
         processors: Mapping[int, LogitsProcessor] = NO_PROCESSORS,
         verified: Sequence[int] = (),
-    ) -> Drafted:
+    ) -> RoundDrafts:
         """Draft for each sequence, by the first drafter in its plan that proposes anything.
 
         Sequences that ask the same drafter at the same turn draft together. Of ``processors`` the
@@ -171,7 +171,7 @@ class Speculation:
         the next call will ``verify`` with nothing else in its pass: then a backend may run that
         pass as a part of the schedule.
         """
-        drafted = Drafted({seq: [] for seq in wanted}, {}, {})
+        drafted = RoundDrafts({seq: [] for seq in wanted}, {}, {})
         turns = self._plan_turns(wanted, sampling, draft_sampler, p_min, processors)
         asked = [jobs for turn in turns for jobs in turn.values() if jobs]
         # One launch can draft and verify only if nobody else is asked for a draft after it.
@@ -241,7 +241,7 @@ class Speculation:
         self,
         role: str,
         jobs: list[DraftJob],
-        drafted: Drafted,
+        drafted: RoundDrafts,
         verify: Verify | None,
     ) -> None:
         """Let one drafter draft, and note what it made."""

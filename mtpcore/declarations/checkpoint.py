@@ -22,7 +22,7 @@ from mtpcore.errors import ModelFileError
 __all__ = ["Checkpoint", "Config", "Key", "Rename", "Shards", "number"]
 
 
-Array = NDArray[np.generic]
+TensorValues = NDArray[np.generic]
 """Values of a tensor, of any type."""
 
 
@@ -193,7 +193,7 @@ class Config:
             ) from None
 
 
-Change = Callable[..., Array | tuple[Array, ...]]
+Change = Callable[..., TensorValues | tuple[TensorValues, ...]]
 """``change(values, config)``: the file's array from the checkpoint's (float32, or integers)."""
 
 
@@ -358,7 +358,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     layers: str = "num_hidden_layers"
     tensors: tuple[Rename, ...] = ()
     dropped: tuple[str, ...] = ()
-    made: tuple[tuple[str, Callable[[Config], Array | None]], ...] = ()
+    made: tuple[tuple[str, Callable[[Config], TensorValues | None]], ...] = ()
     metadata: tuple[tuple[str, str | Key | Callable[[Config], object]], ...] = ()
     heads: str = ""
     counts: tuple[str, ...] = ()

@@ -93,7 +93,7 @@ class FrameRequest(Uncopied):
         self.finish_reason = reason
 
 
-class _Progress(msgspec.Struct, frozen=True):
+class _FrameProgress(msgspec.Struct, frozen=True):
     """The frame that a round brought a request behind ``n`` others, or its end."""
 
     n: int
@@ -229,7 +229,7 @@ class Frames(RequestQueue[FrameRequest]):
 
     def _cancellation(self, request: FrameRequest) -> Callable[[], None]:
         return partial(
-            self._publish, [(request, _Progress(len(request.frames), None, "cancelled"))]
+            self._publish, [(request, _FrameProgress(len(request.frames), None, "cancelled"))]
         )
 
     def generate(
@@ -278,7 +278,9 @@ class Frames(RequestQueue[FrameRequest]):
             progress = self._run(running)
             transaction.commit(partial(self._publish, progress))
 
-    def _run(self, running: Mapping[int, FrameRequest]) -> list[tuple[FrameRequest, _Progress]]:
+    def _run(
+        self, running: Mapping[int, FrameRequest]
+    ) -> list[tuple[FrameRequest, _FrameProgress]]:
         """Read what waits, and choose the next frames."""
         speculation = self.cross.speculation
         target, codes = speculation.target, speculation.codes
@@ -314,18 +316,18 @@ class Frames(RequestQueue[FrameRequest]):
             )
         )
 
-    def _advance(self, request: FrameRequest, frame: I32 | None) -> _Progress:
+    def _advance(self, request: FrameRequest, frame: I32 | None) -> _FrameProgress:
         """Return where a frame brings a request, or its end; nothing of it changes."""
         n, codebooks = len(request.frames), self.codebooks
         if frame is None:
-            return _Progress(n, None, "no_token")
+            return _FrameProgress(n, None, "no_token")
         if codebooks.end is not None and (frame[: codebooks.n_end] == codebooks.end).all():
-            return _Progress(n, None, "end")
+            return _FrameProgress(n, None, "end")
         is_full = len(request.prompt) + n >= self.cross.llm.n_ctx
         reason: FinishReason | None = "length" if is_full or n + 1 == request.max_frames else None
-        return _Progress(n, frame, reason)
+        return _FrameProgress(n, frame, reason)
 
-    def _publish(self, progress: list[tuple[FrameRequest, _Progress]]) -> None:
+    def _publish(self, progress: list[tuple[FrameRequest, _FrameProgress]]) -> None:
         """Give requests what a round brought, and free the sequences of those that end.
 
         Calling it twice is calling it once.

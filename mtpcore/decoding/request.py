@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from mtpcore.boundary.arguments import Draft, Flag, Length, Probability, one_of, read
+from mtpcore.boundary.arguments import DraftLength, Flag, Length, Probability, one_of, read
 from mtpcore.boundary.arrays import integers, is_integer
 from mtpcore.boundary.copies import Uncopied
 from mtpcore.cross import DraftSampler
@@ -396,7 +396,7 @@ def _read_stop_tokens(ids: Any) -> frozenset[int]:
 
 def read_draft(draft: object) -> int | Literal["auto"]:
     """Return a draft length or "auto"; raise BatchError for anything else."""
-    return read(draft, Draft, "draft is a number of tokens, or 'auto'")  # type: ignore[no-any-return]
+    return read(draft, DraftLength, "draft is a number of tokens, or 'auto'")  # type: ignore[no-any-return]
 
 
 def read_draft_sampler(kind: object) -> DraftSampler:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sized
 
-from mtpcore.cross import Cross, Draft, Drafted, DraftPlan, Verdict
+from mtpcore.cross import Cross, Draft, DraftPlan, RoundDrafts, Verdict
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.decoding.lengths.policy import Round
 from mtpcore.decoding.request import Progress, Request
@@ -39,7 +39,7 @@ class RoundRecorder:
         self._invalid, self._paused = cross.invalid, cross.paused
         self._chosen_before = cross.speculation.choose_seconds
         self._plans: Mapping[int, DraftPlan] = {}
-        self._drafted = Drafted({}, {}, {})
+        self._drafted = RoundDrafts({}, {}, {})
         self._verdicts: Mapping[int, Verdict] = {}
         self._draft_seconds = self._pass_seconds = self._choose_seconds = 0.0
         self._n_prompt = 0
@@ -49,7 +49,7 @@ class RoundRecorder:
         self._stats.length_seconds += self._watch.lap()
         self._plans = plans
 
-    def drafted(self, drafted: Drafted) -> None:
+    def drafted(self, drafted: RoundDrafts) -> None:
         """Record what was drafted."""
         self._draft_seconds = self._watch.lap()
         self._drafted = drafted

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from mtpcore.boundary.arguments import Length, read
-from mtpcore.cross import Cross, Drafted, DraftPlan, Verdict
+from mtpcore.cross import Cross, DraftPlan, RoundDrafts, Verdict
 from mtpcore.decoding.lengths.policy import LengthPolicy, Round
 from mtpcore.decoding.request import Progress, Request
 from mtpcore.decoding.round_logits import RoundLogits, watches
@@ -125,11 +125,11 @@ def _draft(
     ready: Requests,
     plans: Mapping[int, DraftPlan],
     samplings: Mapping[int, Sampling],
-) -> Drafted:
+) -> RoundDrafts:
     """Draft as planned."""
     wanted = {seq: plan for seq, plan in plans.items() if longest(plan)}
     if not wanted:
-        return Drafted({seq: [] for seq in plans}, {}, {})
+        return RoundDrafts({seq: [] for seq in plans}, {}, {})
     # "auto" learns what drafts cost, and what passes cost: they have to be calls of their own.
     is_timed = any(request.draft == "auto" for request in running.values())
     is_whole = len(ready) == len(running) and not any(map(watches, running.values()))

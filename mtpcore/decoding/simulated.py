@@ -24,7 +24,7 @@ __all__ = ["SimulatedAcceptance"]
 
 I32 = NDArray[np.int32]
 
-_Draft = Annotated[int, Meta(ge=0, le=1 << 16)]
+_SimulatedLength = Annotated[int, Meta(ge=0, le=1 << 16)]
 
 
 def _read(value: object, kind: Any, what: str, wanted: str) -> Any:
@@ -88,8 +88,8 @@ class SimulatedAcceptance:
         SamplingError
             The length is out of range.
         """
-        n = _read(n, _Draft, "bad draft length", "1..65536")
-        longest = _read(longest, _Draft, "bad draft length", "0..65536")
+        n = _read(n, _SimulatedLength, "bad draft length", "1..65536")
+        longest = _read(longest, _SimulatedLength, "bad draft length", "0..65536")
         length = _read(length, Finite, "bad length", f"1..{n + 1}")
         if not 1 <= length <= n + 1:
             raise SamplingError(

@@ -38,7 +38,7 @@ _LONGEST = 32 << 20  # bytes of a file
 _HOW = "make one of a text: mtpcore vocabulary MODEL -f TEXT"
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class _VocabularyFile(msgspec.Struct, forbid_unknown_fields=True):
     """What a file holds."""
 
     format: str
@@ -148,7 +148,7 @@ class DraftVocabulary:
         where = str(path)
         data = read_regular(path, _LONGEST, fix=_HOW)
         try:
-            held = msgspec.json.decode(data, type=_File)
+            held = msgspec.json.decode(data, type=_VocabularyFile)
             if held.format != _FORMAT:
                 raise ValueError(held.format)
             return cls(held.tokens, held.tokenizer)
@@ -167,7 +167,7 @@ class DraftVocabulary:
         ModelFileError
             It cannot be written; what was there still is.
         """
-        held = _File(_FORMAT, self.tokenizer, self._tokens.tolist())
+        held = _VocabularyFile(_FORMAT, self.tokenizer, self._tokens.tolist())
         path = take_path(path)
         try:
             with replacing(path) as part:

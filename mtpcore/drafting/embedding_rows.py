@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from mtpcore.runtime.batch import Batch
 
-__all__ = ["NO_ROWS", "EmbeddingRows", "Piece"]
+__all__ = ["NO_ROWS", "EmbeddingRows", "RowChunk"]
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 
 
-class Piece(NamedTuple):
+class RowChunk(NamedTuple):
     """Rows from place ``begin`` on, as the target read them.
 
     ``tokens`` int32[n] are -1 where ``embeddings`` float32[n, width] hold the row; ``positions``
@@ -33,10 +33,10 @@ class Piece(NamedTuple):
         """The place behind the last row."""
         return self.begin + len(self.tokens)
 
-    def part(self, begin: int, end: int) -> Piece:
+    def part(self, begin: int, end: int) -> RowChunk:
         """Return the rows at places ``begin`` to ``end``, as far as there are any."""
         rows = slice(max(begin - self.begin, 0), max(end - self.begin, 0))
-        return Piece(
+        return RowChunk(
             self.begin + rows.start,
             self.tokens[rows],
             None if self.embeddings is None else self.embeddings[rows],
@@ -60,11 +60,11 @@ class EmbeddingRows:
 
     Parameters
     ----------
-    pieces : Piece
+    pieces : RowChunk
         In the order of their places.
     """
 
-    def __init__(self, *pieces: Piece) -> None:
+    def __init__(self, *pieces: RowChunk) -> None:
         self._pieces = pieces
 
     @property
@@ -72,7 +72,7 @@ class EmbeddingRows:
         """The place behind the last row; 0 if there are no rows."""
         return self._pieces[-1].end if self._pieces else 0
 
-    def put(self, piece: Piece) -> EmbeddingRows:
+    def put(self, piece: RowChunk) -> EmbeddingRows:
         """Return these and those of another piece, which comes behind them."""
         return EmbeddingRows(*self.until(piece.begin)._pieces, piece)
 

@@ -5,7 +5,7 @@ The only place that knows GGUF's reversed order of axes; shapes here are outermo
 
 from mtpcore.gguf.chat import ChatTemplate, read_chat_template
 from mtpcore.gguf.file import ModelFile, open_model_file
-from mtpcore.gguf.header import Header, Metadata, TensorInfo, Value, parse_header
+from mtpcore.gguf.header import Header, Metadata, MetadataValue, TensorInfo, parse_header
 from mtpcore.gguf.joined_tensor import JoinedTensor
 from mtpcore.gguf.merge import merge
 from mtpcore.gguf.metadata import Fields, convert
@@ -31,7 +31,7 @@ __all__ = [
     "TensorRows",
     "TextStream",
     "Tokenizer",
-    "Value",
+    "MetadataValue",
     "convert",
     "is_needless",
     "merge",

@@ -26,14 +26,14 @@ from mtpcore.gguf.vocabulary import (
     byte_alphabet,
 )
 
-__all__ = ["Encoder", "build_encoder"]
+__all__ = ["TextEncoder", "build_encoder"]
 
 log = logging.getLogger("mtpcore")
 
 _NO_PIECE = " "  # stands for what is unknown: a normalised text spells its spaces otherwise
 
 
-class Encoder(Protocol):
+class TextEncoder(Protocol):
     """Turns text into tokens."""
 
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
@@ -109,7 +109,7 @@ class _Joining:
         return "".join(c for c in text if self._losses.has(tokens[c]))
 
 
-class _Unigram:
+class _UnigramEncoder:
     """The library's unigram model, whose tokens are numbered in an order of its own."""
 
     def __init__(self, tokenizer: Tokenizer, ids: list[int], losses: _Losses) -> None:
@@ -127,7 +127,7 @@ class _Unigram:
         return self._losses.settle(tokens, lost)
 
 
-def build_encoder(vocabulary: Vocabulary) -> Encoder:
+def build_encoder(vocabulary: Vocabulary) -> TextEncoder:
     """Build the encoder; special tokens are known to it, BOS and EOS are not added by it."""
     ids, n_tokens = vocabulary.ids, len(vocabulary.tokens)
     if not _is_text("".join(vocabulary.tokens)):
@@ -181,7 +181,7 @@ def _joiner(
     return Joiner(texts, ids, joinable, letters, unknown, merges=merges, whole_words=whole_words)
 
 
-def _unigram(vocabulary: Vocabulary, ids: dict[str, int], added: dict[str, int]) -> Encoder:
+def _unigram(vocabulary: Vocabulary, ids: dict[str, int], added: dict[str, int]) -> TextEncoder:
     """Make the pieces that are likeliest together, as SentencePiece's unigram model does.
 
     The library numbers the pieces that a text may become, one for what is unknown before them.
@@ -211,4 +211,4 @@ def _unigram(vocabulary: Vocabulary, ids: dict[str, int], added: dict[str, int])
         ]
     )
     own = [n_tokens, *plain.values(), *added.values()]
-    return _Unigram(tokenizer, own, _Losses(n_tokens, vocabulary.unknown))
+    return _UnigramEncoder(tokenizer, own, _Losses(n_tokens, vocabulary.unknown))

@@ -22,10 +22,10 @@ from mtpcore.errors import ModelFileError
 from mtpcore.gguf.axes import fit_axes
 from mtpcore.gguf.types import BLOCKS, type_name
 
-__all__ = ["NOT_GGUF", "Header", "Metadata", "TensorInfo", "Value", "parse_header"]
+__all__ = ["NOT_GGUF", "Header", "Metadata", "TensorInfo", "MetadataValue", "parse_header"]
 
-Value: TypeAlias = "bool | int | float | str | np.ndarray | list[Value]"
-Metadata: TypeAlias = dict[str, Value]
+MetadataValue: TypeAlias = "bool | int | float | str | np.ndarray | list[MetadataValue]"
+Metadata: TypeAlias = dict[str, MetadataValue]
 
 NOT_GGUF = "give a GGUF file; mtpcore convert makes one of a published checkpoint's folder"
 MAX_HEADER = 64 << 20  # bytes; the largest published vocabularies need about 15 MiB
@@ -135,7 +135,7 @@ class _Cursor:
         # Vocabularies hold pieces of characters; the escapes keep their bytes recoverable.
         return self.take(length, "string").decode("utf-8", "surrogateescape")
 
-    def strings(self, n: int) -> list[Value]:
+    def strings(self, n: int) -> list[MetadataValue]:
         """Read ``n`` strings."""
         self.need(8 * n, "array of strings")
         self.count_objects(n)
@@ -147,9 +147,9 @@ class _Cursor:
                 got=f"{len(texts)}",
             )
         self.pos = pos
-        return cast("list[Value]", texts)
+        return cast("list[MetadataValue]", texts)
 
-    def value(self, kind: int) -> Value:
+    def value(self, kind: int) -> MetadataValue:
         if kind == _ARRAY:
             return self.array(1)
         if kind == _STRING:
@@ -170,7 +170,7 @@ class _Cursor:
             values = values.astype(np.bool_)
         return values
 
-    def array(self, depth: int) -> Value:
+    def array(self, depth: int) -> MetadataValue:
         if depth > MAX_DEPTH:
             raise self.error("arrays nested too deep", wanted=f"<= {MAX_DEPTH}", got=depth)
         self.need(_PAIR.size, "array")

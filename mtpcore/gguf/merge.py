@@ -9,7 +9,7 @@ import numpy as np
 
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.file import ModelFile
-from mtpcore.gguf.header import Metadata, Value
+from mtpcore.gguf.header import Metadata, MetadataValue
 
 __all__ = ["merge"]
 
@@ -88,7 +88,7 @@ def _layered(file: ModelFile) -> set[str]:
     }
 
 
-def _joined(trunk: ModelFile, head: ModelFile, key: str) -> Value:
+def _joined(trunk: ModelFile, head: ModelFile, key: str) -> MetadataValue:
     """Return a key's entries, of the trunk's layers and of the head's; a file may have neither."""
     ours, theirs = (_entries(file, key) for file in (trunk, head))
     if ours is None or theirs is None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.file import ModelFile
-from mtpcore.gguf.header import Metadata, Value
+from mtpcore.gguf.header import Metadata, MetadataValue
 from mtpcore.gguf.spellings import BY_LAYER, ZERO_IS_NONE, other_numbers
 
 __all__ = ["Fields", "convert"]
@@ -61,7 +61,7 @@ class Fields:
         """Return the fields of an open file."""
         return cls(model.metadata, model.architecture, str(model.path))
 
-    def replace(self, values: Mapping[str, Value]) -> Fields:
+    def replace(self, values: Mapping[str, MetadataValue]) -> Fields:
         """Return these fields with other values of some keys, which may contain ``{arch}``."""
         known = self.metadata | {self.key(key): value for key, value in values.items()}
         return Fields(known, self.architecture, self.file, asked=self.asked)

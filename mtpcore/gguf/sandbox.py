@@ -89,7 +89,7 @@ def refuse(message: object) -> NoReturn:
     raise TemplateError(str(message))
 
 
-class Renderer:
+class SandboxRenderer:
     """Takes a template and then the variables of each rendering; gives what is to be answered."""
 
     def __init__(self, max_text: int) -> None:
@@ -160,7 +160,7 @@ def main(max_text: int) -> None:
     """Answer until the other side goes away."""
     with suppress(TemplateError):
         make_environment().from_string(WARM_UP).render()
-    renderer = Renderer(max_text)
+    renderer = SandboxRenderer(max_text)
     with open("/proc/self/statm") as file:
         in_use = int(file.read().split()[0]) * resource.getpagesize()
     limit_files()

@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 
 from mtpcore.boundary.atomic import replacing
 from mtpcore.errors import ModelFileError
-from mtpcore.gguf.header import Value
+from mtpcore.gguf.header import MetadataValue
 from mtpcore.gguf.types import BLOCKS
 from mtpcore.gguf.writer import add_value
 
@@ -62,7 +62,7 @@ class StreamedFile(msgspec.Struct, frozen=True):
 
     path: Path
     architecture: str
-    metadata: Mapping[str, Value]
+    metadata: Mapping[str, MetadataValue]
     tensors: Sequence[StreamedTensor]
 
 

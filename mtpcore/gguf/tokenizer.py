@@ -12,7 +12,7 @@ from mtpcore.acts.guards import holding
 from mtpcore.boundary.arguments import Flag, Whole64, read, read_below
 from mtpcore.boundary.forks import give_lock
 from mtpcore.errors import ModelFileError, MtpcoreError, spell
-from mtpcore.gguf.encoder import Encoder, build_encoder
+from mtpcore.gguf.encoder import TextEncoder, build_encoder
 from mtpcore.gguf.header import Metadata
 from mtpcore.gguf.vocabulary import ADDED, SPECIAL, Vocabulary, read_vocabulary
 
@@ -61,7 +61,7 @@ class Tokenizer:
         return f"Tokenizer({self.vocabulary.kind}, n_vocab={self.n_vocab})"
 
     @cached_property
-    def _encoder(self) -> Encoder:
+    def _encoder(self) -> TextEncoder:
         # Built on first use: it takes longer than the rest of loading a model.
         try:
             return build_encoder(self.vocabulary)

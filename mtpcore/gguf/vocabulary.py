@@ -37,7 +37,7 @@ ADDED = (*SPECIAL, USER_DEFINED)  # stored as plain text, matched before the tex
 SPACE = "\u2581"  # spells a space in vocabularies of the SentencePiece kind
 
 
-class _Model(NamedTuple):
+class _VocabularyKind(NamedTuple):
     """What ``tokenizer.ggml.model`` says of a vocabulary, and what holds where a file is silent.
 
     The defaults are llama.cpp's (``llama_vocab::impl::load``), and none where a vocabulary is too
@@ -60,12 +60,14 @@ class _Model(NamedTuple):
 
 
 _MODELS = {
-    "gpt2": _Model("bytes"),
-    "llama": _Model("pieces", True, bos=1, eos=2, unknown=0, adds_bos=True, adds_space=True),
+    "gpt2": _VocabularyKind("bytes"),
+    "llama": _VocabularyKind(
+        "pieces", True, bos=1, eos=2, unknown=0, adds_bos=True, adds_space=True
+    ),
     # Ollama's files call it llama, others gpt2. The first ones deny BOS, and the models write
     # nonsense without (llama.cpp's pull request 21500).
-    "gemma4": _Model("pieces", named_by_pre=True, needs_bos=True),
-    "t5": _Model("unigram", True, eos=1, unknown=2, adds_eos=True),
+    "gemma4": _VocabularyKind("pieces", named_by_pre=True, needs_bos=True),
+    "t5": _VocabularyKind("unigram", True, eos=1, unknown=2, adds_eos=True),
 }
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

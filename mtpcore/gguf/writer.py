@@ -14,7 +14,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quants
 
 from mtpcore.errors import ModelFileError
-from mtpcore.gguf.header import Value
+from mtpcore.gguf.header import MetadataValue
 from mtpcore.gguf.types import BLOCKS, PLAIN, type_name
 
 __all__ = ["add_value", "encode", "take_values", "write_model_file"]
@@ -37,7 +37,7 @@ _STORED = {
 def write_model_file(
     path: str | PathLike[str],
     architecture: str,
-    metadata: Mapping[str, Value],
+    metadata: Mapping[str, MetadataValue],
     tensors: Mapping[str, np.ndarray],
     types: Mapping[str, int | str] | int | str = "F32",
     *,
@@ -92,7 +92,7 @@ def write_model_file(
             part.replace(path.parent / part.name)
 
 
-def add_value(writer: GGUFWriter, key: str, value: Value | np.generic) -> None:
+def add_value(writer: GGUFWriter, key: str, value: MetadataValue | np.generic) -> None:
     """Add a metadata value, stored as ``write_model_file`` says.
 
     Raises
@@ -155,16 +155,16 @@ def _fits(value: object, in_list: bool = False) -> bool:
     return isinstance(value, float | str)
 
 
-def take_values(writer: GGUFWriter) -> dict[str, Value]:
+def take_values(writer: GGUFWriter) -> dict[str, MetadataValue]:
     """Return the metadata that was added to a writer, as ``add_value`` stores it alike."""
     dtypes = {kind: np.dtype(code if code != "b" else "?") for code, kind in _STORED.items()}
     # Those that ``add_value`` makes of Python's own.
-    plain: dict[GGUFValueType, Callable[[Any], Value]] = {
+    plain: dict[GGUFValueType, Callable[[Any], MetadataValue]] = {
         GGUFValueType.UINT32: index,
         GGUFValueType.FLOAT32: float,
         GGUFValueType.BOOL: bool,
     }
-    values: dict[str, Value] = {}
+    values: dict[str, MetadataValue] = {}
     for key, stored in writer.kv_data[0].items():
         if stored.type == GGUFValueType.ARRAY and stored.sub_type in dtypes:
             values[key] = np.asarray(stored.value, dtypes[stored.sub_type])
@@ -177,7 +177,7 @@ def take_values(writer: GGUFWriter) -> dict[str, Value]:
     return values
 
 
-def _bytes(value: Value) -> object:
+def _bytes(value: MetadataValue) -> object:
     """Encode a string as the header parser decodes it; other values stay."""
     return value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
 

@@ -9,7 +9,7 @@ import msgspec
 
 from mtpcore.errors import GraphError
 from mtpcore.gguf.axes import fit_axes
-from mtpcore.graph.ops import OPS, Mismatch, OpRule, Weights
+from mtpcore.graph.ops import OPS, Mismatch, OpRule, WeightShapes
 from mtpcore.graph.program import SOURCES, TOKENS, Program, Shape, Value, Weight
 
 __all__ = ["check", "fit_weights", "infer"]
@@ -59,7 +59,7 @@ def infer(
     op: str,
     node: str,
     inputs: Sequence[Value],
-    weights: Weights,
+    weights: WeightShapes,
     attrs: dict[str, Any],
     tensors: Sequence[str] = (),
 ) -> tuple[tuple[Shape, str, int], ...]:
@@ -109,7 +109,7 @@ def infer(
 
 
 def _check_ids(
-    rule: OpRule, inputs: Sequence[Value], weights: Weights, attrs: dict[str, Any]
+    rule: OpRule, inputs: Sequence[Value], weights: WeightShapes, attrs: dict[str, Any]
 ) -> None:
     """Refuse ids of experts where none belong, and those of other experts than are stacked."""
     for i, value in enumerate(inputs):

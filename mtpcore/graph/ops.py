@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from mtpcore.graph.parts import part_sizes
 from mtpcore.graph.program import OUTPUTS, SOURCES, TOKENS, Shape
 
-__all__ = ["OPS", "ACTIVATIONS", "MASKS", "Signatures", "Mismatch", "OpRule", "Weights"]
+__all__ = ["OPS", "ACTIVATIONS", "MASKS", "Signatures", "Mismatch", "OpRule", "WeightShapes"]
 
 MASKS = ("causal", "block", "spans")
 """What a row of attention sees: all up to itself, all of its sequence, or all up to the end of the
@@ -38,8 +38,8 @@ ACTIVATIONS = (
 )
 
 Signatures = tuple[tuple[Shape, str], ...]
-Weights = Sequence[tuple[int, ...] | None]
-ShapeRule = Callable[[Sequence[Shape], Weights, dict[str, Any]], Signatures]
+WeightShapes = Sequence[tuple[int, ...] | None]
+ShapeRule = Callable[[Sequence[Shape], WeightShapes, dict[str, Any]], Signatures]
 
 
 class OpRule(NamedTuple):
@@ -82,7 +82,7 @@ def _f32(*shape: Any) -> Signatures:
     return ((tuple(shape), "f32"),)
 
 
-def _embed(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _embed(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     table = w[0]
     assert table is not None
     _want(len(table) == 2, "an embedding table has two axes", "[n_vocab, width]", table)
@@ -94,7 +94,7 @@ def _embed(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     return _f32(x[0][0], table[1])
 
 
-def _embedding_rows(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _embedding_rows(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     _want(x[0] == (TOKENS,), "a row stands where a token does not", (TOKENS,), x[0])
     _want(len(x[1]) == 2 and x[1][0] == TOKENS, "rows have a width", f"[{TOKENS}, width]", x[1])
     return _f32(*x[1])
@@ -109,7 +109,7 @@ def _want_parts(table: Shape, n_parts: int, n_first: int) -> None:
     _want(sizes != (0, 0), "a table has a part for each codebook", wanted, table)
 
 
-def _embed_by_position(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _embed_by_position(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     table = w[0]
     assert table is not None
     _want(x[1][0] == x[0][0], "each token has a position", x[0][0], x[1][0])
@@ -117,7 +117,7 @@ def _embed_by_position(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Sig
     return _embed([x[0], *x[2:]], w, {"absent": -1})
 
 
-def _embed_codes(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _embed_codes(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     table = w[0]
     assert table is not None
     _want(len(x[0]) == 2, "a row has several codes", "[rows, codes]", x[0])
@@ -125,7 +125,7 @@ def _embed_codes(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signature
     return _f32(x[0][0], table[1])
 
 
-def _matmul_by_position(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _matmul_by_position(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     stack = w[0]
     assert stack is not None
     _want(len(stack) == 3, "matrices of positions are stacked", "[n, outputs, inputs]", stack)
@@ -135,7 +135,7 @@ def _matmul_by_position(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Si
     return _f32(x[0][0], stack[1])
 
 
-def _matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _matmul(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     matrix, bias = w[0], w[1] if len(w) > 1 else None
     assert matrix is not None
     _want(len(matrix) == 2, "a matrix has two axes", "[outputs, inputs]", matrix)
@@ -150,49 +150,49 @@ def _matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     return _f32(x[0][0], matrix[0])
 
 
-def _rms_norm(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _rms_norm(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     if w and w[0] is not None:
         _want(w[0] == (x[0][-1],), "norm weight does not fit the rows", (x[0][-1],), w[0])
     return _f32(*x[0])
 
 
-def _layer_norm(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _layer_norm(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     for weight in w:
         if weight is not None:
             _want(weight == (x[0][-1],), "norm weight does not fit the rows", x[0][-1:], weight)
     return _f32(*x[0])
 
 
-def _by_weight(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _by_weight(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     fits = w[0] in ((x[0][-1],), (1,))
     _want(fits, "not a weight for each value of a row, or one for all", (x[0][-1],), w[0])
     return _f32(*x[0])
 
 
-def _same(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _same(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     for other in x[1:]:
         _want(other == x[0], "shapes differ", x[0], other)
     return _f32(*x[0])
 
 
-def _activation(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _activation(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     _want(a["kind"] in ACTIVATIONS, "unknown activation", ", ".join(ACTIVATIONS), a["kind"])
     return _same(x, w, a)
 
 
-def _gated(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _gated(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     _want(0 <= a["limit"] < float("inf"), "no limit of gates", "0 (none) or more", a["limit"])
     _want(a["offset"] in (0, 1), "what is added to up", "0, 1", a["offset"])
     return _activation(x, w, a)
 
 
-def _concat(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _concat(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     for other in x[1:]:
         _want(other[:-1] == x[0][:-1], "leading axes differ", x[0][:-1], other[:-1])
     return _f32(*x[0][:-1], sum(int(s[-1]) for s in x))
 
 
-def _slice(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _slice(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     width = int(x[0][-1])
     _want(
         0 <= a["start"] < a["stop"] <= width,
@@ -203,7 +203,7 @@ def _slice(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     return _f32(*x[0][:-1], a["stop"] - a["start"])
 
 
-def _split_heads(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _split_heads(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     _want(
         len(x[0]) == 2 and a["n_heads"] > 0 and int(x[0][1]) % a["n_heads"] == 0,
         "rows do not split into heads",
@@ -213,12 +213,12 @@ def _split_heads(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signature
     return _f32(x[0][0], a["n_heads"], int(x[0][1]) // a["n_heads"])
 
 
-def _merge_heads(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _merge_heads(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     _want(len(x[0]) == 3, "rows of heads have three axes", "[rows, heads, width]", x[0])
     return _f32(x[0][0], int(x[0][1]) * int(x[0][2]))
 
 
-def _rope(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _rope(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     _want(len(x[0]) == 3, "rope rotates heads", "[rows, heads, width]", x[0])
     _want(x[0][0] == x[1][0], "each row has a position", x[1][0], x[0][0])
     pairs = len(a["frequencies"])
@@ -240,7 +240,7 @@ def _rope(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     return _f32(*x[0])
 
 
-def _head_matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _head_matmul(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     stack = w[0]
     assert stack is not None
     _want(len(stack) == 3, "heads' matrices are stacked", "[heads, outputs, inputs]", stack)
@@ -249,13 +249,13 @@ def _head_matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signature
     return _f32(x[0][0], stack[0], stack[1])
 
 
-def _repeat(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _repeat(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     _want(len(x[0]) == 3 and x[0][1] == 1, "one head is repeated", "[rows, 1, width]", x[0])
     _want(a["n_heads"] > 0, "heads to make of it", "1 or more", a["n_heads"])
     return _f32(x[0][0], a["n_heads"], x[0][2])
 
 
-def _attention(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _attention(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     if len(x) == 1:
         return _attention_to_others(x[0], w, a)
     q, k = x[:2]
@@ -283,7 +283,7 @@ def _attention(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     return _f32(q[0], q[1], v[2])
 
 
-def _attention_to_others(q: Shape, w: Weights, a: dict[str, Any]) -> Signatures:
+def _attention_to_others(q: Shape, w: WeightShapes, a: dict[str, Any]) -> Signatures:
     """Return the shape where another node stores keys and values."""
     fits = len(q) == 3 and q[0] == TOKENS
     _want(fits, "q has all rows of the batch, as heads", f"[{TOKENS}, heads, width]", q)
@@ -292,7 +292,7 @@ def _attention_to_others(q: Shape, w: Weights, a: dict[str, Any]) -> Signatures:
     return _f32(q[0], q[1], a["v_width"])
 
 
-def _check_sight(q: Shape, w: Weights, a: dict[str, Any]) -> None:
+def _check_sight(q: Shape, w: WeightShapes, a: dict[str, Any]) -> None:
     _want(a["mask"] in MASKS, "unknown mask", ", ".join(MASKS), a["mask"])
     _want(a["window"] >= 0, "a window counts places", "0 or more", a["window"])
     if w and w[0] is not None:
@@ -322,7 +322,7 @@ def _check_bias(q: Shape, bias: tuple[int, ...] | None, a: dict[str, Any]) -> No
     )
 
 
-def _remember(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _remember(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     k, v = x
     for name, s in (("k", k), ("v", v)):
         _want(len(s) == 3, f"{name} is rows of heads", "[rows, heads, width]", s)
@@ -331,7 +331,7 @@ def _remember(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     return ()
 
 
-def _cross_attention(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _cross_attention(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     q = x[0]
     _want(len(q) == 3, "q is rows of heads", "[rows, heads, width]", q)
     _want(q[0] == TOKENS, "q has all rows of the batch", TOKENS, q[0])
@@ -345,7 +345,7 @@ def _cross_attention(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signa
     return _f32(q[0], q[1], a["v_width"])
 
 
-def _causal_conv(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _causal_conv(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     kernel = w[0]
     assert kernel is not None
     _want(len(kernel) == 2 and kernel[1] > 0, "taps of channels", "[channels, kernel]", kernel)
@@ -355,14 +355,14 @@ def _causal_conv(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signature
     return _f32(*x[0])
 
 
-def _block_mean(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _block_mean(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     fits = len(x[0]) == 2 and x[0][0] == TOKENS
     _want(fits, "a block has rows of the batch", f"[{TOKENS}, width]", x[0])
     _want(1 <= a["size"] <= MAX_BLOCK, "rows of a block", f"1..{MAX_BLOCK}", a["size"])
     return _f32(*x[0])
 
 
-def _block_mix(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _block_mix(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     weight = w[0]
     assert weight is not None
     fits = len(weight) == 3 and weight[0] == weight[1] and weight[2] == x[0][-1]
@@ -370,7 +370,7 @@ def _block_mix(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     return _block_mean(x, w, {"size": weight[0]})
 
 
-def _delta_rule(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _delta_rule(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     q, k, v, decay, beta = x
     for name, s in (("q", q), ("k", k), ("v", v)):
         _want(len(s) == 3, f"{name} is rows of heads", "[rows, heads, width]", s)
@@ -388,7 +388,7 @@ def _delta_rule(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures
     return _f32(*v)
 
 
-def _route(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _route(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     matrix = w[0]
     assert matrix is not None
     _want(len(matrix) == 2, "a router has two axes", "[experts, inputs]", matrix)
@@ -415,7 +415,7 @@ def _route(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     return ((shape, "i32"), (shape, "f32"))
 
 
-def _expert_matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _expert_matmul(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     stack, ids, bias = w[0], x[1], w[1] if len(w) > 1 else None
     assert stack is not None
     _want(len(stack) == 3, "expert matrices are stacked", "[experts, outputs, inputs]", stack)
@@ -429,7 +429,7 @@ def _expert_matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatu
     return _f32(ids[0], ids[1], stack[1])
 
 
-def _cluster_matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _cluster_matmul(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     matrix, ordering, n = w[0], w[1], a["n_clusters"]
     assert matrix is not None
     _want(len(matrix) == 2, "a matrix has two axes", "[outputs, inputs]", matrix)
@@ -440,12 +440,12 @@ def _cluster_matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signat
     return _f32(x[0][0], matrix[0])
 
 
-def _mix(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _mix(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     _want(len(x[0]) == 3 and x[1] == x[0][:2], "one weight a row and rank", x[0][:2], x[1])
     return _f32(x[0][0], x[0][2])
 
 
-def _outputs(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+def _outputs(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     _want(x[0][0] == TOKENS, "output rows are chosen once", f"[{TOKENS}, ...]", x[0])
     return _f32(OUTPUTS, *x[0][1:])
 

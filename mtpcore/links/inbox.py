@@ -21,7 +21,7 @@ _BOUNDS = struct.Struct("<2Q")
 _ROOM = 64  # rows that are made room for at least
 
 
-class Held(NamedTuple):
+class WaitingRows(NamedTuple):
     """Rows of one sequence: those of places ``first`` to ``length``, in a buffer from ``base``.
 
     A new one replaces it as a whole, and what is put goes behind the rows that are held or into
@@ -63,18 +63,18 @@ class Inbox:
         has_gaps: bool = False,
     ) -> None:
         self.name, self.width, self.make, self._has_gaps = name, width, make, has_gaps
-        self._empty = Held(make(0, width))
+        self._empty = WaitingRows(make(0, width))
         self._held = [self._empty] * n_seq
 
     def length(self, seq: int) -> int:
         """Return the place after the newest row."""
         return self._held[seq].length
 
-    def save(self) -> list[Held]:
+    def save(self) -> list[WaitingRows]:
         """Return what ``restore`` needs."""
         return self._held.copy()
 
-    def restore(self, saved: list[Held]) -> None:
+    def restore(self, saved: list[WaitingRows]) -> None:
         """Hold the rows that there were."""
         self._held[:] = saved
 
@@ -126,7 +126,7 @@ class Inbox:
         rows.write(place - base, parts)
         bad = find_not_finite(parts) if bad is None else bad
         not_finite = _before(not_finite, place) + tuple(place + at for at in bad)
-        self._held[seq] = Held(rows, base, first, end, not_finite)
+        self._held[seq] = WaitingRows(rows, base, first, end, not_finite)
 
     def finite_until(self, seq: int, begin: int, end: int) -> int:
         """Return the place of the first row of [begin, end) that is not finite, or ``end``.
@@ -181,7 +181,7 @@ class Inbox:
         if len(rows) > _ROOM:  # a prompt's rows take much room
             rows, base = self._copy(rows, first - base, length - base), first
         not_finite = tuple(at for at in not_finite if at >= place)
-        self._held[seq] = Held(rows, base, first, length, not_finite)
+        self._held[seq] = WaitingRows(rows, base, first, length, not_finite)
 
     def _copy(self, rows: RowBuffer, begin: int, end: int) -> RowBuffer:
         """Return a buffer with some rows of another one."""
@@ -194,19 +194,19 @@ class Inbox:
         rows, base, first, end, not_finite = self._held[seq]
         if length < end:
             not_finite = _before(not_finite, length)
-            self._held[seq] = Held(rows, base, first, max(first, length), not_finite)
+            self._held[seq] = WaitingRows(rows, base, first, max(first, length), not_finite)
 
     def fork(self, seq: int, new: int) -> None:
         """Copy a sequence's rows to ``new``."""
         self.refill(new, self.snapshot(seq))
 
-    def snapshot(self, seq: int) -> Held:
+    def snapshot(self, seq: int) -> WaitingRows:
         """Return a copy of rows that an act is to take back and to write anew."""
         held = self._held[seq]
         rows = self._copy(held.rows, held.first - held.base, held.length - held.base)
         return held._replace(rows=rows, base=held.first)
 
-    def refill(self, seq: int, held: Held) -> None:
+    def refill(self, seq: int, held: WaitingRows) -> None:
         """Hold what a snapshot holds."""
         self._held[seq] = held
 

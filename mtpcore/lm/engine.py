@@ -14,8 +14,8 @@ from threading import Lock, get_ident
 from types import FrameType
 from typing import TypeVar
 
-from mtpcore.acts.frames import newest_frames
 from mtpcore.acts.guards import Guard, act
+from mtpcore.acts.stack_frames import newest_frames
 from mtpcore.decoding import Generator
 from mtpcore.errors import BusyError, MtpcoreError
 from mtpcore.lm.jobs import Job

@@ -52,9 +52,9 @@ _OF_TEMPLATES = {
     "now",
 }
 _SHOWN = Annotated[bool | None, Meta(description="True, False or None")]
-Prompt = str | Sequence[int]
-Message = Mapping[str, object]
-Conversation = str | Sequence[Message]
+PromptLike = str | Sequence[int]
+MessageLike = Mapping[str, object]
+Conversation = str | Sequence[MessageLike]
 
 
 class LM(Closing, Uncopied):
@@ -282,7 +282,7 @@ class LM(Closing, Uncopied):
     @_show_options
     def generate(
         self,
-        prompt: Prompt | list[str] | list[list[int]] | list[Prompt],
+        prompt: PromptLike | list[str] | list[list[int]] | list[PromptLike],
         *,
         progress: bool | None = None,
         **options: Unpack[TextOptions],
@@ -374,7 +374,7 @@ class LM(Closing, Uncopied):
     @_show_options
     async def agenerate(
         self,
-        prompt: Prompt | list[str] | list[list[int]] | list[Prompt],
+        prompt: PromptLike | list[str] | list[list[int]] | list[PromptLike],
         *,
         progress: bool | None = None,
         **options: Unpack[TextOptions],
@@ -465,7 +465,7 @@ class LM(Closing, Uncopied):
     @overload
     def chat(
         self,
-        messages: str | Sequence[Message],
+        messages: str | Sequence[MessageLike],
         *,
         stream: Literal[False] = ...,
         **options: Unpack[ChatOptions],
@@ -474,7 +474,7 @@ class LM(Closing, Uncopied):
     @overload
     def chat(
         self,
-        messages: list[str] | Sequence[Sequence[Message]],
+        messages: list[str] | Sequence[Sequence[MessageLike]],
         *,
         stream: Literal[False] = ...,
         **options: Unpack[ChatOptions],
@@ -483,7 +483,7 @@ class LM(Closing, Uncopied):
     @overload
     def chat(
         self,
-        messages: str | Sequence[Message],
+        messages: str | Sequence[MessageLike],
         *,
         stream: Literal[True],
         **options: Unpack[ChatOptions],
@@ -492,7 +492,7 @@ class LM(Closing, Uncopied):
     @_show_chat_options
     def chat(
         self,
-        messages: Conversation | list[str] | Sequence[Sequence[Message]],
+        messages: Conversation | list[str] | Sequence[Sequence[MessageLike]],
         *,
         stream: bool = False,
         **options: Unpack[ChatOptions],
@@ -540,7 +540,7 @@ class LM(Closing, Uncopied):
     @overload
     async def achat(
         self,
-        messages: str | Sequence[Message],
+        messages: str | Sequence[MessageLike],
         *,
         stream: Literal[False] = ...,
         **options: Unpack[ChatOptions],
@@ -549,7 +549,7 @@ class LM(Closing, Uncopied):
     @overload
     async def achat(
         self,
-        messages: list[str] | Sequence[Sequence[Message]],
+        messages: list[str] | Sequence[Sequence[MessageLike]],
         *,
         stream: Literal[False] = ...,
         **options: Unpack[ChatOptions],
@@ -558,7 +558,7 @@ class LM(Closing, Uncopied):
     @overload
     async def achat(
         self,
-        messages: str | Sequence[Message],
+        messages: str | Sequence[MessageLike],
         *,
         stream: Literal[True],
         **options: Unpack[ChatOptions],
@@ -567,7 +567,7 @@ class LM(Closing, Uncopied):
     @_show_chat_options
     async def achat(
         self,
-        messages: Conversation | list[str] | Sequence[Sequence[Message]],
+        messages: Conversation | list[str] | Sequence[Sequence[MessageLike]],
         *,
         stream: bool = False,
         **options: Unpack[ChatOptions],
@@ -604,10 +604,10 @@ class LM(Closing, Uncopied):
 
     def encode_chat(
         self,
-        messages: str | Sequence[Message],
+        messages: str | Sequence[MessageLike],
         *,
-        tools: Sequence[Message] | None = None,
-        template_options: Message | None = None,
+        tools: Sequence[MessageLike] | None = None,
+        template_options: MessageLike | None = None,
         continue_final_message: bool = False,
     ) -> list[int]:
         """Return a conversation as token ids, which ``generate`` and ``stream`` take as a prompt.

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from mtpcore.errors import CapacityError, StateError
 from mtpcore.memory.base import LOG, StateStore
 
-__all__ = ["CHECKPOINTS", "NO_SLOT", "Pass", "RecurrentMemory", "checkpoints_in", "slots_for"]
+__all__ = ["CHECKPOINTS", "NO_SLOT", "StatePass", "RecurrentMemory", "checkpoints_in", "slots_for"]
 
 CHECKPOINTS: Final = 6
 """Checkpoints that each sequence keeps if nothing limits their bytes.
@@ -75,7 +75,7 @@ def slots_for(n_seq: int, n_checkpoints: int | None = None) -> int:
     return n_seq * _WORKING + (n_seq * CHECKPOINTS if n_checkpoints is None else n_checkpoints)
 
 
-class Held(NamedTuple):
+class HeldSlot(NamedTuple):
     """A slot as a sequence holds it: the place of its base, and the rows of its log, in order.
 
     ``is_prompt`` says that a pass of more rows than a log has opened it: prompts are such passes.
@@ -96,7 +96,7 @@ class Chain(NamedTuple):
     """A sequence: the place of its first row, and the slots that it holds, oldest first."""
 
     start: int
-    held: tuple[Held, ...]
+    held: tuple[HeldSlot, ...]
 
     @property
     def end(self) -> int:
@@ -107,7 +107,7 @@ class Chain(NamedTuple):
 _EMPTY = Chain(0, ())
 
 
-class Pass(NamedTuple):
+class StatePass(NamedTuple):
     """How the rows of one sequence in a batch go on from its memory.
 
     ``rows`` are theirs in the batch, and ``above[i]`` says behind which of them row i comes; -1:
@@ -159,7 +159,7 @@ class RecurrentMemory:
         )
         self._chains = [_EMPTY] * n_seq
         self._saved = [_EMPTY] * n_seq
-        self._paths: dict[int, tuple[int, tuple[int, ...], Held]] = {}  # kept since then
+        self._paths: dict[int, tuple[int, tuple[int, ...], HeldSlot]] = {}  # kept since then
 
     @property
     def longest_rewind(self) -> int:
@@ -236,12 +236,14 @@ class RecurrentMemory:
     def _open(self, seq: int, begin: int, end: int, slot: int) -> None:
         """Log rows in a slot that nobody holds."""
         chain, base = self._chains[seq], max(begin, end - LOG)
-        held = Held(slot, base, tuple(range(end - base)), is_prompt=base > begin)
-        read = chain.held[-1] if chain.held else Held(NO_SLOT, begin, ())
+        held = HeldSlot(slot, base, tuple(range(end - base)), is_prompt=base > begin)
+        read = chain.held[-1] if chain.held else HeldSlot(NO_SLOT, begin, ())
         self._chains[seq] = Chain(chain.start if chain.held else begin, (*chain.held, held))
         self._tell(seq, read, slot, base, (begin, end))
 
-    def _tell(self, seq: int, read: Held, opened: int, base: int, rows: tuple[int, int]) -> None:
+    def _tell(
+        self, seq: int, read: HeldSlot, opened: int, base: int, rows: tuple[int, int]
+    ) -> None:
         """Write into the table which slot is read, which is opened, and for which rows."""
         entry = self.table[seq]
         entry[:6] = read.slot, read.place, opened, base, *rows
@@ -317,7 +319,7 @@ class RecurrentMemory:
         seq: NDArray[np.int32],
         place: NDArray[np.int32],
         parent: NDArray[np.int32] | None = None,
-    ) -> list[Pass]:
+    ) -> list[StatePass]:
         """Return for each sequence of a batch how its rows go on from what ``reserve`` decided.
 
         Parameters
@@ -342,7 +344,7 @@ class RecurrentMemory:
         rows: list[int],
         place: NDArray[np.int32],
         parent: NDArray[np.int32] | None,
-    ) -> Pass:
+    ) -> StatePass:
         read, read_base, opened, base, begin, end = self.table[seq, :6].tolist()
         log = tuple(self.table[seq, 6:].tolist())
         first, stop = int(place[rows[0]]), int(place[rows[-1]]) + 1
@@ -360,11 +362,11 @@ class RecurrentMemory:
             above = [index.get(int(parent[row]), -1) for row in rows]
         if opened == NO_SLOT:
             n = first - read_base
-            return Pass(rows, above, read, log[:n], NO_SLOT, 0, read, log[n : n + len(rows)])
+            return StatePass(rows, above, read, log[:n], NO_SLOT, 0, read, log[n : n + len(rows)])
         logged = tuple(max(at, -1) for at in range(first - base, stop - base))
         if goes_on:
             replayed = tuple(range(first - base))
-            return Pass(rows, above, opened, replayed, NO_SLOT, 0, opened, logged)
+            return StatePass(rows, above, opened, replayed, NO_SLOT, 0, opened, logged)
         if base > first and above != list(range(-1, len(rows) - 1)):
             raise CapacityError(
                 "a draft tree is longer than the log of recurrent layers",
@@ -374,7 +376,7 @@ class RecurrentMemory:
                 fix="make drafts shorter",
             )
         replayed = log[: first - read_base]
-        return Pass(rows, above, read, replayed, opened, base - first, opened, logged)
+        return StatePass(rows, above, read, replayed, opened, base - first, opened, logged)
 
     # Rows that go
 
@@ -486,7 +488,7 @@ class RecurrentMemory:
             data, n_bytes = data[_HELD.size :], n_base + n_rows * n_row
             if len(data) < n_bytes:
                 raise StateError("the states of recurrent layers are cut short")
-            held = Held(next(free), place, tuple(range(n_rows)), is_prompt)
+            held = HeldSlot(next(free), place, tuple(range(n_rows)), is_prompt)
             self._chains[seq] = Chain(start, (*self._chains[seq].held, held))
             self.store.write_base(held.slot, data[:n_base])
             for row in held.rows:
@@ -536,14 +538,14 @@ def _read_held(data: memoryview, least: int) -> tuple[int, int, bool]:
     return place, n_rows, bool(is_prompt)
 
 
-def _rows_behind(newest: Held, n: int, taken: set[int]) -> tuple[int, ...]:
+def _rows_behind(newest: HeldSlot, n: int, taken: set[int]) -> tuple[int, ...]:
     """Return rows of the newest slot's log for n more; none where there is no room for them."""
     free = [row for row in range(LOG) if row not in taken]
     fits = len(newest.rows) + n <= LOG and n <= len(free)
     return tuple(free[:n]) if fits else ()
 
 
-def _cut(held: tuple[Held, ...], length: int) -> tuple[Held, ...]:
+def _cut(held: tuple[HeldSlot, ...], length: int) -> tuple[HeldSlot, ...]:
     """Return slots up to a place that the newest one left reaches."""
     kept = [one for one in held if one.place <= length]
     newest = kept[-1]

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-from mtpcore.declarations.checkpoint import Array, Config, Key, Rename
+from mtpcore.declarations.checkpoint import Config, Key, Rename, TensorValues
 from mtpcore.declarations.spec import Codebooks
 from mtpcore.gguf.metadata import Fields, convert
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
 from mtpcore.models.hparams import Hparams
-from mtpcore.models.published import Metadata, in_heads, on_layers
+from mtpcore.models.published import MetadataKeys, in_heads, on_layers
 from mtpcore.models.rope import Rope
 
 __all__ = [
@@ -34,7 +34,7 @@ DEPTH_UNREAD: tuple[tuple[str, str], ...] = (
 """Keys of a depth decoder that are not asked for, and why."""
 
 _Code = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
-_Codes = Annotated[int, msgspec.Meta(ge=2, le=1 << 24)]
+_CodeCount = Annotated[int, msgspec.Meta(ge=2, le=1 << 24)]
 
 
 class CodebookHparams(Hparams, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class CodebookHparams(Hparams, frozen=True, kw_only=True):
     n_codebooks: Annotated[int, msgspec.Meta(ge=2, le=1 << 10)] = msgspec.field(
         name="codebook_count"
     )
-    n_codes: _Codes = msgspec.field(name="codebook_size")
+    n_codes: _CodeCount = msgspec.field(name="codebook_size")
     n_first: _Code = msgspec.field(name="codebook_first_size", default=0)
     end_code: _Code = msgspec.field(name="codebook_end", default=0)
     depth: Hparams | None = None
@@ -135,7 +135,7 @@ def in_depth(path: str, prefix: str, *tables: tuple[Rename, ...]) -> tuple[Renam
         With which names of its tensors begin in place of ``model.layers.{n}.``.
     """
 
-    def changed(change: Callable[..., Any]) -> Callable[..., Array]:
+    def changed(change: Callable[..., Any]) -> Callable[..., TensorValues]:
         return lambda values, config: change(values, depth_config(config, path))
 
     return tuple(
@@ -150,7 +150,7 @@ def in_depth(path: str, prefix: str, *tables: tuple[Rename, ...]) -> tuple[Renam
     )
 
 
-def depth_keys(path: str, *tables: Metadata) -> Metadata:
+def depth_keys(path: str, *tables: MetadataKeys) -> MetadataKeys:
     """Return the metadata of some tables as the depth decoder's, and how many layers it has.
 
     Parameters

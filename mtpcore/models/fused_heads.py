@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from mtpcore.boundary.sizes import Count
-from mtpcore.declarations.checkpoint import Array, Config, Key, Rename
+from mtpcore.declarations.checkpoint import Config, Key, Rename, TensorValues
 from mtpcore.graph import GraphBuilder, Value
 from mtpcore.models.blocks import attention, swiglu
 from mtpcore.models.hparams import Hparams
@@ -20,7 +20,7 @@ from mtpcore.models.published import (
     DECODER,
     INTERLEAVED_ATTENTION,
     SWIGLU,
-    Metadata,
+    MetadataKeys,
     block_renames,
     switched_window,
 )
@@ -117,9 +117,9 @@ def _norm_of_tap(tap: int) -> Rename:
     return Rename(name, name, optional=is_optional)
 
 
-def _absolute(offsets: Array, config: Config) -> Array:
+def _absolute(offsets: TensorValues, config: Config) -> TensorValues:
     """Return the target's id of each draft id; checkpoints store how far the two are apart."""
-    ids: Array = offsets.astype(np.int64) + np.arange(len(offsets), dtype=np.int64)
+    ids: TensorValues = offsets.astype(np.int64) + np.arange(len(offsets), dtype=np.int64)
     return ids
 
 
@@ -129,7 +129,7 @@ def _whole_vocabulary(config: Config) -> bool:
     return n_draft is None or bool(n_draft == config["vocab_size"])
 
 
-def _interleave_norm(values: Array, config: Config) -> Array:
+def _interleave_norm(values: TensorValues, config: Config) -> TensorValues:
     """Order a norm's values as those of the heads that it norms."""
     return values.reshape(2, -1).T.reshape(-1)
 
@@ -165,7 +165,7 @@ FUSED_TENSORS: tuple[Rename, ...] = (
 FUSED_MADE = (("rope_freqs.weight", long_context_factors),)
 """Divisors of rotary frequencies."""
 
-FUSED_KEYS: Metadata = (
+FUSED_KEYS: MetadataKeys = (
     *DECODER,
     *FACTORED_ROPE_KEYS,
     ("{arch}.attention.sliding_window", switched_window),

@@ -12,7 +12,15 @@ from typing import Literal
 import msgspec
 
 from mtpcore.boundary.sizes import Count
-from mtpcore.declarations.checkpoint import Array, Change, Config, Key, Rename, Shards, number
+from mtpcore.declarations.checkpoint import (
+    Change,
+    Config,
+    Key,
+    Rename,
+    Shards,
+    TensorValues,
+    number,
+)
 from mtpcore.errors import ModelFileError
 
 __all__ = [
@@ -45,7 +53,7 @@ _Kinds = list[Literal["full_attention", "sliding_attention"]]
 
 Constants = tuple[tuple[str, tuple[object, ...]], ...]
 Defaults = tuple[tuple[str, object], ...]
-Metadata = tuple[tuple[str, str | Key | Callable[[Config], object]], ...]
+MetadataKeys = tuple[tuple[str, str | Key | Callable[[Config], object]], ...]
 
 
 def block_renames(
@@ -124,7 +132,7 @@ TABLES: tuple[Rename, ...] = (
 """Embedding table, final norm and output matrix; a copy of the embedding table is left out."""
 
 
-def interleave(heads: str) -> Callable[[Array, Config], Array]:
+def interleave(heads: str) -> Callable[..., TensorValues]:
     """Return a change: halves of rotary pairs become neighbours in each of ``config[heads]`` heads.
 
     RoPE rotates the pair (i, i + width / 2) of a head in checkpoints, and the pair (2 i, 2 i + 1)
@@ -133,7 +141,7 @@ def interleave(heads: str) -> Callable[[Array, Config], Array]:
     return _swap_axes_of_heads(heads, (2, -1))
 
 
-def separate(heads: str) -> Callable[[Array, Config], Array]:
+def separate(heads: str) -> Callable[..., TensorValues]:
     """Return a change: neighbours become halves in each of ``config[heads]`` heads.
 
     It undoes ``interleave``.
@@ -141,10 +149,10 @@ def separate(heads: str) -> Callable[[Array, Config], Array]:
     return _swap_axes_of_heads(heads, (-1, 2))
 
 
-def _swap_axes_of_heads(heads: str, axes: tuple[int, int]) -> Callable[[Array, Config], Array]:
+def _swap_axes_of_heads(heads: str, axes: tuple[int, int]) -> Callable[..., TensorValues]:
     """Return a change: the rows of each head, seen as two axes, are written the other way round."""
 
-    def change(values: Array, config: Config) -> Array:
+    def change(values: TensorValues, config: Config) -> TensorValues:
         n_heads = config.get(heads, "num_attention_heads", type=Count)
         rows = values.reshape(n_heads, *axes, *values.shape[1:])
         return rows.swapaxes(1, 2).reshape(values.shape)
@@ -354,7 +362,7 @@ def _windowed_layers(config: Config) -> Collection[int]:
     return range(first or 0, config.n_layers)
 
 
-DECODER: Metadata = (
+DECODER: MetadataKeys = (
     ("{arch}.context_length", "max_position_embeddings"),
     ("{arch}.embedding_length", "hidden_size"),
     ("{arch}.feed_forward_length", Key("intermediate_size")),
@@ -366,7 +374,7 @@ DECODER: Metadata = (
 )
 """Sizes of a decoder."""
 
-EXPERT_KEYS: Metadata = (
+EXPERT_KEYS: MetadataKeys = (
     ("{arch}.expert_count", "n_routed_experts"),
     ("{arch}.expert_used_count", "num_experts_per_tok"),
     ("{arch}.expert_feed_forward_length", "moe_intermediate_size"),

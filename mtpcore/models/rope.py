@@ -14,8 +14,8 @@ from mtpcore.gguf.metadata import Fields
 __all__ = ["Rope", "interleaved_axes", "plain_frequencies", "section_axes", "yarn"]
 
 Base = Annotated[float, msgspec.Meta(ge=1, le=1e30)]
-Factor = Annotated[float, msgspec.Meta(ge=1e-6, le=1e9)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
+_RopeFactor = Annotated[float, msgspec.Meta(ge=1e-6, le=1e9)]
+_RopeCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
 Style = Literal["halves", "pairs"]
 
 
@@ -79,7 +79,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
             A value is out of range, or the kind of scaling is not known or not supported.
         """
         prefix = "{arch}.rope."
-        width = fields.get(prefix + width_key, Count, head_width)
+        width = fields.get(prefix + width_key, _RopeCount, head_width)
         if width % 2 or not 0 < width <= head_width:
             raise fields.error(
                 prefix + width_key,
@@ -91,7 +91,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
         frequencies, magnitude = plain_frequencies(base, width), 1.0
         if scaled:
             frequencies, magnitude = _scale(fields, frequencies, base, rounds_ramp, raises_scores)
-        sections: list[int] = fields.get(prefix + "dimension_sections", list[Count], [])
+        sections: list[int] = fields.get(prefix + "dimension_sections", list[_RopeCount], [])
         return cls(
             frequencies=frequencies,
             style=style,
@@ -112,9 +112,9 @@ def _scale(
     original = prefix + "original_context_length"  # where it is not said, the file's own
     # Files of 2023 name no kind, and the factor by a key of its own.
     kind = fields.get(prefix + "type", str, "linear")
-    old_factor = fields.get("{arch}.rope.scale_linear", Factor, 1.0)
-    factor = fields.get(prefix + "factor", Factor, old_factor)
-    magnitude = fields.get(prefix + "attn_factor", Factor, 1.0)
+    old_factor = fields.get("{arch}.rope.scale_linear", _RopeFactor, 1.0)
+    factor = fields.get(prefix + "factor", _RopeFactor, old_factor)
+    magnitude = fields.get(prefix + "attn_factor", _RopeFactor, 1.0)
     if kind == "linear":
         return tuple(f / factor for f in frequencies), magnitude
     if kind == "yarn":
@@ -122,9 +122,9 @@ def _scale(
             frequencies,
             base,
             factor,
-            fields.require(original if original in fields else "{arch}.context_length", Count),
-            fields.get(prefix + "yarn_beta_fast", Factor, 32.0),
-            fields.get(prefix + "yarn_beta_slow", Factor, 1.0),
+            fields.require(original if original in fields else "{arch}.context_length", _RopeCount),
+            fields.get(prefix + "yarn_beta_fast", _RopeFactor, 32.0),
+            fields.get(prefix + "yarn_beta_slow", _RopeFactor, 1.0),
             rounds_ramp=rounds_ramp,
         )
         _check_factor(fields, prefix + "yarn_ext_factor", 1.0)

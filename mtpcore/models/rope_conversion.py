@@ -14,13 +14,13 @@ import numpy as np
 
 from mtpcore.declarations.checkpoint import Config, number
 from mtpcore.errors import ModelFileError
-from mtpcore.models.published import Metadata, head_width
+from mtpcore.models.published import MetadataKeys, head_width
 
 __all__ = ["FACTORED_ROPE_KEYS", "ROPE_KEYS", "long_context_factors", "scaling_type"]
 
 N = TypeVar("N", float, float | None)
 
-_Positions = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
+_ContextLength = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 _DESCRIBED = ("linear", "yarn")
 _OF_SCALING = (
     "factor",
@@ -174,7 +174,7 @@ def _magnitude(config: Config) -> float | None:
     return None if stated is None else float(stated) / (1 + rise)
 
 
-def _rope_keys(*elsewhere: str) -> Metadata:
+def _rope_keys(*elsewhere: str) -> MetadataKeys:
     return (
         ("{arch}.rope.freq_base", _rope_base),
         ("{arch}.rope.scaling.type", scaling_type(_DESCRIBED, *elsewhere)),
@@ -186,10 +186,10 @@ def _rope_keys(*elsewhere: str) -> Metadata:
     )
 
 
-ROPE_KEYS: Metadata = _rope_keys()
+ROPE_KEYS: MetadataKeys = _rope_keys()
 """Base of the rotation, and linear or YaRN scaling; other kinds are refused."""
 
-FACTORED_ROPE_KEYS: Metadata = _rope_keys("llama3")
+FACTORED_ROPE_KEYS: MetadataKeys = _rope_keys("llama3")
 """The same for families whose files get ``long_context_factors``."""
 
 
@@ -211,7 +211,9 @@ def long_context_factors(config: Config) -> np.ndarray | None:
     factor = config.get(*_scaling("factor"), default=8.0, type=float)
     low = config.get(*_scaling("low_freq_factor"), default=1.0, type=float)
     high = config.get(*_scaling("high_freq_factor"), default=4.0, type=float)
-    n_ctx = config.get(*_scaling("original_max_position_embeddings"), default=8192, type=_Positions)
+    n_ctx = config.get(
+        *_scaling("original_max_position_embeddings"), default=8192, type=_ContextLength
+    )
     with np.errstate(all="ignore"):
         turns = n_ctx * np.float64(base) ** -(np.arange(0, width, 2) / width) / (2 * np.pi)
         share = np.clip((turns - low) / (high - low), 0.0, 1.0)

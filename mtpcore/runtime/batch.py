@@ -21,11 +21,11 @@ F32 = NDArray[np.float32]
 Wanted = Literal["all", "last", "none"] | Sequence[bool] | NDArray[np.bool_]
 
 
-_Slots = Annotated[dict[str, Any], Meta(description="a mapping of slot names to rows")]
+_RowsBySlot = Annotated[dict[str, Any], Meta(description="a mapping of slot names to rows")]
 
 
 def _read_slots(slots: Any) -> dict[str, Any]:
-    by_name: dict[str, Any] = read(slots, _Slots, "no rows of slots")
+    by_name: dict[str, Any] = read(slots, _RowsBySlot, "no rows of slots")
     return by_name
 
 

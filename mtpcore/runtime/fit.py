@@ -30,13 +30,13 @@ __all__ = [
 log = logging.getLogger("mtpcore")
 
 _Layer = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
-_Heads = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
-_Block = {
+_HeadCount = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+_BLOCK_SIZES = {
     drafts_first: Annotated[int, msgspec.Meta(ge=least, le=1 << 10, description=f"{least}..1024")]
     for drafts_first, least in ((True, 1), (False, 2))
 }
 """Rows of a block, by whether the first one drafts."""
-_Passes = Annotated[int, msgspec.Meta(ge=1, le=1 << 10, description="1..1024")]
+_PassCount = Annotated[int, msgspec.Meta(ge=1, le=1 << 10, description="1..1024")]
 _Token = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _One = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1, description="an int in 1..2**31 - 1")]
 _Some = Annotated[int, msgspec.Meta(ge=0, le=1 << 20, description=f"an int in 0..{1 << 20}")]
@@ -256,7 +256,7 @@ def named_keys(spec: DrafterSpec) -> set[str]:
 
 def _resolve(spec: DrafterSpec, fields: Fields, n_heads: int) -> DrafterSpec:
     """Put the file's numbers in place of metadata keys, and draw the limit from them."""
-    count = n_heads or _value(spec.heads.count, fields, _Heads, "no number of heads")
+    count = n_heads or _value(spec.heads.count, fields, _HeadCount, "no number of heads")
     heads = msgspec.structs.replace(spec.heads, count=count)
     block, limit = _resolve_block(spec.block, fields), spec.limit
     if heads.count == 1:  # a single head drafts every step
@@ -288,9 +288,11 @@ def _resolve_block(block: Block | None, fields: Fields) -> Block | None:
     from_pending = _value(block.from_pending, fields, bool, "neither true nor false")
     return msgspec.structs.replace(
         block,
-        size=_value(block.size, fields, _Block[from_pending], "no size of a block that drafts"),
+        size=_value(
+            block.size, fields, _BLOCK_SIZES[from_pending], "no size of a block that drafts"
+        ),
         mask=_value(block.mask, fields, _Token, "no mask token"),
-        passes=block.passes and _value(block.passes, fields, _Passes, "no number of passes"),
+        passes=block.passes and _value(block.passes, fields, _PassCount, "no number of passes"),
         from_pending=from_pending,
     )
 

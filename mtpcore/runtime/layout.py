@@ -18,7 +18,7 @@ from mtpcore.boundary.arguments import read
 __all__ = ["audio_positions", "image_positions", "text_positions", "video_positions"]
 
 I32 = NDArray[np.int32]
-_Count = Annotated[int, Meta(ge=1, le=1 << 24, description="1 to 2**24")]
+_GridSize = Annotated[int, Meta(ge=1, le=1 << 24, description="1 to 2**24")]
 _Start = Annotated[int, Meta(ge=0, lt=1 << 30, description="0 to 2**30 - 1")]
 
 
@@ -78,4 +78,4 @@ def _read(start: int, *counts: int) -> tuple[int, list[int]]:
     """Return a start and counts, checked."""
     what = "a layout counts rows"
     begin: int = read(start, _Start, "no position to begin at", where="start")
-    return begin, [read(count, _Count, what) for count in counts]
+    return begin, [read(count, _GridSize, what) for count in counts]

@@ -40,10 +40,10 @@ from mtpcore.errors import (
 )
 from mtpcore.gguf import (
     ChatTemplate,
+    MetadataValue,
     ModelFile,
     Tensor,
     Tokenizer,
-    Value,
     read_chat_template,
     read_tokenizer,
 )
@@ -166,7 +166,7 @@ class Model(Closing, Uncopied):
         return self._file.architecture
 
     @property
-    def metadata(self) -> Mapping[str, Value]:
+    def metadata(self) -> Mapping[str, MetadataValue]:
         """The files' metadata."""
         return MappingProxyType(self._file.metadata)
 

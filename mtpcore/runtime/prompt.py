@@ -137,7 +137,7 @@ class Codes:
         return len(self.codes)
 
 
-Part: TypeAlias = ArrayLike | Rows | Codes
+PromptPart: TypeAlias = ArrayLike | Rows | Codes
 
 
 class Prompt:
@@ -166,7 +166,7 @@ class Prompt:
         No parts, or parts that do not fit each other.
     """
 
-    def __init__(self, *parts: Part) -> None:
+    def __init__(self, *parts: PromptPart) -> None:
         given = [part if isinstance(part, Rows | Codes) else _tokens(part) for part in parts]
         self.tokens: I32 = np.concatenate(
             [

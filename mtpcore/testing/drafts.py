@@ -35,7 +35,7 @@ the drafts before it in the text: of every token of the target's vocabulary, -in
 cannot be drafted. Of a tree ``drafts`` are one path from the pending token to a leaf.
 """
 
-_Tokens = Annotated[int, Meta(ge=1, le=1 << 16, description="1..65536")]
+_TokenCount = Annotated[int, Meta(ge=1, le=1 << 16, description="1..65536")]
 SAMPLED = Sampling(temperature=1.0, seed=5)
 
 
@@ -90,7 +90,7 @@ def check_drafts(
     if scores is not None and not callable(scores):
         raise BatchError("scores is a function", where="check_drafts", got=spell(scores))
     k = read(k, Length, "a number of drafts", where="check_drafts")
-    n_tokens = read(n_tokens, _Tokens, "a number of tokens", where="check_drafts")
+    n_tokens = read(n_tokens, _TokenCount, "a number of tokens", where="check_drafts")
     bound = read(bound, Finite, "a number of standard deviations", where="check_drafts")
     taps = subject.model.program(GraphType.LLM).taps
     options: dict[str, Any] = {"kv_dtype": kv_dtype, "threads": 2, "taps": taps}

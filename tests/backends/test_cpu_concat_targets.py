@@ -8,7 +8,7 @@ from programs import random_tensors
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.cpu.arrangement import arrange
 from mtpcore.backends.cpu.concat_targets import ConcatTarget, find_concat_targets
-from mtpcore.backends.cpu.steps import Buffer, Step, View
+from mtpcore.backends.cpu.steps import Buffer, ExecutorStep, View
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.errors import BackendError
 from mtpcore.graph import GraphBuilder, Outputs
@@ -218,7 +218,7 @@ def test_only_what_is_read_once_is_made_in_its_place():
 
 def step(kind, reads, writes):
     ins, outs = ([View(buffer, 1, 0, 4, 4, 4) for buffer in some] for some in (reads, writes))
-    return Step(kind, 0, ins, outs)
+    return ExecutorStep(kind, 0, ins, outs)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from mtpcore._ext._matmul import pack
 from mtpcore.backends.cpu.backend import CpuPlan
 from mtpcore.backends.cpu.lower import Lowering
 from mtpcore.backends.cpu.store import CpuStore
-from mtpcore.backends.cpu.weights import Weights
+from mtpcore.backends.cpu.weights import CpuWeights
 from mtpcore.conversion import convert
 from mtpcore.errors import BackendError
 
@@ -32,7 +32,7 @@ def lower(models, name):
     model = models[name]
     program = model.program(graph_type="depth" if name == "speech:depth" else "llm")
     stores = [CpuStore(program.memory, 2, "f16")]
-    return Lowering(program, Weights(model), stores, n_batch=4, n_ctx=64)
+    return Lowering(program, CpuWeights(model), stores, n_batch=4, n_ctx=64)
 
 
 def matrix(n_rows, n_cols):

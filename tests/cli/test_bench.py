@@ -6,8 +6,8 @@ import re
 import pytest
 
 from mtpcore._ext import _cpu, _fetch
-from mtpcore.cli.bench_report import Text, collect
-from mtpcore.cli.measure import ROWS, Costs, Sample, take_turns
+from mtpcore.cli.bench_report import BenchedText, collect
+from mtpcore.cli.measure import ROWS, Sample, Timings, take_turns
 from mtpcore.decoding import Stats
 
 QUICK = ("-n", 12, "-r", 1)
@@ -19,7 +19,7 @@ def same(seconds):
 
 def costs(row=0.5, draft=0.25):
     """A pass costs one second and ``row`` for each further row."""
-    return Costs(
+    return Timings(
         depth=100,
         prefill=same(2.0),
         rows={n: same(1 + row * (n - 1)) for n in ROWS},
@@ -30,20 +30,20 @@ def costs(row=0.5, draft=0.25):
 def text(plain, drafted, steps=10, accepted=(8, 5, 2)):
     stats = Stats(verify_steps=steps, accepted_per_position=list(accepted))
     speeds = {"plain": same(plain), "drafted": same(drafted)}
-    return Text("code", 3, speeds, True, {"drafted": [stats, stats]})
+    return BenchedText("code", 3, speeds, True, {"drafted": [stats, stats]})
 
 
 def test_prediction_is_tokens_over_costs():
     rates = [0.8, 0.5, 0.2]
     assert costs().predict(rates, 1) == pytest.approx(1.8 / (1.5 + 0.25))
     assert costs().predict(rates, 3) == pytest.approx(2.5 / (2.5 + 0.75))
-    between = Costs(1, same(1.0), {4: same(4.0), 1: same(1.0), 6: same(8.0)}, {4: same(0.0)})
-    between = Costs(1, same(1.0), dict(sorted(between.rows.items())), between.drafts)
+    between = Timings(1, same(1.0), {4: same(4.0), 1: same(1.0), 6: same(8.0)}, {4: same(0.0)})
+    between = Timings(1, same(1.0), dict(sorted(between.rows.items())), between.drafts)
     assert between.predict([0.0] * 4, 4) == pytest.approx(1 / 6)
 
 
 def test_a_tree_is_predicted_by_what_verifying_it_costs():
-    tree = Costs(1, same(1.0), {1: same(1.0), 4: same(4.0)}, {3: same(0.5)}, {3: same(6.0)})
+    tree = Timings(1, same(1.0), {1: same(1.0), 4: same(4.0)}, {3: same(0.5)}, {3: same(6.0)})
     assert tree.predict([0.8, 0.5, 0.2], 3) == pytest.approx(2.5 / 6.5)
 
 
@@ -84,7 +84,7 @@ def test_a_drafter_that_often_proposes_nothing_is_priced_as_it_ran(every):
     stats.passes, stats.lengths = 120, {0: 2, 3: 120}
     plain, drafted = 1 / prices.rows[1].median, stats.tokens / seconds
     arms = {"plain": same(plain), "drafted": same(drafted)}
-    found = collect({}, [Text("code", 3, arms, True, {"drafted": [stats]})], prices, 3)
+    found = collect({}, [BenchedText("code", 3, arms, True, {"drafted": [stats]})], prices, 3)
     assert found["predicted"][-1]["speedup"] == pytest.approx(found["speedup"])
     assert found["tokens_per_pass"] == pytest.approx(stats.tokens / 120)
     assert found["proposed"] == pytest.approx(1 / every)

@@ -14,7 +14,7 @@ import pytest
 import mtpcore
 from mtpcore.backends.cpu.backend import CpuPlan
 from mtpcore.cli import run
-from mtpcore.cli.prompts import Prompt
+from mtpcore.cli.prompts import TokenizedPrompt
 from mtpcore.decoding import Generator
 from mtpcore.sampling import USUAL
 
@@ -392,7 +392,7 @@ def test_settings_that_the_file_recommends_are_taken_and_said(command, write_par
 
 
 def test_an_empty_prompt_is_refused_with_a_way_out(command, glm, monkeypatch):
-    monkeypatch.setattr("mtpcore.cli.run.read_prompt", lambda options, model: Prompt([]))
+    monkeypatch.setattr("mtpcore.cli.run.read_prompt", lambda options, model: TokenizedPrompt([]))
     code, _, err = command("run", glm, "-p", "", "-n", 3)
     assert code == 1
     assert "at least one token" in err

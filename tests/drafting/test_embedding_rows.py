@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpcore import Batch, Context, Sampling, link, load_model
-from mtpcore.drafting.embedding_rows import NO_ROWS, Piece
+from mtpcore.drafting.embedding_rows import NO_ROWS, RowChunk
 
 N = 24
 actions = st.lists(
@@ -26,7 +26,7 @@ def test_what_each_place_holds(steps, a, b, seed):
             positions = rng.integers(0, 99, (n, 3)).astype(np.int32)
             begin = max(place, rows.end)
             begin = place if rng.random() < 0.5 else begin  # over earlier ones, or behind them
-            rows = rows.put(Piece(begin, tokens, embeddings, positions))
+            rows = rows.put(RowChunk(begin, tokens, embeddings, positions))
             held = {p: row for p, row in held.items() if p < begin}
             held |= {begin + i: (tokens[i], embeddings[i], positions[i]) for i in range(n)}
         elif what == "until":

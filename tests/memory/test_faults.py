@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase
 from hypothesis.stateful import run_state_machine_as_test
 
 from mtpcore.backends.reference import recurrent as operations
-from mtpcore.backends.reference.states import LayerStates
+from mtpcore.backends.reference.states import ReferenceLayerStates
 from mtpcore.errors import StateError
 from mtpcore.memory import recurrent
 from mtpcore.testing import Texts, check_graphs, check_texts
@@ -31,7 +31,7 @@ def keep_one_more(held, length, cut=recurrent._cut):
     return (*kept[:-1], newest._replace(rows=newest.rows[: len(kept[-1].rows) + 1]))
 
 
-def replay_twice(self, slot, rows, state=LayerStates.state):
+def replay_twice(self, slot, rows, state=ReferenceLayerStates.state):
     return state(self, slot, [*rows, *rows])
 
 
@@ -64,7 +64,7 @@ def test_a_row_too_many_is_found(backend, monkeypatch):
 
 @pytest.mark.hypothesis
 def test_rows_that_are_replayed_twice_are_found(monkeypatch):
-    monkeypatch.setattr(LayerStates, "state", replay_twice)
+    monkeypatch.setattr(ReferenceLayerStates, "state", replay_twice)
     with pytest.raises(AssertionError, match="hybrid, sequence"):
         run_state_machine_as_test(machine_of(HYBRID, backend="reference"), settings=FEW)
 

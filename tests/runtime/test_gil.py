@@ -8,7 +8,7 @@ from threading import Event, Thread, main_thread
 import pytest
 
 from mtpcore import Batch, Context, Sampling, link, load_model
-from mtpcore.acts.frames import newest_frames
+from mtpcore.acts.stack_frames import newest_frames
 
 ENOUGH = 3
 TRIES = 200

@@ -20,7 +20,7 @@ from mtpcore import (
     link,
     load_model,
 )
-from mtpcore.backends.cpu.weights import Weights
+from mtpcore.backends.cpu.weights import CpuWeights
 from mtpcore.discovery.registry import registry
 
 N_THREADS = 4
@@ -87,7 +87,7 @@ def test_models_may_be_loaded_at_once():
 def test_each_weight_is_packed_once_and_each_program_is_built_once(monkeypatch, name):
     model, draft_model = load(name)  # builds programs too, a drafter's without what it borrows
     packed, built = Counter(), Counter()
-    pack, build = Weights._pack, Model._build
+    pack, build = CpuWeights._pack, Model._build
 
     def count_pack(self, weight, form):
         packed[self._source.tensors[weight.tensor], form] += 1  # a borrowed one is the same
@@ -97,7 +97,7 @@ def test_each_weight_is_packed_once_and_each_program_is_built_once(monkeypatch, 
         built[self, kind.name, taps, rest[0].name, rest[2]] += 1
         return build(self, kind, taps, *rest)
 
-    monkeypatch.setattr(Weights, "_pack", count_pack)
+    monkeypatch.setattr(CpuWeights, "_pack", count_pack)
     monkeypatch.setattr(Model, "_build", count_build)
     at_once(
         *[lambda: link(Context(model, 64, threads=1), draft_model=draft_model).prepare()]

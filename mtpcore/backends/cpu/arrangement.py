@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 
 from mtpcore._ext._plan import BARRIER_IF_FEW, BARRIER_IF_MANY, HAS_ASAN
-from mtpcore.backends.cpu.steps import GROUP, Buffer, Sharing, Step
+from mtpcore.backends.cpu.steps import GROUP, Buffer, ExecutorStep, Sharing
 from mtpcore.errors import BackendError
 
 __all__ = ["allocate", "arrange", "copy_bytes", "share_matmuls"]
@@ -15,7 +15,7 @@ _BARRIERS = (BARRIER_IF_FEW, BARRIER_IF_MANY)
 _ALWAYS = BARRIER_IF_FEW | BARRIER_IF_MANY
 
 
-def arrange(steps: Sequence[Step], buffers: Sequence[Buffer]) -> list[Step]:
+def arrange(steps: Sequence[ExecutorStep], buffers: Sequence[Buffer]) -> list[ExecutorStep]:
     """Return the steps in an order that needs few barriers, and set those.
 
     Of the steps whose inputs are made, the first one that waits for nobody is next; only where
@@ -29,7 +29,7 @@ def arrange(steps: Sequence[Step], buffers: Sequence[Buffer]) -> list[Step]:
     waits_for, readers = _dependences(steps, buffers)
     ready = [i for i, others in enumerate(waits_for) if not others]
     touched = {barrier: _Touched(buffers, barrier) for barrier in _BARRIERS}
-    arranged: list[Step] = []
+    arranged: list[ExecutorStep] = []
     while ready:
         needed = {i: sum(b for b in _BARRIERS if touched[b].conflicts(steps[i])) for i in ready}
         # A barrier for many rows alone is better than one for few.
@@ -53,7 +53,7 @@ def arrange(steps: Sequence[Step], buffers: Sequence[Buffer]) -> list[Step]:
 
 
 def _dependences(
-    steps: Sequence[Step], buffers: Sequence[Buffer]
+    steps: Sequence[ExecutorStep], buffers: Sequence[Buffer]
 ) -> tuple[list[set[int]], list[set[int]]]:
     """Return for each step those whose results it reads, and those that read its own."""
     writers: dict[int, list[int]] = {}
@@ -80,7 +80,7 @@ class _Touched:
         self._copied = {i for i, buffer in enumerate(buffers) if buffer.copied and self._is_few}
         self._by_buffer: dict[int, set[tuple[bool, Hashable]]] = {}
 
-    def conflicts(self, step: Step) -> bool:
+    def conflicts(self, step: ExecutorStep) -> bool:
         """Say whether a step touches what another thread has touched, and one of them writes."""
         return any(
             (writes or others_write) and (owner is None or owner != other)
@@ -88,7 +88,7 @@ class _Touched:
             for others_write, other in self._by_buffer.get(buffer, ())
         )
 
-    def add(self, step: Step) -> None:
+    def add(self, step: ExecutorStep) -> None:
         """Add what a step touches."""
         for buffer, writes, owner in self._found(step):
             self._by_buffer.setdefault(buffer, set()).add((writes, owner))
@@ -97,13 +97,13 @@ class _Touched:
         """Start again after a barrier."""
         self._by_buffer.clear()
 
-    def _found(self, step: Step) -> Iterator[tuple[int, bool, Hashable]]:
+    def _found(self, step: ExecutorStep) -> Iterator[tuple[int, bool, Hashable]]:
         """Yield (buffer, writes, how threads divide it); None where any thread may use it."""
         for buffer, writes, columns in step.accesses:
             if buffer not in self._copied:
                 yield buffer, writes, self._owner(step, columns)
 
-    def _owner(self, step: Step, columns: Hashable) -> Hashable:
+    def _owner(self, step: ExecutorStep, columns: Hashable) -> Hashable:
         if step.sharing is Sharing.COLUMNS:
             return None if columns is None else (step.n_units, columns)
         if step.sharing is Sharing.ROWS or (step.sharing is Sharing.COPIES and not step.gathers):
@@ -114,7 +114,7 @@ class _Touched:
 
 
 def allocate(
-    steps: Sequence[Step], buffers: Sequence[Buffer], n_threads: int
+    steps: Sequence[ExecutorStep], buffers: Sequence[Buffer], n_threads: int
 ) -> tuple[list[int | None], int]:
     """Return each buffer's offset in an arena and the arena's bytes.
 
@@ -158,12 +158,12 @@ def _lines(n_bytes: int) -> int:
     return -(-n_bytes // _LINE) * _LINE + _LINE
 
 
-def share_matmuls(steps: Sequence[Step]) -> None:
+def share_matmuls(steps: Sequence[ExecutorStep]) -> None:
     """Let matmuls without a barrier between them share the threads as one.
 
     Those whose columns are shared already keep their parts.
     """
-    group: list[Step] = []
+    group: list[ExecutorStep] = []
 
     def close() -> None:
         units = [-(-step.matrices[0].shape[0] // GROUP) for step in group]

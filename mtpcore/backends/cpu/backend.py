@@ -25,9 +25,9 @@ from mtpcore.backends.cpu.fetch_cache import load_once
 from mtpcore.backends.cpu.lower import Lowering
 from mtpcore.backends.cpu.sharing import nanoseconds, share_out
 from mtpcore.backends.cpu.states import CpuStateStore
-from mtpcore.backends.cpu.steps import Sharing, Step
+from mtpcore.backends.cpu.steps import ExecutorStep, Sharing
 from mtpcore.backends.cpu.store import CpuStore
-from mtpcore.backends.cpu.weights import Weights
+from mtpcore.backends.cpu.weights import CpuWeights
 from mtpcore.backends.draft import run_schedule as run_by_definition
 from mtpcore.backends.host_rows import HostRows
 from mtpcore.backends.schedule import Drafts, Schedule, Stage, n_embeddings
@@ -126,7 +126,7 @@ class CpuBackend:
             raise BackendError("memory of another backend", got=type(stores[0]).__name__)
         if not isinstance(states, CpuStateStore | None):
             raise BackendError("memory of another backend", got=type(states).__name__)
-        weights = Weights(source)
+        weights = CpuWeights(source)
         weights.prepare(program, threads)
         plan = CpuPlan(Lowering(program, weights, cpu_stores, n_batch, n_ctx, states), threads)
         if plan.bytes_to_pack < WORTH_PACKING_BEHIND:
@@ -140,7 +140,7 @@ class CpuPlan:
     def __init__(self, lowered: Lowering, threads: int) -> None:
         self.program, self.threads = lowered.program, threads
         shared = share_out(lowered.steps, lowered.buffers, max(threads, 1))
-        self.steps: list[Step] = arrange(shared, lowered.buffers)
+        self.steps: list[ExecutorStep] = arrange(shared, lowered.buffers)
         offsets, arena_bytes = allocate(self.steps, lowered.buffers, threads)
         share_matmuls(self.steps)
         self._executor = Executor(
@@ -413,7 +413,7 @@ def _states_of(memory: Memory | None) -> NDArray[np.int32] | None:
     return None
 
 
-def _work(steps: Sequence[Step]) -> tuple[float, float]:
+def _work(steps: Sequence[ExecutorStep]) -> tuple[float, float]:
     """Estimate nanoseconds of one thread: for any batch, and for each row more."""
     fixed = by_row = 0.0
     for step in steps:

@@ -31,7 +31,7 @@ MONTH = 30 * 24 * 3600.0
 
 _MOST_BYTES = 1 << 20
 
-_Key = tuple[int, str]
+_Measured = tuple[int, str]
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class Measurement(msgspec.Struct, frozen=True):
     time: float
 
     @property
-    def key(self) -> _Key:
+    def key(self) -> _Measured:
         """What it is a measurement of."""
         return self.type, self.rows
 
@@ -59,8 +59,8 @@ class Measurement(msgspec.Struct, frozen=True):
         )
 
 
-_File = dict[str, list[Measurement]]
-_known: dict[_Key, dict[str, float]] = {}
+_Measurements = dict[str, list[Measurement]]
+_known: dict[_Measured, dict[str, float]] = {}
 """What the file and the process both have."""
 
 
@@ -112,10 +112,10 @@ def _path() -> Path:
     return cache_folder() / "prefetch.json"
 
 
-def _read() -> _File:
+def _read() -> _Measurements:
     """Return the file's measurements by processor; none where it cannot be read."""
     try:
-        return msgspec.json.decode(read_regular(_path(), _MOST_BYTES), type=_File)
+        return msgspec.json.decode(read_regular(_path(), _MOST_BYTES), type=_Measurements)
     except (ModelFileError, RuntimeError, msgspec.MsgspecError, UnicodeDecodeError):
         return {}
 

@@ -12,9 +12,9 @@ from mtpcore._ext._matmul import PackedMatrix
 from mtpcore._ext._plan import UNIT, expert_list_words
 from mtpcore.backends.cpu.concat_targets import find_concat_targets
 from mtpcore.backends.cpu.states import CpuStateStore
-from mtpcore.backends.cpu.steps import Buffer, Step, View
+from mtpcore.backends.cpu.steps import Buffer, ExecutorStep, View
 from mtpcore.backends.cpu.store import CpuStore
-from mtpcore.backends.cpu.weights import Weights
+from mtpcore.backends.cpu.weights import CpuWeights
 from mtpcore.errors import BackendError
 from mtpcore.graph.ops import ACTIVATIONS, MASKS
 from mtpcore.graph.parts import part_sizes
@@ -34,7 +34,7 @@ class Lowering:
 
     Attributes
     ----------
-    steps : list of Step
+    steps : list of ExecutorStep
         In the program's order.
     buffers : list of Buffer
     inputs, outputs : dict of str to int
@@ -44,7 +44,7 @@ class Lowering:
     def __init__(
         self,
         program: Program,
-        weights: Weights,
+        weights: CpuWeights,
         stores: Sequence[CpuStore],
         n_batch: int,
         n_ctx: int,
@@ -55,7 +55,7 @@ class Lowering:
         self._n_ranges = -(-n_ctx // RANGE)
         stored = (*program.memory, *program.shared)
         self._n_stored_heads = {layer.layer: layer.n_heads for layer in stored}
-        self.steps: list[Step] = []
+        self.steps: list[ExecutorStep] = []
         self.buffers: list[Buffer] = []
         self.inputs: dict[str, int] = {}
         self.outputs: dict[str, int] = {}
@@ -109,7 +109,7 @@ class Lowering:
         if view.has_contiguous_heads:
             return view
         copied = self._new(view.n_heads, view.width)
-        self.steps.append(Step("copy", axis, [view], [copied]))
+        self.steps.append(ExecutorStep("copy", axis, [view], [copied]))
         return copied
 
     def _contiguous_rows(self, view: View, axis: int) -> View:
@@ -117,7 +117,7 @@ class Lowering:
         if view.row_stride == view.n_heads * view.head_stride and view.has_contiguous_heads:
             return view
         copied = self._new(view.n_heads, view.width)
-        self.steps.append(Step("copy", axis, [view], [copied]))
+        self.steps.append(ExecutorStep("copy", axis, [view], [copied]))
         return copied
 
     def _flat(self, view: View, axis: int) -> View:
@@ -134,7 +134,7 @@ class Lowering:
         is_alone = view.has_contiguous_heads and view.offset == 0 and view.row_stride == width
         if buffer.external or not is_alone:
             copied = self._new(view.n_heads, view.width)
-            self.steps.append(Step("copy", self._axis(value_id), [view], [copied]))
+            self.steps.append(ExecutorStep("copy", self._axis(value_id), [view], [copied]))
             view, buffer = copied, self.buffers[copied.buffer]
         buffer.external = True
         return view.buffer
@@ -145,7 +145,7 @@ class Lowering:
     def _add(self, node: Node, kind: str, inputs: list[View], **fields: Any) -> None:
         """Append a step that makes the node's only output."""
         out = self._make(node.outputs[0])
-        self.steps.append(Step(kind, self._axis(node.outputs[0]), inputs, [out], **fields))
+        self.steps.append(ExecutorStep(kind, self._axis(node.outputs[0]), inputs, [out], **fields))
 
     def _cached(self, key: Any, make: Callable[[], View]) -> View:
         if key not in self._made:
@@ -180,7 +180,7 @@ class Lowering:
         for view in self._in(node):
             part = _part(out, offset, view.width)
             if view != part:
-                self.steps.append(Step("copy", axis, [view], [part]))
+                self.steps.append(ExecutorStep("copy", axis, [view], [part]))
             offset += view.width
 
     def _lower_outputs(self, node: Node) -> None:
@@ -255,7 +255,7 @@ class Lowering:
 
         def make() -> View:
             prepared = self._new(matrix.shape[1])
-            self.steps.append(Step("prepare", axis, [view], [prepared], ints=[kind]))
+            self.steps.append(ExecutorStep("prepare", axis, [view], [prepared], ints=[kind]))
             return prepared
 
         return self._cached(("prepared", view, axis, kind), make)
@@ -265,7 +265,7 @@ class Lowering:
         view = self._flat(self._views[node.inputs[0]], axis)
         prepared = self._prepared(view, axis, matrix)
         self.steps.append(
-            Step("matmul", axis, [prepared], [out], matrices=[matrix], weights=[bias])
+            ExecutorStep("matmul", axis, [prepared], [out], matrices=[matrix], weights=[bias])
         )
 
     def _lower_matmul(self, node: Node) -> None:
@@ -293,7 +293,7 @@ class Lowering:
         ]
         axis = self._axis(node.inputs[0])
         self.steps.append(
-            Step(
+            ExecutorStep(
                 "route",
                 axis,
                 [logits],
@@ -328,7 +328,9 @@ class Lowering:
         self._multiply_by_lists(node, x, lists, matrices, out=products)
         out = self._make(node.outputs[0])
         ints = [size, n_clusters]
-        self.steps.append(Step("scatter", axis, [products, ids], [out], axes=rows, ints=ints))
+        self.steps.append(
+            ExecutorStep("scatter", axis, [products, ids], [out], axes=rows, ints=ints)
+        )
 
     def _sorted_by_expert(self, ids: View, n_experts: int, axis: int) -> View:
         """Return the rows that each expert has, by the ids of those that each row uses."""
@@ -336,7 +338,9 @@ class Lowering:
         def sort() -> View:
             buffer = self._buffer(lambda rows: 4 * expert_list_words(n_experts, rows * ids.width))
             lists = View(buffer, 1, 0, 0, 0, ids.width)
-            self.steps.append(Step("sort_by_expert", axis, [ids], [lists], ints=[n_experts]))
+            self.steps.append(
+                ExecutorStep("sort_by_expert", axis, [ids], [lists], ints=[n_experts])
+            )
             return lists
 
         return self._cached(("lists", ids, n_experts), sort)
@@ -350,7 +354,7 @@ class Lowering:
         def sort() -> View:
             buffer = self._buffer(lambda rows: 4 * expert_list_words(n_heads, rows * n_heads))
             lists = View(buffer, 1, 0, 0, 0, n_heads)
-            self.steps.append(Step("sort_by_head", axis, [], [lists]))
+            self.steps.append(ExecutorStep("sort_by_head", axis, [], [lists]))
             return lists
 
         x = self._contiguous_rows(self._views[node.inputs[0]], axis)
@@ -366,7 +370,7 @@ class Lowering:
         def sort() -> View:
             buffer = self._buffer(lambda rows: 4 * expert_list_words(n, rows))
             lists = View(buffer, 1, 0, 0, 0, 1)
-            self.steps.append(Step("sort_by_position", axis, [], [lists], ints=[n, first]))
+            self.steps.append(ExecutorStep("sort_by_position", axis, [], [lists], ints=[n, first]))
             return lists
 
         x = self._flat(self._views[node.inputs[0]], axis)
@@ -395,13 +399,15 @@ class Lowering:
             )
             ints = [n_matrices, kind, int(self._is_by_rank(node))]
             axis = self._axis(node.inputs[0])
-            self.steps.append(Step("prepare_by_expert", axis, [x, lists], [activations], ints=ints))
+            self.steps.append(
+                ExecutorStep("prepare_by_expert", axis, [x, lists], [activations], ints=ints)
+            )
             return activations
 
         prepared = self._cached(("by expert", x, lists, kind), prepare)
         weights = [None if bias is None else bias.reshape(-1)]
         self.steps.append(
-            Step(
+            ExecutorStep(
                 "expert_matmul",
                 self._axis(node.outputs[0]),
                 [prepared, lists],
@@ -435,7 +441,9 @@ class Lowering:
 
         def make() -> View:
             view = self._new(2 * n)
-            self.steps.append(Step("angles", 0, [], [view], numbers=numbers, axes=axes, ints=[n]))
+            self.steps.append(
+                ExecutorStep("angles", 0, [], [view], numbers=numbers, axes=axes, ints=[n])
+            )
             return view
 
         angles = self._cached(("angles", numbers.tobytes(), axes.tobytes()), make)
@@ -484,7 +492,7 @@ class Lowering:
         """Store keys and values; return where they begin in a page."""
         offsets = self._offsets(node)
         self.steps.append(
-            Step(
+            ExecutorStep(
                 "remember",
                 0,
                 remembered,
@@ -522,7 +530,7 @@ class Lowering:
             attention = self.steps[-1]
             attention.outputs.append(shared)
             attention.writes.add(shared.buffer)
-            self.steps.append(Step("merge", attention.axis, [shared], [out], **settings))
+            self.steps.append(ExecutorStep("merge", attention.axis, [shared], [out], **settings))
 
     def _shared_ranges(self, out: View) -> View:
         """Return a buffer for attention's ranges of a few rows, which threads share."""

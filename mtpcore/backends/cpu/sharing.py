@@ -19,7 +19,7 @@ from math import gcd
 from typing import NamedTuple
 
 from mtpcore._ext._matmul import activation_block
-from mtpcore.backends.cpu.steps import GROUP, Access, Buffer, Sharing, Step, View
+from mtpcore.backends.cpu.steps import GROUP, Access, Buffer, ExecutorStep, Sharing, View
 
 __all__ = ["nanoseconds", "share_out"]
 
@@ -34,12 +34,14 @@ _EACH_HEAD = {"rms_norm", "l2_norm", "layer_norm", "rope"}
 _MATMULS = {"matmul", "expert_matmul"}
 
 
-def share_out(steps: Sequence[Step], buffers: Sequence[Buffer], n_threads: int) -> list[Step]:
+def share_out(
+    steps: Sequence[ExecutorStep], buffers: Sequence[Buffer], n_threads: int
+) -> list[ExecutorStep]:
     """Set how each step is shared, and of which buffers every thread has a copy.
 
     Returns
     -------
-    list of Step
+    list of ExecutorStep
         All but those that take shared ranges of attention together where there are none.
     """
     _share_columns(steps, n_threads)
@@ -48,7 +50,7 @@ def share_out(steps: Sequence[Step], buffers: Sequence[Buffer], n_threads: int) 
     return needed
 
 
-def _without_merges(steps: Sequence[Step]) -> list[Step]:
+def _without_merges(steps: Sequence[ExecutorStep]) -> list[ExecutorStep]:
     """Leave out the merges of attention whose key heads belong to threads, ranges and all."""
     unused = set()
     for step in steps:
@@ -71,7 +73,7 @@ class _Cluster:
 
     def __init__(self, n_units: int) -> None:
         self.n_units = n_units
-        self.members: list[tuple[Step, _Cut]] = []
+        self.members: list[tuple[ExecutorStep, _Cut]] = []
         self._joined: _Cluster | None = None  # the one that took this one's members
 
     @property
@@ -97,18 +99,18 @@ class _Cluster:
             other._joined = self
 
 
-def nanoseconds(matmul: Step) -> float:
+def nanoseconds(matmul: ExecutorStep) -> float:
     """Estimate how long one thread multiplies: for any batch; of experts, for each row."""
     return matmul.outputs[0].n_heads * matmul.matrices[0].nbytes / _BYTES_PER_NS
 
 
-def _largest_alone(matmul: Step, cut: _Cut, n_threads: int) -> float:
+def _largest_alone(matmul: ExecutorStep, cut: _Cut, n_threads: int) -> float:
     """Return the busiest thread's part of a matmul that is cut for itself."""
     n = cut.most * matmul.outputs[0].n_heads
     return -(-n // n_threads) / n
 
 
-def _share_columns(steps: Sequence[Step], n_threads: int) -> None:
+def _share_columns(steps: Sequence[ExecutorStep], n_threads: int) -> None:
     makers_of_values = (step for step in steps if step.kind != "merge")
     n_writers = Counter(buffer for step in makers_of_values for buffer in step.writes)
     makers: dict[Access, _Cluster] = {}  # by what they leave to readers
@@ -138,7 +140,7 @@ def _share_columns(steps: Sequence[Step], n_threads: int) -> None:
                 step.accesses = cut.accesses
 
 
-def _cut_of(step: Step) -> _Cut | None:
+def _cut_of(step: ExecutorStep) -> _Cut | None:
     """Return how a step can be shared by columns, if at all."""
     ins, outs = step.inputs, step.outputs
     if step.kind in _MATMULS:
@@ -190,7 +192,7 @@ def _by_head(view: View, writes: bool = False) -> Access:
     return _by_width(view._replace(n_heads=1, width=width), writes)
 
 
-def _make_copies(steps: Sequence[Step], buffers: Sequence[Buffer]) -> None:
+def _make_copies(steps: Sequence[ExecutorStep], buffers: Sequence[Buffer]) -> None:
     """Let every thread have its copy of what steps on rows make for other steps."""
     candidates = [step for step in steps if _can_copy(step, buffers)]
     shared = {buffer for step in steps if not _can_copy(step, buffers) for buffer in step.writes}
@@ -207,7 +209,7 @@ def _make_copies(steps: Sequence[Step], buffers: Sequence[Buffer]) -> None:
                 buffers[buffer].copied = True
 
 
-def _can_copy(step: Step, buffers: Sequence[Buffer]) -> bool:
+def _can_copy(step: ExecutorStep, buffers: Sequence[Buffer]) -> bool:
     return (
         step.sharing in (Sharing.ROWS, Sharing.GATHER)
         and step.kind != "remember"

@@ -18,7 +18,7 @@ from mtpcore._ext._matmul import PackedMatrix
 from mtpcore._ext._plan import SHARING
 from mtpcore.backends.base import F32
 
-__all__ = ["GROUP", "Access", "Buffer", "Sharing", "Step", "View"]
+__all__ = ["GROUP", "Access", "Buffer", "Sharing", "ExecutorStep", "View"]
 
 GROUP = 32
 """Outputs of a matmul that are computed together."""
@@ -79,7 +79,7 @@ class Access(NamedTuple):
     columns: Hashable = None
 
 
-class Step(msgspec.Struct, gc=False):
+class ExecutorStep(msgspec.Struct, gc=False):
     """One record of the executor; see ``Executor.add`` and the operation's comment in C.
 
     ``reads`` and ``writes`` are buffers (views and memory layers); ``memory`` is the group whose

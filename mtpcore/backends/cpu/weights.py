@@ -23,7 +23,7 @@ from mtpcore.graph.buckets import distance_buckets
 from mtpcore.graph.program import Program, Weight
 from mtpcore.memory.base import PAGE
 
-__all__ = ["FORMS", "Weights", "stays_mapped"]
+__all__ = ["FORMS", "CpuWeights", "stays_mapped"]
 
 log = logging.getLogger("mtpcore")
 Packed = TypeVar("Packed")
@@ -64,7 +64,7 @@ def stays_mapped(stored: int, form: str) -> bool:
     return form != "clusters" and stored in _kinds(form)
 
 
-class Weights:
+class CpuWeights:
     """The packed weights of one model, in its ``packed`` table.
 
     Matrices are views of the mapped file first, which plans pack behind their runs; where the model

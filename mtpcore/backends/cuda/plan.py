@@ -67,7 +67,7 @@ from mtpcore.backends.cuda.staging import Part, Staging
 from mtpcore.backends.cuda.states import CudaStateStore
 from mtpcore.backends.cuda.store import CudaStore
 from mtpcore.backends.cuda.visible import Attended, Rows, Tables, Visible
-from mtpcore.backends.cuda.weights import Weights
+from mtpcore.backends.cuda.weights import CudaWeights
 from mtpcore.backends.schedule import Drafts, Schedule
 from mtpcore.errors import BackendError
 from mtpcore.graph.program import OUTPUTS, Node, Program
@@ -75,7 +75,7 @@ from mtpcore.memory.base import Memory
 from mtpcore.memory.grouped import GroupedKV
 from mtpcore.memory.kv import PagedKV
 from mtpcore.memory.pages import PageTables
-from mtpcore.memory.recurrent import Pass, RecurrentMemory
+from mtpcore.memory.recurrent import RecurrentMemory, StatePass
 
 __all__ = ["CudaPlan"]
 
@@ -117,7 +117,7 @@ class CudaPlan:
         self._sequences: SequenceRows | None = None  # where rows of a sequence are blocks
         self._remembering: set[int] = set()  # groups in which rows are stored
         self._visible: dict[tuple[int, str, int], Visible] = {}  # by group, mask and window
-        self._weights, self.is_warm = Weights(device, source, threads), True
+        self._weights, self.is_warm = CudaWeights(device, source, threads), True
         self.program = program = stack_shared_experts(program, self._weights.are_alike)
         groups = fuse(program, self._block_of)
         self.arrays = self._make_arrays(groups)
@@ -211,7 +211,7 @@ class CudaPlan:
         CapacityError
             As ``run``; nothing changed.
         """
-        passes: list[Pass] = []
+        passes: list[StatePass] = []
         if self._states:
             passes = _recurrent(memory).passes(batch.seq, batch.place, batch.parent)
         self.is_warm = not self._weights.send()

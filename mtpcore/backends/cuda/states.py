@@ -15,7 +15,7 @@ from mtpcore.backends.cuda.staging import Part
 from mtpcore.errors import BackendError
 from mtpcore.graph.program import ConvLayer, DeltaLayer, Node, StateLayer
 from mtpcore.memory.base import LOG
-from mtpcore.memory.recurrent import NO_SLOT, Pass, slots_for
+from mtpcore.memory.recurrent import NO_SLOT, StatePass, slots_for
 
 __all__ = ["CudaStateStore", "StateWalks"]
 
@@ -60,7 +60,7 @@ class StateWalks:
         n = 2 * n_seq + n_rows + n_advances * len(Advance._fields)
         self.array = device.empty((n,), np.int32)
 
-    def part(self, passes: Sequence[Pass]) -> Part:
+    def part(self, passes: Sequence[StatePass]) -> Part:
         """Return how the sequences of a batch go on, as ``RecurrentMemory.passes`` says."""
         return self.part_of([_walk(one) for one in passes])
 
@@ -85,7 +85,7 @@ class StateWalks:
         return Part(np.concatenate(flat), self.array)
 
 
-def _walk(one: Pass) -> list[Advance]:
+def _walk(one: StatePass) -> list[Advance]:
     """Return the advances of a sequence's rows: each branch of a tree begins at the base again."""
     stored = [~(one.read * LOG + row) for row in one.replayed]
     walk: list[Advance] = []
@@ -104,7 +104,7 @@ def _walk(one: Pass) -> list[Advance]:
     return walk
 
 
-def _path(one: Pass, above: int) -> list[int]:
+def _path(one: StatePass, above: int) -> list[int]:
     """Return the rows of the batch down to row ``above`` of a sequence."""
     path: list[int] = []
     while above >= 0:

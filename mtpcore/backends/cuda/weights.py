@@ -19,7 +19,7 @@ from mtpcore.errors import BackendError
 from mtpcore.graph.buckets import distance_buckets
 from mtpcore.graph.program import Node, Weight
 
-__all__ = ["MATRICES", "Weights", "upload"]
+__all__ = ["MATRICES", "CudaWeights", "upload"]
 
 MATRICES = {
     "embed": "matrix",
@@ -41,7 +41,7 @@ def upload(device: Device, packed: PackedMatrix) -> DeviceMatrix:
     return DeviceMatrix(packed.type, packed.n_matrices, packed.n_rows, packed.n_cols, *planes)
 
 
-class Weights:
+class CudaWeights:
     """The weights of one plan, in the table of their model: each is on a device once.
 
     Vectors are there when they are loaded, and so are matrices of types without kernels, which are

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mtpcore.backends.reference.run import Array, Operation, Run
-from mtpcore.backends.reference.states import LayerStates, ReferenceStateStore
+from mtpcore.backends.reference.states import ReferenceLayerStates, ReferenceStateStore
 from mtpcore.errors import BackendError
 from mtpcore.memory.grouped import GroupedKV
 from mtpcore.memory.recurrent import NO_SLOT, RecurrentMemory
@@ -61,7 +61,7 @@ def delta_rule(read_state: Callable[[Array, Array], Array]) -> Operation:
 def _walk(
     run: Run,
     memory: RecurrentMemory,
-    states: LayerStates,
+    states: ReferenceLayerStates,
     logged: Sequence[Array],
     read: Callable[[int, Array, Array], None],
 ) -> None:

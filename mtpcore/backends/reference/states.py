@@ -12,9 +12,9 @@ from mtpcore.graph.program import ConvLayer, DeltaLayer, StateLayer
 from mtpcore.memory.base import LOG
 from mtpcore.memory.recurrent import NO_SLOT
 
-__all__ = ["LayerStates", "ReferenceStateStore", "slide"]
+__all__ = ["ReferenceLayerStates", "ReferenceStateStore", "slide"]
 
-Advance = Callable[..., Array]
+StateUpdate = Callable[..., Array]
 """``advance(state, *logged) -> state``: what a row, as it is logged, makes of a state."""
 
 
@@ -23,10 +23,10 @@ def slide(window: Array, row: Array) -> Array:
     return np.concatenate([window, row[None]])[1:]
 
 
-class LayerStates:
+class ReferenceLayerStates:
     """The states of one layer: ``bases`` [n_slots, ...], ``logs`` of arrays [n_slots, LOG, ...]."""
 
-    def __init__(self, layer: StateLayer, n_slots: int, dtype: Any, advance: Advance) -> None:
+    def __init__(self, layer: StateLayer, n_slots: int, dtype: Any, advance: StateUpdate) -> None:
         self.advance = advance
         state, logged = _shapes(layer)
         self.bases = np.zeros((n_slots, *state), dtype)
@@ -63,15 +63,17 @@ class ReferenceStateStore:
     """
 
     def __init__(
-        self, layers: Sequence[StateLayer], n_slots: int, dtype: Any, advance: Advance
+        self, layers: Sequence[StateLayer], n_slots: int, dtype: Any, advance: StateUpdate
     ) -> None:
         self.convs = {
-            layer.layer: LayerStates(layer, n_slots, dtype, slide)
+            layer.layer: ReferenceLayerStates(layer, n_slots, dtype, slide)
             for layer in layers
             if isinstance(layer, ConvLayer)
         }
         self.deltas = {
-            layer.layer: LayerStates(layer, n_slots, dtype, _with_shared_keys(layer, advance))
+            layer.layer: ReferenceLayerStates(
+                layer, n_slots, dtype, _with_shared_keys(layer, advance)
+            )
             for layer in layers
             if isinstance(layer, DeltaLayer)
         }
@@ -132,7 +134,7 @@ def _fill(views: Sequence[Array], data: memoryview) -> None:
         data = data[view.nbytes :]
 
 
-def _with_shared_keys(layer: DeltaLayer, advance: Advance) -> Advance:
+def _with_shared_keys(layer: DeltaLayer, advance: StateUpdate) -> StateUpdate:
     """Return the update with keys by key head."""
     key_heads = [layer.key_head(head) for head in range(layer.n_heads)]
     return lambda state, k, *logged: advance(state, k[key_heads], *logged)

@@ -43,7 +43,7 @@ _LASTING = 64
 """Rounds that a text is expected to have, until some have ended; each counts for a quarter."""
 
 
-class _Text:
+class _TextState:
     """What is decided and known of one sequence."""
 
     def __init__(self, pool: Rates) -> None:
@@ -106,7 +106,7 @@ class Controller:
         start = min(start, limit)
         plain = [0] if self._prices_passes else []
         self._calibration = [1, *plain, start, *plain, start] if limit else []
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, _TextState] = {}
         self._unread: dict[int, int] = {}  # tokens since the drafter last read a text
         self._start = start
         self._round = self._next_look = self._next_probe = self._last_try = self._turn = 0
@@ -141,7 +141,7 @@ class Controller:
             return dict.fromkeys(limits, 0)
         new = [seq for seq in limits if seq not in self._texts]
         for seq in new:
-            self._texts[seq] = _Text(self.pool)
+            self._texts[seq] = _TextState(self.pool)
         if self._calibration:
             # Always the same sequence, for another one's drafter has a text to read first.
             k = self._calibration[0]
@@ -288,7 +288,7 @@ class Controller:
             pause = _CLOSE_PLAIN if self._is_close else _PLAIN
             self._explore(done, unsure or self._round - self._last_plain >= pause)
 
-    def _count_off(self, text: _Text, seq: int, done: Round) -> None:
+    def _count_off(self, text: _TextState, seq: int, done: Round) -> None:
         """Count a round of a sequence that is not drafted for, or a probe of it."""
         accepted = done.accepted[seq]
         if not done.asked[seq]:
@@ -373,7 +373,7 @@ class Controller:
         }
         return Outlook(self.costs, reach, others, beginning)
 
-    def _rounds_left(self, text: _Text) -> float:
+    def _rounds_left(self, text: _TextState) -> float:
         """Return how many rounds a text may still have: what others had, or as many as before."""
         return max(self._lasting - text.rounds, text.rounds, 1.0)
 

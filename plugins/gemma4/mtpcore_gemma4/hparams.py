@@ -7,7 +7,7 @@ import msgspec
 
 from mtpcore.plugin import Experts, Fields, MixedHparams
 
-Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
+_GemmaSize = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
 
 
 class GemmaHparams(MixedHparams, frozen=True, kw_only=True):
@@ -29,8 +29,8 @@ class GemmaHparams(MixedHparams, frozen=True, kw_only=True):
     reads_target: ClassVar[bool] = False
     """Whether layers read what another model's store."""
 
-    width_by_layer: Size = msgspec.field(name="embedding_length_per_layer_input", default=0)
-    n_sharing: Size = msgspec.field(name="attention.shared_kv_layers", default=0)
+    width_by_layer: _GemmaSize = msgspec.field(name="embedding_length_per_layer_input", default=0)
+    n_sharing: _GemmaSize = msgspec.field(name="attention.shared_kv_layers", default=0)
     softcap: Annotated[float, msgspec.Meta(ge=0)] = msgspec.field(
         name="final_logit_softcapping", default=30.0
     )
@@ -57,7 +57,7 @@ class GemmaHparams(MixedHparams, frozen=True, kw_only=True):
         Files of llama.cpp do not say whether they are: of what is published, those of models that
         have no embeddings for each layer.
         """
-        by_layer = fields.get("{arch}.embedding_length_per_layer_input", Size, 0)
+        by_layer = fields.get("{arch}.embedding_length_per_layer_input", _GemmaSize, 0)
         return super().read_more(fields) | {
             "spans": fields.get("{arch}.attention.image_spans", bool, not by_layer),
             "experts": Experts.read(fields, gate="softmax", normalise=True),

@@ -40,7 +40,7 @@ from mtpcore_qwen_tts.companion import (
     there,
 )
 
-Array = NDArray[np.float32]
+F32 = NDArray[np.float32]
 
 LAYER = (
     *ATTENTION,
@@ -72,23 +72,23 @@ def outputs(config: Config) -> Iterator[str]:
 
 
 def fold(
-    texts: Array,
+    texts: F32,
     config: Config,
-    up: Array,
-    up_bias: Array,
-    down: Array,
-    down_bias: Array,
-    codes: Array,
-) -> Array:
+    up: F32,
+    up_bias: F32,
+    down: F32,
+    down_bias: F32,
+    codes: F32,
+) -> F32:
     """Return a table of tokens: texts as the talker reads them, projected, and first codes."""
     activation = config.get("hidden_act", default="silu")
     if activation != "silu":
         raise ValueError(f"the text's projection has the activation {activation!r}, not 'silu'")
 
-    def project(rows: Array) -> Array:
+    def project(rows: F32) -> F32:
         rows = rows @ up.T + up_bias
         rows /= 1 + np.exp(-rows)
-        projected: Array = rows @ down.T + down_bias
+        projected: F32 = rows @ down.T + down_bias
         return projected
 
     shape = (len(texts) + len(codes), *project(texts[:1]).shape[1:])

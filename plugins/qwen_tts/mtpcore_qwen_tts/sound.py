@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mtpcore.plugin import Config, Rename
 
-Array = NDArray[np.float32]
+F32 = NDArray[np.float32]
 
 FOLDER = "speech_tokenizer"
 VOICE, CODEC, AT = "speaker_encoder.", f"{FOLDER}/decoder.", "a.gen.wav."
@@ -38,7 +38,7 @@ LAYER = {
 }
 
 
-def affine(source: str, tensor: str, weight: Callable[..., Array] | None = None) -> list[Rename]:
+def affine(source: str, tensor: str, weight: Callable[..., F32] | None = None) -> list[Rename]:
     """Return a weight, as it is or changed, and its bias."""
     return [
         Rename(f"{source}.weight", f"{tensor}.weight", weight),
@@ -49,7 +49,7 @@ def affine(source: str, tensor: str, weight: Callable[..., Array] | None = None)
 def kernel(source: str, tensor: str) -> list[Rename]:
     """Return a convolution as llama.cpp computes it, in F16 whatever the file's type."""
 
-    def halves(values: Array, config: Config) -> NDArray[np.uint8]:
+    def halves(values: F32, config: Config) -> NDArray[np.uint8]:
         return values.astype("<f2").view(np.uint8)
 
     return [
@@ -66,24 +66,24 @@ def snake(source: str, tensor: str) -> list[Rename]:
     ]
 
 
-def as_matrix(values: Array, config: Config) -> Array:
+def as_matrix(values: F32, config: Config) -> F32:
     """Return a convolution over one place as a matrix."""
-    matrix: Array = values[..., 0]
+    matrix: F32 = values[..., 0]
     return matrix
 
 
-def means(sums: Array, usage: Array) -> Array:
+def means(sums: F32, usage: F32) -> F32:
     """Return a codebook: what was summed for each code, by how often it was."""
-    codes: Array = np.divide(sums, np.maximum(usage, np.float32(1e-5))[:, None])
+    codes: F32 = np.divide(sums, np.maximum(usage, np.float32(1e-5))[:, None])
     return codes
 
 
-def one_book(sums: Array, config: Config, usage: Array) -> Array:
+def one_book(sums: F32, config: Config, usage: F32) -> F32:
     """Return the first codebook."""
     return means(sums, usage)
 
 
-def books(sums: Array, config: Config, usage: Array, *others: Array) -> Array:
+def books(sums: F32, config: Config, usage: F32, *others: F32) -> F32:
     """Return the other codebooks, stacked."""
     pairs = [(sums, usage), *zip(others[::2], others[1::2], strict=True)]
     return np.stack([means(*pair) for pair in pairs])

@@ -19,7 +19,7 @@ from mtpcore.memory.kv import PagedKV
 
 __all__ = ["attention", "cross_attention", "remember"]
 
-Slots = NDArray[np.int64]
+SlotIds = NDArray[np.int64]
 HIDDEN = -1
 LEAST = np.float32(-np.inf)
 
@@ -75,7 +75,7 @@ def _held(run: Run, attrs: dict[str, Any]) -> Stored:
     return stored_of(store.keys[layer], store.values[layer])
 
 
-def _bias(table: F32, distances: Slots, attrs: dict[str, Any]) -> F32:
+def _bias(table: F32, distances: SlotIds, attrs: dict[str, Any]) -> F32:
     """Return the terms of a range's scores, float32[rows, pages * 64, H]."""
     furthest = attrs["max_distance"]
     terms = bias_by_distance(table, furthest, ahead=attrs["mask"] == "block")
@@ -84,7 +84,7 @@ def _bias(table: F32, distances: Slots, attrs: dict[str, Any]) -> F32:
 
 def stored_ranges(
     run: Run, memory: PagedKV, mask: str, window: int, n_of_range: int
-) -> tuple[list[Slots], list[Slots]]:
+) -> tuple[list[SlotIds], list[SlotIds]]:
     """Return where each row finds the keys it sees, int64[rows, pages * 64], or ``HIDDEN``.
 
     And how far behind the row they lie, negative where they come before. There is one array of
@@ -112,7 +112,7 @@ def stored_ranges(
 
 def attend(
     q: F32,
-    ranges: Sequence[Slots],
+    ranges: Sequence[SlotIds],
     held: Stored,
     scale: float,
     sinks: F32 | None,
@@ -149,7 +149,7 @@ def empty(shape: tuple[int, ...], v_width: int) -> tuple[F32, ...]:
 
 
 def attend_range(
-    q: F32, slots: Slots, held: Stored, scale: float, bias: F32 | None
+    q: F32, slots: SlotIds, held: Stored, scale: float, bias: F32 | None
 ) -> tuple[F32, ...]:
     """Return the sums of a range for queries [rows, G, H / G, Dk]; ``take_in`` adds a page."""
     state = empty(q.shape[:3], held.v_width)

@@ -18,17 +18,17 @@ from mtpcore.backends.reference.arithmetic.blocks import (
 
 __all__ = ["iq4_xs", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"]
 
-Whole = NDArray[np.float64]
+WholeNumbers = NDArray[np.float64]
 
 
-def _scaled(codes: NDArray[np.integer], scales: NDArray[np.integer]) -> Whole:
+def _scaled(codes: NDArray[np.integer], scales: NDArray[np.integer]) -> WholeNumbers:
     """Multiply the columns of sub-blocks [..., sub-blocks]; return [..., 256]."""
     leading, n_sub = scales.shape[:-1], scales.shape[-1]
     whole = codes.reshape(*leading, n_sub, 256 // n_sub).astype(np.float64)
     return (whole * scales[..., None]).reshape(*leading, 256)
 
 
-def _spread(minima: NDArray[np.integer]) -> Whole:
+def _spread(minima: NDArray[np.integer]) -> WholeNumbers:
     """Return the minima of sub-blocks for each of their columns."""
     return np.repeat(minima, 256 // minima.shape[-1], axis=-1).astype(np.float64)
 

@@ -5,11 +5,11 @@ import subprocess
 import sys
 import threading
 
-from mtpcore.acts.frames import newest_frames
+from mtpcore.acts.stack_frames import newest_frames
 
 PROGRAM = """
 import gc, sys, threading, time
-from mtpcore.acts.frames import newest_frames
+from mtpcore.acts.stack_frames import newest_frames
 
 gc.callbacks.append(lambda phase, info: time.sleep(0.0005))
 ended = threading.Event()
