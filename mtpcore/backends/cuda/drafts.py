@@ -7,7 +7,7 @@ the rows of later passes, and the host waits once, for all drafts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import Verification
+from mtpcore.backends.base import CheckedBatch, Verification
 from mtpcore.backends.cuda.choice import list_drafts
 from mtpcore.backends.cuda.draft_order import DraftOrder, DraftStep, KeptRows
 from mtpcore.backends.cuda.launch.passes import (
@@ -31,8 +31,8 @@ from mtpcore.backends.cuda.launch.passes import (
 from mtpcore.backends.cuda.launch.rows import copy_rows, mark_not_finite
 from mtpcore.backends.cuda.launch.step import Launch
 from mtpcore.backends.cuda.launch.tokens import Drafted
-from mtpcore.backends.cuda.rounds import EVERY_TOKEN, Rounds, n_tokens_of, without_drafts
-from mtpcore.backends.cuda.runs import DevicePlan, PlannedRun, Shape, plan_choice, plan_runs
+from mtpcore.backends.cuda.rounds import EVERY_TOKEN, DeviceStage, Rounds, n_tokens_of
+from mtpcore.backends.cuda.runs import DevicePlan, PlannedRun, plan_choice, plan_runs
 from mtpcore.backends.draft import run_schedule
 from mtpcore.backends.schedule import PENDING, Drafts, Schedule, Stage, check_schedule
 from mtpcore.graph.program import OUTPUTS
@@ -40,7 +40,6 @@ from mtpcore.graph.program import OUTPUTS
 __all__ = ["DraftLoop"]
 
 
-NO_RUN = PlannedRun(Shape(0, 0, (), (), 0, None), [])
 Take = Callable[[], PlannedRun]
 """Plans a run."""
 
@@ -57,52 +56,6 @@ class DraftShape(NamedTuple):
     n_kept: int
     n_readable: int
     n_wanted: int
-
-
-class DeviceStage(NamedTuple):
-    """A step of a round, or what verifies it, and what goes on between it and others.
-
-    ===============  ============================================================================
-    ``run``          the pass, or what it brings to choose only
-    ``brought``      what it brings from the host by the round's array, besides its run
-    ``n``            how many drafts it chooses, at most ``n_depths`` of one text; 0: it verifies,
-                     or makes rows for others
-    ``n_tokens``     how many tokens go on as drafts
-    ``runs``         whether it runs a pass; if not, it chooses from that of the stage before
-    ``fed``          its slots, and which kept rows feed them
-    ``kept``         which rows it keeps, ``n_kept`` from ``first_kept`` on
-    ``may_end``      whether the next stage runs only if a draft goes on; if it ``is_repeated``,
-    ``is_repeated``  only if one is another than before
-    ===============  ============================================================================
-    """
-
-    plan: DevicePlan
-    brought: dict[str, NDArray[Any]]
-    run: PlannedRun = NO_RUN
-    n: int = 0
-    n_depths: int = 1
-    n_tokens: int = EVERY_TOKEN
-    runs: bool = True
-    fed: tuple[tuple[str, KeptRows], ...] = ()
-    kept: tuple[KeptRows, ...] = ()
-    first_kept: int = 0
-    n_kept: int = 0
-    may_end: bool = False
-    is_repeated: bool = False
-
-    @property
-    def joins(self) -> bool:
-        """Whether it goes on choosing the drafts that the stage before it began to repeat."""
-        return self.is_repeated and not self.runs
-
-    @property
-    def settings(self) -> Hashable:
-        """What its launches depend on, besides its run and the arrays of the round."""
-        return self[3:]
-
-    def n_placed(self, what: str) -> int:
-        """Return how many tokens, or rows for slots, are placed in it."""
-        return len(self.brought.get(f"pairs of {what}", ()))
 
 
 class DraftLoop:
@@ -232,7 +185,7 @@ class DraftLoop:
         outputs = enumerate(verification.batch.outputs.tolist())
         texts = {output: rows[row] for output, row in outputs if row in rows}
         lengths = {output: len(drafts) for output, drafts in texts.items()}
-        batch = without_drafts(verification.batch, lengths)
+        batch = _without_drafts(verification.batch, lengths)
         plan.check(batch, memory)
         drafted, parts = list_drafts(texts)
         brought = {"drafted": drafted, "pairs of tokens": np.array(pairs, PAIR)}
@@ -324,3 +277,17 @@ def _read(schedule: Schedule, drafted: NDArray[np.void]) -> Drafts:
         before = {schedule.drafts[draft].parent for draft in here} - here
         ran.append(not here or any(of == PENDING or goes_on[of] for of in before))
     return Drafts(tokens, [*range(len(tokens))], ran)
+
+
+def _without_drafts(batch: CheckedBatch, lengths: Mapping[int, int]) -> CheckedBatch:
+    """Return a batch whose texts end before their drafts, which are any tokens there.
+
+    ``lengths`` say of outputs how many drafts there are in their texts.
+    """
+    wanted = batch.fused_sampling
+    if wanted is None or not wanted.texts:
+        return batch
+    texts = [*wanted.texts]
+    for output, n in lengths.items():
+        texts[output] = texts[output][: max(len(texts[output]) - n, 0)]
+    return replace(batch, fused_sampling=replace(wanted, texts=texts))

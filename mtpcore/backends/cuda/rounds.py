@@ -1,65 +1,78 @@
 """Rounds: passes that follow each other on the device, started together.
 
-``drafts.py`` says which passes a round has, and what is launched for each.
+``drafts.py`` says which stages a round has, and what is launched for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeGuard, TypeVar
+from typing import Any, NamedTuple, TypeGuard
 
-import msgspec
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.cuda.device import DeviceArray
+from mtpcore.backends.cuda.draft_order import KeptRows
 from mtpcore.backends.cuda.launch.passes import spread
 from mtpcore.backends.cuda.launch.step import Launch, start
-from mtpcore.backends.cuda.runs import DevicePlan, PlannedRun
+from mtpcore.backends.cuda.runs import DevicePlan, PlannedRun, Shape
 from mtpcore.backends.cuda.staging import Part
 from mtpcore.backends.schedule import n_embeddings
 
-__all__ = ["EVERY_TOKEN", "RoundStage", "Rounds", "n_tokens_of", "without_drafts"]
+__all__ = ["EVERY_TOKEN", "DeviceStage", "Rounds", "n_tokens_of"]
 
 EVERY_TOKEN = int(np.iinfo(np.int32).max)
 """In place of the number of tokens that have embeddings, where every token may be drafted."""
 
 
-class RoundStage(Protocol):
-    """What rounds are made of."""
+NO_RUN = PlannedRun(Shape(0, 0, (), (), 0, None), [])
 
-    @property
-    def plan(self) -> DevicePlan:
-        """Of the pass."""
 
-    @property
-    def run(self) -> PlannedRun:
-        """The pass."""
+class DeviceStage(NamedTuple):
+    """A step of a round, or what verifies it, and what goes on between it and others.
 
-    @property
-    def brought(self) -> dict[str, NDArray[Any]]:
-        """What it brings from the host by the round's array, besides its run."""
+    ===============  ============================================================================
+    ``run``          the pass, or what it brings to choose only
+    ``brought``      what it brings from the host by the round's array, besides its run
+    ``n``            how many drafts it chooses, at most ``n_depths`` of one text; 0: it verifies,
+                     or makes rows for others
+    ``n_tokens``     how many tokens go on as drafts
+    ``runs``         whether it runs a pass; if not, it chooses from that of the stage before
+    ``fed``          its slots, and which kept rows feed them
+    ``kept``         which rows it keeps, ``n_kept`` from ``first_kept`` on
+    ``may_end``      whether the next stage runs only if a draft goes on; if it ``is_repeated``,
+    ``is_repeated``  only if one is another than before
+    ===============  ============================================================================
+    """
 
-    @property
-    def n(self) -> int:
-        """How many drafts it makes; 0 where it verifies."""
-
-    @property
-    def may_end(self) -> bool:
-        """Whether the next one runs only if this one lets it."""
+    plan: DevicePlan
+    brought: dict[str, NDArray[Any]]
+    run: PlannedRun = NO_RUN
+    n: int = 0
+    n_depths: int = 1
+    n_tokens: int = EVERY_TOKEN
+    runs: bool = True
+    fed: tuple[tuple[str, KeptRows], ...] = ()
+    kept: tuple[KeptRows, ...] = ()
+    first_kept: int = 0
+    n_kept: int = 0
+    may_end: bool = False
+    is_repeated: bool = False
 
     @property
     def joins(self) -> bool:
-        """Whether it runs where the one before it does, and together they let the next one."""
+        """Whether it goes on choosing the drafts that the stage before it began to repeat."""
+        return self.is_repeated and not self.runs
 
     @property
     def settings(self) -> Hashable:
         """What its launches depend on, besides its run and the arrays of the round."""
+        return self[3:]
 
-
-_Stage = TypeVar("_Stage", bound=RoundStage)
+    def n_placed(self, what: str) -> int:
+        """Return how many tokens, or rows for slots, are placed in it."""
+        return len(self.brought.get(f"pairs of {what}", ()))
 
 
 class Rounds:
@@ -98,8 +111,8 @@ class Rounds:
     def start(
         self,
         shape: Hashable,
-        stages: Sequence[_Stage],
-        launches: Callable[[_Stage, bool, Any], Iterator[Launch]],
+        stages: Sequence[DeviceStage],
+        launches: Callable[[DeviceStage, bool, Any], Iterator[Launch]],
     ) -> None:
         """Start stages; ``launches`` are those of a stage behind what it is brought.
 
@@ -123,7 +136,9 @@ class Rounds:
             *(self._n_made, self._staging.array.shape),
         )
 
-        def launches_of(joined: Sequence[tuple[_Stage, int]], following: Any) -> Iterator[Launch]:
+        def launches_of(
+            joined: Sequence[tuple[DeviceStage, int]], following: Any
+        ) -> Iterator[Launch]:
             for stage, table in joined:
                 n_parts = len(stage.run.parts) + len(stage.brought)
                 yield spread(self._staging.array, table, n_parts)
@@ -146,15 +161,15 @@ class Rounds:
         self._graphs.start(key, work)
 
 
-def _key_of(stage: RoundStage) -> Hashable:
+def _key_of(stage: DeviceStage) -> Hashable:
     """Return what the launches of a stage depend on; it keeps the plan that they are of."""
     lengths = tuple((name, len(values)) for name, values in stage.brought.items())
     return stage.plan, stage.run.shape, lengths, stage.settings
 
 
-def _joined(stages: Iterable[tuple[_Stage, int]]) -> list[list[tuple[_Stage, int]]]:
+def _joined(stages: Iterable[tuple[DeviceStage, int]]) -> list[list[tuple[DeviceStage, int]]]:
     """Return stages, each beside its table, together with those that join them."""
-    groups = list[list[tuple[_Stage, int]]]()
+    groups = list[list[tuple[DeviceStage, int]]]()
     for stage, table in stages:
         if not stage.joins:
             groups.append([])
@@ -162,22 +177,7 @@ def _joined(stages: Iterable[tuple[_Stage, int]]) -> list[list[tuple[_Stage, int
     return groups
 
 
-def n_tokens_of(stages: Sequence[RoundStage]) -> int:
+def n_tokens_of(stages: Sequence[DeviceStage]) -> int:
     """Return how many tokens have an embedding in every pass."""
     tables = [n_embeddings(stage.plan.program) for stage in stages]
     return min(filter(None, tables), default=EVERY_TOKEN)
-
-
-def without_drafts(batch: CheckedBatch, lengths: Mapping[int, int]) -> CheckedBatch:
-    """Return a batch whose texts end before their drafts, which are any tokens there.
-
-    ``lengths`` say of outputs how many drafts there are in their texts.
-    """
-    wanted = batch.fused_sampling
-    if wanted is None or not wanted.texts:
-        return batch
-    texts = [*wanted.texts]
-    for output, n in lengths.items():
-        texts[output] = texts[output][: max(len(texts[output]) - n, 0)]
-    wanted = msgspec.structs.replace(wanted, texts=texts)
-    return msgspec.structs.replace(batch, fused_sampling=wanted)
