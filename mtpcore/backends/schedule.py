@@ -262,10 +262,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             of = set[int]()
             for _, draft, source, _ in stage.fills if stage.feeds else ():
                 if source == OF_DRAFT:
-                    of.add(chosen[of_best.get(draft, draft)])
-                elif source != KNOWN:
-                    of.add(source)
-            feeders.append(of)
+                    source = chosen.get(of_best.get(draft, draft), KNOWN)
+                of.add(source)
+            feeders.append({n for n in of if 0 <= n < number})  # others are refused later
             chosen.update((pick.draft, number) for pick in stage.picks)
         return feeders
 

@@ -179,7 +179,8 @@ def _check_later_steps(program: Program, spec: DrafterSpec, where: str) -> None:
     """Refuse a slot that nothing feeds in later steps, where there are any."""
     once = [feed.slot for feed in spec.feeds if not feed.graph and not feed.recycle]
     has_own_heads = spec.heads.order == "each-step" and spec.heads.hidden_from == "target"
-    if once and not has_own_heads and spec.shape in ("chain", "tree") and spec.limit > 1:
+    has_steps = spec.shape in ("chain", "tree") and spec.limit > 1 and spec.schedule is None
+    if once and has_steps and not has_own_heads:
         raise LinkError(
             "nothing takes the slot's place in later draft steps",
             where=f"{where}: slot {once[0]!r}",

@@ -51,8 +51,8 @@ class ReservedRows:
 
         Raises
         ------
-        CapacityError
-            There is no room; nothing changed.
+        BatchError, CapacityError
+            They write elsewhere, or there is no room; nothing changed.
         """
         if not self._runner.memory:
             return
@@ -62,8 +62,16 @@ class ReservedRows:
             if stage.plan is not self.stage.plan or batch is self.stage.batch:
                 continue
             for seq, place in zip(batch.seq.tolist(), batch.place.tolist(), strict=True):
-                begin, end = ranges[seq]
-                ranges[seq] = begin, max(end, place + 1)
+                begin, end = self._ranges.get(seq, (0, -1))
+                first = begin if self._is_fed else end  # before it rows are kept
+                if end < 0 or place < first:
+                    raise BatchError(
+                        "a round writes after the rows that it begins with",
+                        where=f"sequence {seq}",
+                        wanted=f"places from {first} on" if end >= 0 else [*self._ranges],
+                        got=place,
+                    )
+                ranges[seq] = begin, max(ranges[seq][1], place + 1)
         self._runner.memory.reserve(ranges)
 
     def settle(self, *, has_run: bool) -> None:

@@ -338,7 +338,7 @@ def write_files(folder):
         write_model_file(str(folder / f"{name}.gguf"), name, metadata, tensors)
 
 
-def linked(spec, folder):
+def linked(spec, folder, **asked):
     """Return the Cross of a drafter and its target, from the files in a folder."""
 
     class Plugin:
@@ -352,7 +352,7 @@ def linked(spec, folder):
         (name,) = spec.fit.architectures
         options["draft_model"] = mtpcore.load_model(folder / f"{name}.gguf", plugins=plugins)
     model = mtpcore.load_model(folder / "llama.gguf", plugins=plugins)
-    return mtpcore.link(mtpcore.Context(model, n_ctx=32), spec.name, **options)
+    return mtpcore.link(mtpcore.Context(model, n_ctx=32), spec.name, **options, **asked)
 
 
 def draft(spec, folder):
