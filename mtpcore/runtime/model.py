@@ -167,7 +167,7 @@ class Model(Closing, Uncopied):
 
     @property
     def metadata(self) -> Mapping[str, MetadataValue]:
-        """The files' metadata."""
+        """The files' metadata by key; lists of numbers are arrays [n]."""
         return MappingProxyType(self._file.metadata)
 
     @property

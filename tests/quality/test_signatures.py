@@ -33,7 +33,7 @@ UNTYPED = {
 @cache
 def names():
     """Return every name of mtpcore by itself: some annotations are imported for types alone."""
-    found = {}
+    found = {"np": np}  # what aliases that are strings name
     modules = [one for name, one in sys.modules.items() if name.startswith("mtpcore")]
     for module in modules:
         for name, value in list(vars(module).items()):
