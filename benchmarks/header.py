@@ -75,6 +75,10 @@ def main(source: str = "262144") -> None:
     kinds: dict[str, dict[str, MetadataValue]] = {
         "merges": {"model": "gpt2", "pre": "qwen2", "merges": merges},
         "scores": {"model": "llama", "scores": -np.arange(n_tokens, dtype=np.float32)},
+        "a unigram model": {
+            "model": "t5",
+            "scores": -np.log1p(np.arange(n_tokens, dtype=np.float32)),
+        },
     }
     tensors = {f"blk.{i}.weight": np.zeros((1, 8), np.float32) for i in range(1000)}
     with tempfile.TemporaryDirectory() as folder:

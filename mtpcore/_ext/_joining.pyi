@@ -1,32 +1,7 @@
-"""Cutting a text where added tokens are, and joining the letters of words: the best pair first."""
+"""Joining the letters of words: the best pair first."""
 
 import numpy as np
 from numpy.typing import NDArray
-
-class Cutter:
-    """Finds texts in a text: the leftmost first, of those that begin at one place the longest.
-
-    Parameters
-    ----------
-    texts : list of str
-        None is empty, and no two are equal.
-    tokens : list of int
-        Of each text.
-    special : uint8 [n_texts]
-        Whether a text is a special token.
-    """
-
-    def __init__(self, texts: list[str], tokens: list[int], special: NDArray[np.uint8]) -> None: ...
-    def cut(self, text: str, special: bool) -> list[str | int]:
-        """Return the tokens that are found, and what stands between.
-
-        Parameters
-        ----------
-        text : str
-        special : bool
-            Whether special tokens are cut out; where not, they are text, and nothing that begins
-            inside them is found.
-        """
 
 class Joiner:
     """Joins neighbours until none can be: the best joint first, the leftmost of those that tie.

@@ -1,11 +1,10 @@
-"""Cutting a text where added tokens are, and joining the letters of words: the best pair first."""
+"""Joining the letters of words: the best pair first."""
 
 from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject_Hash
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_Concat, PyUnicode_GET_LENGTH
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memset
 
 cdef enum:
     KNOWN_BITS = 16  # of the number of pairs that are remembered
@@ -14,7 +13,6 @@ cdef enum:
     LONGEST_WORD = 32  # of these, in characters
     UNSEEN = -2
     NO_TOKEN = -1
-    N_CHARACTERS = 0x110000
 
 cdef int32_t JOINED = -1  # in place of a piece that is part of the one before it
 
@@ -61,105 +59,6 @@ cdef void sift_down(Joint *heap, int64_t n) noexcept nogil:
         heap[at] = heap[below]
         at = below
     heap[at] = joint
-
-
-cdef struct Edge:
-    uint64_t key  # of a node and a character; 0: none
-    int32_t node
-
-
-cdef class Cutter:
-    cdef list tokens
-    cdef const unsigned char[::1] special
-    cdef Edge *edges
-    cdef int32_t *ends  # which text ends at a node; NO_TOKEN: none
-    cdef uint64_t mask
-    cdef bint begins[256]  # whether a text begins with a character of that lowest byte
-
-    def __cinit__(self):
-        self.edges, self.ends = NULL, NULL
-
-    def __dealloc__(self):
-        free(self.edges)
-        free(self.ends)
-
-    def __init__(
-        self, list texts not None, list tokens not None, const unsigned char[::1] special not None
-    ):
-        cdef int64_t n_nodes = 1
-        cdef uint64_t n_edges = 2
-        cdef int32_t node, i
-        cdef Edge *edge
-        cdef str text
-        cdef Py_UCS4 character
-        if not PyList_GET_SIZE(tokens) == PyList_GET_SIZE(texts) == special.shape[0]:
-            raise IndexError("not one token a text")
-        if self.edges != NULL:
-            raise RuntimeError("made once")
-        for text in texts:
-            n_nodes += PyUnicode_GET_LENGTH(text)
-        if n_nodes > INT32_MAX:
-            raise OverflowError("more characters than places")
-        while n_edges < 2 * <uint64_t> n_nodes:
-            n_edges *= 2
-        self.tokens, self.special, self.mask = tokens, special, n_edges - 1
-        self.edges = <Edge *> calloc(n_edges, sizeof(Edge))
-        self.ends = <int32_t *> malloc(<size_t> n_nodes * sizeof(int32_t))
-        if self.edges == NULL or self.ends == NULL:
-            raise MemoryError
-        memset(self.ends, 0xFF, <size_t> n_nodes * sizeof(int32_t))
-        memset(self.begins, 0, sizeof(self.begins))
-        n_nodes = 1
-        for i in range(<int32_t> PyList_GET_SIZE(texts)):
-            text, node = texts[i], 0
-            if not text:
-                raise ValueError("an empty text")
-            self.begins[<uint64_t> text[0] & 0xFF] = True
-            for character in text:
-                edge = self.find_edge(node, character)
-                if edge.key == 0:
-                    edge.key = self.key(node, character)
-                    edge.node, n_nodes = <int32_t> n_nodes, n_nodes + 1
-                node = edge.node
-            self.ends[node] = i
-
-    cdef inline uint64_t key(self, int32_t node, Py_UCS4 character) noexcept nogil:
-        return <uint64_t> node * N_CHARACTERS + <uint64_t> character + 1
-
-    cdef inline Edge *find_edge(self, int32_t node, Py_UCS4 character) noexcept nogil:
-        """Return the edge from a node, or the place where it would be."""
-        cdef uint64_t key = self.key(node, character)
-        cdef uint64_t at = (key * <uint64_t> 0x9E3779B97F4A7C15) >> 20
-        while self.edges[at & self.mask].key not in (0, key):
-            at += 1
-        return &self.edges[at & self.mask]
-
-    def cut(self, str text not None, bint special):
-        cdef Py_ssize_t n = PyUnicode_GET_LENGTH(text), begin = 0, at = 0, end, i
-        cdef int32_t node, found
-        cdef Edge *edge
-        cdef list parts = []
-        while at < n:
-            if not self.begins[<uint64_t> text[at] & 0xFF]:
-                at += 1
-                continue
-            node, found, end = 0, NO_TOKEN, at + 1
-            for i in range(at, n):
-                edge = self.find_edge(node, text[i])
-                if edge.key == 0:
-                    break
-                node = edge.node
-                if self.ends[node] != NO_TOKEN:
-                    found, end = self.ends[node], i + 1
-            if found != NO_TOKEN and (special or not self.special[found]):
-                if begin < at:
-                    parts.append(text[begin:at])
-                parts.append(self.tokens[found])
-                begin = end
-            at = end
-        if begin < n:
-            parts.append(text[begin:])
-        return parts
 
 
 cdef class Joiner:

@@ -1,4 +1,4 @@
-"""Cutting texts and joining letters against their definitions in Python."""
+"""Joining letters against its definition in Python."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtpcore._ext._joining import Cutter, Joiner
+from mtpcore._ext._joining import Joiner
 
 TEXTS = ["a", "b", "c", "aa", "ab", "bc", "aaa", "abc", "bca", "cab", "?"]
 NO_BYTES = np.full(256, -1, np.int32)
@@ -93,15 +93,6 @@ def test_what_lies_outside_is_refused(changes):
         joiner_of(**given | {"ids": IDS | changes.get("ids", {})}).join(["ab"])
 
 
-@pytest.mark.parametrize(
-    ("texts", "tokens", "special"),
-    [(["a"], [], [0]), (["a"], [1], []), ([], [1], []), ([""], [1], [0])],
-)
-def test_texts_to_cut_out_have_a_token_each(texts, tokens, special):
-    with pytest.raises((IndexError, ValueError)):
-        Cutter(texts, tokens, np.array(special, np.uint8))
-
-
 def test_letters_are_tokens_or_bytes_or_unknown():
     """In this order; unknown ones beside each other are one."""
     of_bytes = NO_BYTES.copy()
@@ -111,33 +102,6 @@ def test_letters_are_tokens_or_bytes_or_unknown():
     assert joiner_of(of_bytes=np.arange(256, dtype=np.int32) % 7, unknown=None, merges=[]).join(
         ["é🙂"]
     ) == [byte % 7 for byte in "é🙂".encode()]
-
-
-def cut_by_definition(text, texts, special, hides):
-    """Look at each place for the longest text that begins there."""
-    parts, begin, at = [], 0, 0
-    while at < len(text):
-        found = max((t for t in texts if text.startswith(t, at)), key=len, default=None)
-        end = at + len(found or " ")
-        if found and not (found in special and hides):
-            parts += [text[begin:at], texts.index(found)]
-            begin = end
-        at = end
-    return [part for part in (*parts, text[begin:]) if part != ""]
-
-
-CUT = ["ab", "abcd", "b", "cd", "é", "🙂a", "aaa", "\x00"]
-
-
-@given(
-    st.lists(st.sampled_from([*CUT, *"abcd 🙂éš\x00"])).map("".join),
-    st.sets(st.sampled_from(CUT)),
-    st.booleans(),
-)
-def test_the_leftmost_and_longest_text_is_cut_out(text, special, hides):
-    """As the library does that published tokenizers are written for, hidden ones included."""
-    cutter = Cutter(CUT, [*range(len(CUT))], np.array([t in special for t in CUT], np.uint8))
-    assert cutter.cut(text, not hides) == cut_by_definition(text, CUT, special, hides)
 
 
 @pytest.mark.parametrize("order", [{}, {"scores": np.zeros(len(TEXTS)), "merges": []}])

@@ -47,6 +47,12 @@ def test_special_tokens_are_parsed_where_that_is_asked_for(tmp_path):
     assert made.encode("<extra_id_0>", add_special=False) == [3]
 
 
+def test_a_byte_is_a_token_of_what_is_no_piece_alone(tmp_path):
+    """Its spelling in a text is text, as it is to SentencePiece."""
+    made = read_tokenizer(tokenizer_metadata(write(tmp_path, "bytes"), None, SPECIAL))
+    assert made.decode(made.encode("a <0x41> é")) == "a <0x41> é"
+
+
 def test_metadata(tmp_path):
     model = read_sentencepiece(write(tmp_path, "t5") / "spiece.model")
     n = len(model.pieces)
