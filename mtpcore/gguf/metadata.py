@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from types import GenericAlias
 from typing import Annotated, Any, TypeVar, get_origin, overload
 
@@ -176,6 +177,11 @@ class Fields:
         return values[0]
 
 
+@cache  # as all of its annotations are evaluated
+def _fields(struct: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    return msgspec.structs.fields(struct)
+
+
 def convert(fields: Fields, struct: type[S], prefix: str = "{arch}.") -> S:
     """Fill a struct from metadata.
 
@@ -189,7 +195,7 @@ def convert(fields: Fields, struct: type[S], prefix: str = "{arch}.") -> S:
         Naming the key that is missing or has a wrong value.
     """
     values: dict[str, Any] = {}
-    for field in msgspec.structs.fields(struct):
+    for field in _fields(struct):
         key = prefix + field.encode_name
         if field.required or key in fields:
             values[field.name] = fields.require(key, field.type)

@@ -120,11 +120,11 @@ def _read_by_graphs(model: Model, spec: ModelSpec | DrafterSpec | None) -> set[s
     """
     if spec is None or spec.build is None:
         return set()
-    drafter = spec if isinstance(spec, DrafterSpec) else None
-    main = GraphType.DRAFT if drafter else GraphType.LLM
+    main, drafter, n_heads = GraphType.LLM, None, 1
+    if isinstance(spec, DrafterSpec):
+        assert isinstance(spec.heads.count, int)  # keys are read by now
+        main, drafter, n_heads = GraphType.DRAFT, spec.name, spec.heads.count
     kinds = [main, *(GraphType(name) for name, _ in spec.graphs)]
-    n_heads = drafter.heads.count if drafter else 1
-    assert isinstance(n_heads, int)  # keys are read by now
     programs = [
         model.program(kind, drafter=drafter, head=head) for kind in kinds for head in range(n_heads)
     ]
