@@ -406,10 +406,9 @@ def rendered(template, messages, **more):
 def right(source, conversation):
     """Return what a template may write of a conversation: that of its plain form."""
     formal, texts = plain(**conversation), []
-    contents = [message.get("content") for message in conversation["messages"]]
     as_given = [  # some templates ask whether there is no content
-        message | ({"content": None} if content is None else {})
-        for message, content in zip(formal["messages"], contents, strict=True)
+        message | ({"content": None} if given.get("content", "") is None else {})
+        for message, given in zip(formal["messages"], conversation["messages"], strict=True)
     ]
     in_text = json.loads(json.dumps(formal["messages"]))
     for message in in_text:
