@@ -68,12 +68,13 @@ NO_CONDITION = np.uint64(0)
 
 def spread(block: DeviceArray, table: int, n_parts: int) -> Launch:
     """Copy the parts of a block to where they go, as the table says that begins at a word."""
-    return Launch(_SPREAD, (n_parts, 1), (block, np.int32(table)))
+    return Launch(_SPREAD, (n_parts, 1), _SPREAD.arguments(block=block, table=table))
 
 
 def place(x: DeviceArray, pairs: DeviceArray, y: DeviceArray, n_pairs: int, width: int) -> Launch:
     """Copy rows of x, each of ``width`` words, to rows of y; pairs are of type ``PAIR``."""
-    return Launch(_PLACE, (n_pairs, blocks_of(width)), (x, pairs, y, np.int32(width)))
+    arguments = _PLACE.arguments(x=x, pairs=pairs, y=y, width=width)
+    return Launch(_PLACE, (n_pairs, blocks_of(width)), arguments)
 
 
 class Odds(msgspec.Struct, frozen=True):
@@ -93,7 +94,13 @@ class Odds(msgspec.Struct, frozen=True):
 def weigh(logits: DeviceArray, odds: Odds, n: int) -> Launch:
     """Sum up the mass of all tokens of n choosers' rows."""
     n_logits = logits.shape[-1]
-    arguments = (logits, odds.choosers, odds.tops, odds.totals, np.int32(n_logits))
+    arguments = _WEIGH.arguments(
+        logits=logits,
+        choosers=odds.choosers,
+        tops=odds.tops,
+        totals=odds.totals,
+        n_vocab=n_logits,
+    )
     return Launch(_WEIGH, (n, n_parts(n_logits)), arguments)
 
 
@@ -122,18 +129,25 @@ def judge(
     ``condition`` is set where any sequence goes on; where a pass ``repeats`` one before, where a
     token is another than it chose.
     """
-    weighed = (odds.choosers, odds.rows, odds.tops, odds.totals) if odds else (None,) * 4
-    n_rows = (n, n_depths, n_marks, n_marked)
-    sizes = map(np.int32, (*n_rows, logits.shape[-1], n_tokens, n_readable, repeats))
-    arguments = (
-        ids,
-        steps,
-        marks,
-        logits,
-        *weighed,
-        drafts,
-        *sizes,
-        NO_CONDITION if condition is None else condition,
+    arguments = _DRAFT.arguments(
+        ids=ids,
+        steps=steps,
+        marks=marks,
+        logits=logits,
+        choosers=odds.choosers if odds else None,
+        rows=odds.rows if odds else None,
+        tops=odds.tops if odds else None,
+        totals=odds.totals if odds else None,
+        drafts=drafts,
+        n=n,
+        n_depths=n_depths,
+        n_marks=n_marks,
+        n_marked=n_marked,
+        n_vocab=logits.shape[-1],
+        n_tokens=n_tokens,
+        n_readable=n_readable,
+        repeats=repeats,
+        condition=NO_CONDITION if condition is None else condition,
     )
     return Launch(_DRAFT, (1, 1), arguments)
 
@@ -142,5 +156,7 @@ def complete(
     drafts: DeviceArray, wanted: DeviceArray, n: int, condition: Any, stride: int = WORDS
 ) -> Launch:
     """Let a condition become whether all n wanted drafts, int32[n], were made."""
-    arguments = (drafts, wanted, *map(np.int32, (n, stride)), condition)
+    arguments = _COMPLETE.arguments(
+        drafts=drafts, wanted=wanted, n=n, stride=stride, condition=condition
+    )
     return Launch(_COMPLETE, (1, 1), arguments)
