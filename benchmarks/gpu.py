@@ -28,6 +28,7 @@ from mtpcore import Batch, Context, Generator, Sampling, link, load_model
 from mtpcore.backends.cuda import CudaBackend
 from mtpcore.backends.cuda.device import Device
 from mtpcore.backends.select import select_backend
+from mtpcore.discovery.registry import registry
 
 DEPTH = 1024
 WEIGHTS = ("Q4_K_M", "Q8_0")
@@ -116,7 +117,7 @@ def main() -> None:
     parser.add_argument("--backend", default="cuda")
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
-    backend, rate, waits = select_backend(options.backend), 0.0, None
+    backend, rate, waits = select_backend(options.backend, registry().backends), 0.0, None
     if isinstance(backend, CudaBackend):
         rate, waits = copied(backend), Waits(backend.device)
         print(f"{backend.device.name}: copies at {rate / 1e12:.2f} TB/s; {WANTED}", flush=True)

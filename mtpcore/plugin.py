@@ -16,6 +16,7 @@ from mtpcore.backends.schedule import (
     Stage,
 )
 from mtpcore.boundary.sizes import Count, Depth
+from mtpcore.declarations.backend import BackendSpec
 from mtpcore.declarations.checkpoint import Checkpoint, Config, Key, Rename, Shards, number
 from mtpcore.declarations.companion import Companion
 from mtpcore.declarations.draft_tree import DraftTree
@@ -126,6 +127,7 @@ __all__ = [
     "BEST",
     "Best",
     "BIASES",
+    "BackendSpec",
     "Block",
     "CheckedBatch",
     "Checkpoint",

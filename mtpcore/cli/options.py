@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NoReturn
 
-from mtpcore.backends.select import BACKENDS
 from mtpcore.cli.terminal import note, spell_sampling
 from mtpcore.conversion import OUT_TYPES
 from mtpcore.declarations.spec import TreeShape
+from mtpcore.discovery.registry import registry
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
 from mtpcore.errors import SamplingError
 from mtpcore.lm import default_n_ctx, recommend_sampling
@@ -77,8 +77,9 @@ def text_of(argument: str) -> str:
 
 def backend_name(text: str) -> str:
     """Read the name of a backend, with the number of a device or without."""
-    if text.partition(":")[0] not in BACKENDS:
-        raise argparse.ArgumentTypeError(f"wanted {', '.join(BACKENDS)}, got {text!r}")
+    names = [spec.name for spec in registry().backends]
+    if text.partition(":")[0] not in names:
+        raise argparse.ArgumentTypeError(f"wanted {', '.join(names)}, got {text!r}")
     return text
 
 
@@ -198,7 +199,8 @@ def add_context_options(parser: argparse.ArgumentParser) -> None:
         type=backend_name,
         default="cpu",
         metavar="NAME",
-        help=f"{', '.join(BACKENDS)}, or cuda:1 for the second device (default: %(default)s)",
+        help="cpu, reference, cuda (cuda:1 is the second device), or the name of a plugin's "
+        "(default: %(default)s)",
     )
 
 

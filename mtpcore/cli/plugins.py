@@ -15,7 +15,7 @@ from mtpcore.version import version
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 
-SUMMARY = "List installed plugins: trunks, drafters, which files they fit, what they need"
+SUMMARY = "List installed plugins: trunks, drafters, backends, which files they fit, what they need"
 EXAMPLES = f"""examples:
   mtpcore plugins
   mtpcore plugins -v
@@ -64,6 +64,7 @@ def _describe(plugin: Plugin, selected: str | None) -> dict[str, Any]:
         "error": str(plugin.error) if plugin.error else None,
         "models": [_model(spec) for spec in plugin.models],
         "drafters": [_drafter(spec) for spec in plugin.drafters],
+        "backends": [{"name": spec.name, "source": spec.source} for spec in plugin.backends],
     }
 
 
@@ -113,6 +114,7 @@ def _summary(plugin: dict[str, Any]) -> str:
     parts += _of("trunk ", [model["name"] for model in plugin["models"]])
     heads = [one for one in plugin["drafters"] if not one["variant_of"]]
     parts += _of("drafter ", [f"{one['name']} ({one['shape']})" for one in heads])
+    parts += _of("backend ", [backend["name"] for backend in plugin["backends"]])
     return "; ".join(parts)
 
 
@@ -122,6 +124,8 @@ def _lines(plugin: dict[str, Any]) -> list[str]:
         lines.append("  broken     " + plugin["error"].replace("\n", "\n             "))
     elif not plugin["used"]:
         lines.append(f"  left out   by {SWITCH}")
+    for backend in plugin["backends"]:
+        lines.append(f"  backend    {backend['name']}: {backend['source']}")
     for model in plugin["models"]:
         lines.append(f"  trunk      {model['name']}")
         lines += _matches(model)

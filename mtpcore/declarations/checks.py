@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 import msgspec
 from msgspec.structs import fields
 
+from mtpcore.declarations.backend import BackendSpec
 from mtpcore.declarations.spec import (
     INPUTS,
     Block,
@@ -30,7 +31,14 @@ from mtpcore.declarations.spec import (
 )
 from mtpcore.errors import MtpcoreError, PluginError, spell
 
-__all__ = ["check_codebooks", "check_shape", "check_spec", "check_struct", "check_tree"]
+__all__ = [
+    "check_backend",
+    "check_codebooks",
+    "check_shape",
+    "check_spec",
+    "check_struct",
+    "check_tree",
+]
 
 Matcher: TypeAlias = Callable[[Any, str], bool]
 """Says whether a value, found at a place, is of a type."""
@@ -59,6 +67,27 @@ def check_spec(spec: ModelSpec | DrafterSpec) -> None:
         else:
             _check_trunk(spec)
         _check_slots(spec)
+    except PluginError as error:
+        raise error.at(spell(spec.name)) from None
+
+
+def check_backend(spec: BackendSpec) -> None:
+    """Check the declaration of a backend; it is not imported.
+
+    Raises
+    ------
+    PluginError
+        Naming the field; ``where`` starts with the declaration's name.
+    """
+    try:
+        check_struct(spec, type(spec).__name__)
+        if not spec.name.isidentifier():
+            raise PluginError("a name is an identifier", where="name", got=repr(spec.name))
+        module, colon, name = spec.source.partition(":")
+        if not (colon and name.isidentifier() and all(map(str.isidentifier, module.split(".")))):
+            raise PluginError(
+                "not where a class is", where="source", wanted="module:Class", got=repr(spec.source)
+            )
     except PluginError as error:
         raise error.at(spell(spec.name)) from None
 

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 import pluggy
 
+from mtpcore.declarations.backend import BackendSpec
 from mtpcore.declarations.spec import DrafterSpec, ModelSpec
 
-__all__ = ["hookimpl", "mtpcore_drafters", "mtpcore_models"]
+__all__ = ["hookimpl", "mtpcore_backends", "mtpcore_drafters", "mtpcore_models"]
 
 _hookspec = pluggy.HookspecMarker("mtpcore")
 hookimpl = pluggy.HookimplMarker("mtpcore")
@@ -26,3 +27,8 @@ def mtpcore_models() -> Sequence[ModelSpec]:  # type: ignore[empty-body]
 @_hookspec
 def mtpcore_drafters() -> Sequence[DrafterSpec]:  # type: ignore[empty-body]
     """Return the drafters that the plugin declares."""
+
+
+@_hookspec
+def mtpcore_backends() -> Sequence[BackendSpec]:  # type: ignore[empty-body]
+    """Return the backends that the plugin declares."""

@@ -348,6 +348,7 @@ def _make(file: ModelFile, known: Registry, mtp: bool) -> Model:
         layout=layout,
         keys_read=fields.asked,
         absent=known.absent,
+        backends=known.backends,
     )
 
 
@@ -396,6 +397,7 @@ def _make_standalone(file: ModelFile, fields: Fields, known: Registry) -> Model:
             layout="mtp-only",
             keys_read=fields.asked,
             absent=known.absent,
+            backends=known.backends,
         )
     architectures = {*known.architectures, *(a for s in mine for a in s.fit.architectures)}
     raise ModelFileError(

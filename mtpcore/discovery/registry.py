@@ -1,8 +1,8 @@
 """Which plugins are installed and what they declare: asked once, plain data afterwards.
 
-Plugins are found by the entry-point group ``mtpcore``; the trunks that come with mtpcore pass the
-same hooks. The environment variable ``MTPCORE_PLUGINS`` chooses among third-party plugins: a
-list of names with commas, and empty for none.
+Plugins are found by the entry-point group ``mtpcore``; the trunks and backends that come with
+mtpcore pass the same hooks. The environment variable ``MTPCORE_PLUGINS`` chooses among third-party
+plugins: a list of names with commas, and empty for none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import msgspec
 import pluggy
 
 from mtpcore.boundary.arguments import read
-from mtpcore.declarations.checks import check_spec
+from mtpcore.declarations.backend import BackendSpec
+from mtpcore.declarations.checks import check_backend, check_spec
 from mtpcore.declarations.spec import DrafterSpec, ModelSpec
 from mtpcore.discovery import hookspecs
 from mtpcore.errors import PluginError, spell
@@ -29,8 +30,16 @@ log = logging.getLogger("mtpcore")
 
 SWITCH = "MTPCORE_PLUGINS"
 _GROUP = "mtpcore"
-_BUILT_IN = EntryPoint("trunks", "mtpcore.models", "mtpcore")
-_SPECS = {"mtpcore_models": ModelSpec, "mtpcore_drafters": DrafterSpec}
+_BUILT_IN = (
+    EntryPoint("trunks", "mtpcore.models", "mtpcore"),
+    EntryPoint("backends", "mtpcore.discovery.backends", "mtpcore"),
+)
+_SPECS: dict[str, tuple[type, Any]] = {
+    "mtpcore_models": (ModelSpec, check_spec),
+    "mtpcore_drafters": (DrafterSpec, check_spec),
+    "mtpcore_backends": (BackendSpec, check_backend),
+}
+"""Of each hook what it returns, and how that is checked."""
 
 
 class Plugin(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +58,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     clashes: bool = False
     models: tuple[ModelSpec, ...] = ()
     drafters: tuple[DrafterSpec, ...] = ()
+    backends: tuple[BackendSpec, ...] = ()
     error: PluginError | None = None
 
 
@@ -71,6 +81,12 @@ class Registry(msgspec.Struct, frozen=True):
     def drafters(self) -> tuple[DrafterSpec, ...]:
         """Every drafter."""
         return tuple(spec for plugin in self.plugins for spec in plugin.drafters)
+
+    @property
+    def backends(self) -> tuple[BackendSpec, ...]:
+        """Every backend: those that come with mtpcore, which are always there, and plugins'."""
+        declared = (spec for plugin in self.plugins for spec in plugin.backends)
+        return tuple({spec.name: spec for spec in (*_own_backends(), *declared)}.values())
 
     @property
     def architectures(self) -> dict[str, ModelSpec]:
@@ -103,6 +119,13 @@ class Registry(msgspec.Struct, frozen=True):
             if plugin.error:
                 raise plugin.error
         return _unclaimed(asked)
+
+
+@cache
+def _own_backends() -> tuple[BackendSpec, ...]:
+    """Return the backends that come with mtpcore."""
+    entry = _BUILT_IN[1]
+    return _load([entry], first_party=True).backends
 
 
 @cache
@@ -154,10 +177,11 @@ def _unclaimed(checked: Registry) -> Registry:
     for plugin in checked.plugins:
         if plugin.error and plugin.clashes:
             raise plugin.error
-    claims: dict[tuple[str, str], str] = {}
+    claims = {("backend", spec.name): spec.plugin for spec in _own_backends()}
     for plugin in checked.plugins:
         mine = [("architecture", a) for spec in plugin.models for a in spec.fit.architectures]
         mine += [("drafter", spec.name) for spec in plugin.drafters]
+        mine += [("backend", spec.name) for spec in set(plugin.backends) - set(_own_backends())]
         for claim in mine:
             if claims.get(claim) == plugin.name:
                 raise PluginError(
@@ -180,10 +204,10 @@ def _without(name: str) -> str:
 
 
 def _find(installed: EntryPoints, selected: str | None) -> Iterable[Plugin]:
-    """Yield the plugins, the built-in trunks first, each asked."""
+    """Yield the plugins, those that come with mtpcore first, each asked."""
     wanted = None if selected is None else {n.strip() for n in selected.split(",") if n.strip()}
-    groups: dict[str, list[EntryPoint]] = {_BUILT_IN.value: [_BUILT_IN]}
-    names: dict[str, EntryPoint] = {_BUILT_IN.name: _BUILT_IN}
+    groups = {entry.value: [entry] for entry in _BUILT_IN}
+    names = {entry.name: entry for entry in _BUILT_IN}
     clashes: list[tuple[EntryPoint, EntryPoint]] = []
     for entry in sorted(installed, key=lambda e: (e.name, e.value)):
         other = names.setdefault(entry.name, entry)
@@ -283,8 +307,8 @@ def _declared(plugin: Plugin, module: Any) -> dict[str, Any]:
         ) from error
     if not manager.get_hookcallers(module):
         raise PluginError("no function is a hook", wanted=f"@hookimpl on {' or '.join(_SPECS)}")
-    declared: dict[str, Any] = {"models": (), "drafters": ()}
-    for hook, kind in _SPECS.items():
+    declared: dict[str, Any] = {}
+    for hook, (kind, check) in _SPECS.items():
         for implementation in getattr(manager.hook, hook).get_hookimpls():
             try:
                 specs = implementation.function()
@@ -301,7 +325,7 @@ def _declared(plugin: Plugin, module: Any) -> dict[str, Any]:
                     got=spell(wrong[0])[:80],
                 )
             for spec in specs:
-                check_spec(spec)
+                check(spec)
             _check_variants(specs)
             origin = {"plugin": plugin.name, "version": ", ".join(plugin.distributions)}
             named = tuple(msgspec.structs.replace(spec, **origin) for spec in specs)

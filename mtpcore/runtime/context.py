@@ -145,7 +145,7 @@ class Context(Uncopied):
             checkpoint_bytes,
         )
         kind = GraphType(graph_type)
-        self.backend = select_backend(backend)
+        self.backend = select_backend(backend, model.backends)
         if host is not None and not isinstance(host, Context):
             raise LinkError("a memory is shared with a Context", where="host", got=spell(host))
         plain = drafter is None and kind != GraphType.DRAFT

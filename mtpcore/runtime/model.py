@@ -18,6 +18,7 @@ from mtpcore.acts.guards import exclusive, holding
 from mtpcore.boundary.arguments import expect, read_below
 from mtpcore.boundary.copies import Uncopied
 from mtpcore.boundary.forks import give_lock
+from mtpcore.declarations.backend import BackendSpec
 from mtpcore.declarations.checks import check_codebooks, check_shape, check_struct
 from mtpcore.declarations.draft_model import as_draft_model
 from mtpcore.declarations.spec import (
@@ -93,6 +94,8 @@ class Model(Closing, Uncopied):
         Metadata keys that declarations asked for.
     absent_plugins : str
         Installed plugins that were not asked, and why; empty if there are none.
+    backends : sequence of BackendSpec
+        Those by whose names contexts choose: of mtpcore, and of the plugins that were asked.
     sidecars : tuple of Sidecar
         Files beside the model that may hold its drafter, and which one is used; empty where the
         caller chose.
@@ -117,6 +120,7 @@ class Model(Closing, Uncopied):
         layout: Layout = "combined",
         keys_read: set[str] | None = None,
         absent: str = "",
+        backends: Sequence[BackendSpec] = (),
     ) -> None:
         self._file, self.spec, self.hparams = file, spec, hparams
         self._is_closed = False
@@ -131,7 +135,7 @@ class Model(Closing, Uncopied):
         self.packed, self.repack = PackedWeights(), True
         self._programs: dict[Any, Program] = {}
         give_lock(self, "lock", RLock)
-        self.file_layout, self.absent_plugins = layout, absent
+        self.file_layout, self.absent_plugins, self.backends = layout, absent, backends
         self.keys_read = set() if keys_read is None else keys_read
         self.sidecars: tuple[Sidecar, ...] = ()
         self.draft_model_opener: Callable[[], Model] | None = None

@@ -87,7 +87,10 @@ def check_graphs(
                 threads=context.threads,
                 kv_dtype=kv_dtype,
             )
-            for chosen_backend in (select_backend(subject.backend), subject.definition)
+            for chosen_backend in (
+                select_backend(subject.backend, context.model.backends),
+                subject.definition,
+            )
         )
         rng = np.random.default_rng(seed)
         if program.whole_slot is not None:

@@ -8,15 +8,26 @@ import textwrap
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import toy
 
+from mtpcore import Batch, Context
 from mtpcore.cross.finding import BUILT_IN
 from mtpcore.declarations.spec import TreeShape
 from mtpcore.discovery.loading import load_model
 from mtpcore.discovery.registry import Registry, describe_plugins, load_registry
-from mtpcore.errors import ModelFileError, PluginError
-from mtpcore.plugin import Block, Checkpoint, DrafterSpec, Feed, Fit, Heads, hookimpl
+from mtpcore.errors import BackendError, ModelFileError, PluginError
+from mtpcore.plugin import (
+    BackendSpec,
+    Block,
+    Checkpoint,
+    DrafterSpec,
+    Feed,
+    Fit,
+    Heads,
+    hookimpl,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -309,6 +320,102 @@ DRAFTER = """
     def mtpcore_drafters():
         return [DrafterSpec(name="{0}", fit=Fit(), shape="proposer", proposer=lambda model: None)]
 """
+
+
+BACKEND = """
+    from mtpcore.plugin import BackendSpec, hookimpl
+
+    @hookimpl
+    def mtpcore_backends():
+        return [BackendSpec(name="{0}", source="{1}")]
+"""
+ITS_CLASS = """
+    from mtpcore.backends.reference import ReferenceBackend
+
+    class Mine(ReferenceBackend):
+        name = "mine"
+
+    class Nothing:
+        pass
+"""
+
+
+def test_a_backend_of_a_plugin_is_found(installed, tmp_path):
+    """It is imported when a context asks for it, and computes what a context of it runs."""
+    installed("mtpcore-mine", "mine", "mine_plugin", BACKEND.format("mine", "mine_classes:Mine"))
+    (tmp_path / "mine_classes.py").write_text(textwrap.dedent(ITS_CLASS))
+    known = load_registry()
+    assert [spec.name for spec in known.backends] == ["cpu", "reference", "cuda", "mine"]
+    assert "mine_classes" not in sys.modules
+    with load_model("demo", plugins=known) as model:
+        mine, reference = (Context(model, backend=name) for name in ("mine", "reference"))
+        assert mine.backend is Context(model, backend="mine").backend
+        assert (mine.backend.name, type(mine.backend).__module__) == ("mine", "mine_classes")
+        made = [one.process(Batch([1, 2, 3])).logits for one in (mine, reference)]
+        assert np.array_equal(*made)
+        with pytest.raises(BackendError, match="wanted cpu, reference, cuda, mine; got 'gpu'"):
+            Context(model, backend="gpu")
+
+
+@pytest.mark.parametrize("name", ["cpu", "reference", "cuda"])
+def test_backends_of_mtpcore_are_those_of_any_registry(name):
+    (spec,) = (spec for spec in Registry.of(toy).backends if spec.name == name)
+    assert spec.plugin == "backends"
+    assert spec in load_registry("").backends
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("mine_missing:Mine", "cannot be imported: ModuleNotFoundError"),
+        ("mine_classes:Other", "cannot be imported: AttributeError"),
+        ("mine_classes:Nothing", "what a backend's class made is none"),
+    ],
+)
+def test_a_backend_that_is_not_where_its_declaration_says(installed, tmp_path, source, said):
+    installed("mtpcore-mine", "mine", "mine_plugin", BACKEND.format("mine", source))
+    (tmp_path / "mine_classes.py").write_text(textwrap.dedent(ITS_CLASS))
+    with (
+        load_model("demo", plugins=load_registry()) as model,
+        pytest.raises(BackendError, match=said) as caught,
+    ):
+        Context(model, backend="mine")
+    assert caught.value.where == "'mine' of plugin 'mine'"
+
+
+def backends_of(*specs):
+    class Plugin:
+        __name__ = "mine"
+
+        @staticmethod
+        @hookimpl
+        def mtpcore_backends():
+            return list(specs)
+
+    return Plugin()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"name": "cpu"}, "two plugins claim the backend 'cpu'"),
+        ({"name": "a:1"}, "a name is an identifier"),
+        ({"source": "classes"}, "not where a class is"),
+        ({"source": "classes:"}, "not where a class is"),
+        ({"source": 3}, "wrong type"),
+    ],
+)
+def test_declarations_of_backends_that_are_refused(fields, said):
+    spec = BackendSpec(**{"name": "mine", "source": "classes:Mine"} | fields)
+    error = refused(backends_of(spec))
+    assert said in error.what
+    assert "'mine'" in error.where
+
+
+def test_two_backends_of_one_name_are_refused():
+    spec = BackendSpec(name="mine", source="classes:Mine")
+    other = msgspec.structs.replace(spec, source="classes:Other")
+    assert "two declarations of the backend 'mine'" in refused(backends_of(spec, other)).what
 
 
 GONE = """

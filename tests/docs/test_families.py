@@ -13,7 +13,9 @@ PAGES = {
     for page in sorted((ROOT / "docs" / "families").glob("*.md"))
     if (found := re.search(r"^Plugin `(\w+)`\.", page.read_text("utf-8"), re.MULTILINE))
 }
-PLUGINS = sorted(p.name for p in describe_plugins() if p.first_party and p.name != "trunks")
+PLUGINS = sorted(
+    p.name for p in describe_plugins() if p.first_party and p.name not in ("trunks", "backends")
+)
 plugins = pytest.mark.parametrize("plugin", PLUGINS)
 
 

@@ -326,7 +326,7 @@ def simulate_length(world, length=1.5, n=2, longest=0):
 
 
 def backend(world, name="cpu"):
-    select_backend(name)
+    select_backend(name, mtpcore.discovery.registry.registry().backends)
 
 
 def plugin(world, module=None):

@@ -8,8 +8,8 @@ from harness.every_trunk import write_trunk
 
 from mtpcore import Batch, Context, Generator, Sampling, link, load_model
 from mtpcore.backends.base import CheckedBatch
+from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.reference import ReferenceBackend
-from mtpcore.backends.select import select_backend
 from mtpcore.errors import ModelFileError
 from mtpcore.testing import Runner, Subject, Texts, check_drafts, check_texts
 
@@ -43,7 +43,7 @@ def check_formulas(c, w, drafter, target, kind):
     assert spec.feeds[0].taps == tuple(taps_of(c))
     assert (spec.limit, spec.block.size) == (c.size - c.first, c.size)
     exact = kind == "reference"
-    backend, near = (ReferenceBackend("f64"), 1e-9) if exact else (select_backend("cpu"), 2e-4)
+    backend, near = (ReferenceBackend("f64"), 1e-9) if exact else (CpuBackend(), 2e-4)
 
     def runner(model, graph_type, taps=()):
         named = None if graph_type == "llm" else model.drafters[0].name

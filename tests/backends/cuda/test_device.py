@@ -11,10 +11,12 @@ from harness.families import FAMILIES
 from mtpcore import Batch, Generator
 from mtpcore.backends.cuda import CudaBackend
 from mtpcore.backends.select import select_backend
+from mtpcore.discovery.registry import registry
 from mtpcore.errors import BackendError
 from mtpcore.sampling import Sampling
 
 DEMO = FAMILIES[-1]
+OFFERED = registry().backends
 
 
 def context(backend):
@@ -94,8 +96,9 @@ def test_products_begin_early_where_the_architecture_can(
 
 def test_devices_are_chosen_by_number_and_each_call_finds_its_own(cuda):
     tokens, contexts = DEMO.text(3), [context("cuda:1"), context("cuda"), context("cuda:0")]
-    assert select_backend("cuda:1") is select_backend("cuda:1")
-    assert select_backend("cuda:1").device.name == "Emulated GPU, device 1"
+    second = select_backend("cuda:1", OFFERED)
+    assert second is select_backend("cuda:1", OFFERED) is contexts[0].backend
+    assert second.device.name == "Emulated GPU, device 1"
     rows = [one.process(Batch.of(tokens)).logits.tobytes() for one in contexts]
     assert len({*rows}) == 1
     found = []
@@ -119,7 +122,7 @@ def test_devices_are_chosen_by_number_and_each_call_finds_its_own(cuda):
 )
 def test_names_of_no_device_are_refused(cuda, name, said):
     with pytest.raises(BackendError, match=said):
-        select_backend(name)
+        select_backend(name, OFFERED)
 
 
 def test_a_device_without_room_says_how_much_is_wanted(cuda):
