@@ -152,5 +152,5 @@ def import_cuda(module: str) -> Any:
         raise BackendError(
             "no CUDA device can be used",
             got=f"Python packages are missing ({error})",
-            fix="pip install 'mtpcore[cuda]'",
+            fix="pip install 'mtpcore[cuda]', or use backend='cpu'",
         ) from error
