@@ -161,7 +161,7 @@ def main() -> None:
             runs = [Undone(partial(draft, c), partial(renew, c, n_new)) for c in crosses.values()]
             samples = alternate(runs, given.n, rest=0.0)
             for label, sample in zip(crosses, samples, strict=True):
-                print(f"eight drafts behind {n_new} new tokens, {label:21s}: {sample}")
+                print(f"eight drafts after {n_new} new tokens, {label:21s}: {sample}")
             steps, block = (sample.median for sample in samples)
             print(f"a block is {steps / block:.2f} times as fast")
         for kind in ("dspark", "xpress"):
@@ -174,12 +174,12 @@ def main() -> None:
             run = Undone(partial(draft, cross), partial(renew, cross, 1))
             (sample,) = alternate([run], given.n, rest=0.0)
             outside, n_calls = watch(cross, given.n)
-            print(f"eight drafts of {kind} behind 1 new token: {sample}")
+            print(f"eight drafts of {kind} after 1 new token: {sample}")
             print(f"in {n_calls} calls, and outside of them: {outside}")
 
 
 def draft(cross: mtpcore.Cross) -> None:
-    """Draft eight tokens behind the text."""
+    """Draft eight tokens after the text."""
     assert len(cross.draft(0, N_DRAFTS)) == N_DRAFTS
 
 

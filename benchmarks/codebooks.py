@@ -2,7 +2,7 @@
 
 ``python benchmarks/codebooks.py`` writes a model of CSM-1B's depth decoder (4 layers, 1024 wide, 32
 codebooks of 2051 codes; random weights) with a backbone of one small layer to a temporary folder,
-and prints how long the 31 codes behind the first take: chosen in one call (``Cross.frame``), by 32
+and prints how long the 31 codes after the first take: chosen in one call (``Cross.frame``), by 32
 calls of ``Context.process`` with a choice in Python after each, and by
 ``CsmDepthDecoderForCausalLM.generate`` of transformers, in float32 and bfloat16, each in a process
 of its own (of the interpreter ``--transformers``, by default this one; left out where it has no

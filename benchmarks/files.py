@@ -105,7 +105,7 @@ def _write_plain(path: Path, shape: Shape, times: int) -> None:
 
 
 def _repeat(thin: Path, path: Path, shape: Shape, times: int) -> None:
-    """Write a file whose matrices are those of another, one behind the other."""
+    """Write a file whose matrices are those of another, one after the other."""
     file = open_model_file(thin)
     tensors = []
     for name, size in shape.tensors():

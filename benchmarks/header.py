@@ -1,4 +1,4 @@
-"""Time until a first text is encoded: reading a header with a large vocabulary, and all behind it.
+"""Time until a first text is encoded: reading a header with a large vocabulary, and all after it.
 
 A long text, one long word and many short texts are encoded then. ``python benchmarks/header.py
 [n_tokens | FILE.gguf]`` prints median and range of ten runs in seconds of CPU time: of a made

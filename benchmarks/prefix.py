@@ -2,7 +2,7 @@
 
 ``python benchmarks/prefix.py MODEL.gguf [-n 8000] [--more 100] [--turns 3]``: in each turn a prompt
 of ``n`` tokens and ``more`` others is read cold; then the text goes on with so many further tokens
-(the next turn of a conversation); then comes a prompt with the same ``n`` tokens and others behind
+(the next turn of a conversation); then comes a prompt with the same ``n`` tokens and others after
 them (the same instructions, another question). Printed are the medians, their shares of the cold
 time, how many tokens were processed, and what a state of recurrent layers takes.
 """
@@ -30,7 +30,7 @@ def main() -> None:
     )
     parser.add_argument("model")
     parser.add_argument("-n", type=int, default=8000, help="tokens that the prompts share")
-    parser.add_argument("--more", type=int, default=100, help="tokens behind them, of each prompt")
+    parser.add_argument("--more", type=int, default=100, help="tokens after them, of each prompt")
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
     model = mtpcore.load_model(options.model)

@@ -1,4 +1,4 @@
-"""Tokens over time from the loading of a file: weights packed first, behind tokens, or never.
+"""Tokens over time from the loading of a file: weights packed first, after tokens, or never.
 
 ``python benchmarks/readiness.py`` generates a 1 GB file once and starts fresh processes, in turn
 with each way and in changing order, page cache warm. Where ``llama-cpp-python`` is installed,
@@ -66,7 +66,7 @@ peak = next(int(line.split()[1]) / 1e6 for line in lines if line.startswith("VmH
 print(json.dumps([times, peak]))
 """
 PEERS = ("llama.cpp, repack", "llama.cpp") if importlib.util.find_spec("llama_cpp") else ()
-WAYS = ("first", "behind", "never", *PEERS)
+WAYS = ("first", "after", "never", *PEERS)
 WHAT = ("first token", "tokens in 1 s", "tokens in 3 s", "full speed after", "peak memory, GB")
 
 

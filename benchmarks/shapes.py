@@ -15,8 +15,8 @@ __all__ = ["SHAPES", "HybridShape", "Shape", "byte_letters", "scaled_down", "spr
 class Shape(msgspec.Struct, frozen=True):
     """A family's architecture in some size.
 
-    ``n_experts`` experts of ``expert_width`` are in every block behind the first ``n_dense``;
-    ``n_nextn`` is the number of drafting blocks behind the trunk.
+    ``n_experts`` experts of ``expert_width`` are in every block after the first ``n_dense``;
+    ``n_nextn`` is the number of drafting blocks after the trunk.
     """
 
     architecture: str
@@ -37,7 +37,7 @@ class Shape(msgspec.Struct, frozen=True):
 
     @property
     def n_blocks(self) -> int:
-        """Blocks in the file: the trunk's layers and what drafts behind them."""
+        """Blocks in the file: the trunk's layers and what drafts after them."""
         return self.n_layers + self.n_nextn
 
     @property

@@ -1,7 +1,7 @@
 """Measure encoder and decoder against transformers and llama.cpp, on a file of T5-small's shape.
 
 ``python benchmarks/t5.py [--threads 2] [--turns 5] [--transformers PYTHON]``: a prompt of 128
-tokens is encoded, and 64 tokens are decoded greedily behind it, by each program in turn. Printed
+tokens is encoded, and 64 tokens are decoded greedily after it, by each program in turn. Printed
 are the medians of both parts, their spread, and how many times as long as ours the others take. The
 weights are random (60 M parameters); mtpcore and llama.cpp read them in F32, as transformers has
 them, and in Q8_0.

@@ -40,7 +40,7 @@ class Sample(list[float]):
 
 @dataclass(frozen=True)
 class Undone:
-    """A call, and one that puts everything back behind it, which is not timed."""
+    """A call, and one that puts everything back after it, which is not timed."""
 
     run: Callable[[], object]
     undo: Callable[[], object]

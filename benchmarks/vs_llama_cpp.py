@@ -6,7 +6,7 @@ beside it a table and a chart of what n rows cost. ``--show`` only renders them 
 
 Cells: ``decode`` (64 tokens after 512), ``verify`` (1 to 8 rows of one sequence after 512, all
 logits, then removed), ``prefill`` (512 tokens), ``accuracy`` (logits against exact weights in
-float64, on few layers of the same types), ``load`` (file to first token, weights packed behind
+float64, on few layers of the same types), ``load`` (file to first token, weights packed after
 it and never), ``speculation`` (three drafts, 2.8 tokens a round by simulated acceptance, against
 mtpcore without drafts; only files with a head; of hybrids also what llama.cpp gains with its own;
 the same from a draft vocabulary of 32,768 tokens where there are more).

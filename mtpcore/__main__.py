@@ -18,7 +18,7 @@ def run() -> int:
 
     Before a command has begun, and after it has ended, Ctrl-C ends the process at once. In between
     the first one is an exception, as always, and the second ends the process. Where somebody has
-    Ctrl-C ignored, as shells do for what runs behind them, that stays.
+    Ctrl-C ignored, as shells do for what runs in the background, that stays.
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         from mtpcore.cli import main

@@ -164,7 +164,7 @@ def head(n_logits=N_LOGITS, factor=3.0, edit=lambda matrix: None, repack=True, s
 
 
 def post_head(attends=True, seed=31, n_logits=N_LOGITS, adds=True, edit=lambda table: None):
-    """A graph behind a block: of a token and the block's row, which are joined in one slot.
+    """A graph after a block: of a token and the block's row, which are joined in one slot.
 
     ``attends``: to the rows before it, too. ``adds``: its logits to the block's; without that they
     are what one product makes. ``edit`` changes the table of tokens.

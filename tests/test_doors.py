@@ -33,7 +33,7 @@ def test_every_call_is_done_or_refused_and_changes_nothing_then(said):
     assert said[:-1] == []
 
 
-def test_the_calls_reach_what_is_behind_the_doors(said):
+def test_the_calls_reach_what_is_after_the_doors(said):
     """As they are meant all doors open, but those to files that are not there, ..."""
     assert said[-1]["refused as they are meant"] == [
         "Context.receive",  # of a model without an encoder

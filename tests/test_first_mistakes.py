@@ -75,7 +75,7 @@ def test_a_layer_that_is_not_there(model):
     assert "layer_input:2" in caught.value.wanted
 
 
-def test_what_to_do_behind_a_rollback_is_said(model):
+def test_what_to_do_after_a_rollback_is_said(model):
     cross = mtpcore.link(mtpcore.Context(model))
     with pytest.raises(mtpcore.BatchError, match="nothing to continue from") as caught:
         cross.draft(0, 3)

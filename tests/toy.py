@@ -17,7 +17,7 @@ class Hparams:
     def __init__(self, fields, tensors):
         self.n_vocab, self.width = tensors["token_embd.weight"].shape
         heads = [n for n in range(8) if f"blk.{n}.join.weight" in tensors]
-        declared = fields.get("{arch}.n_heads_behind", int, 0)
+        declared = fields.get("{arch}.n_heads_after", int, 0)
         n_blocks = fields.require("{arch}.block_count", int)
         self.n_layers = min(heads) if heads else n_blocks - declared
         self.n_drafter_blocks = len(heads)
@@ -51,7 +51,7 @@ HEAD = DrafterSpec(
     fit=Fit(
         architectures=frozenset({"toy"}),
         tensors=("blk.{n}.join.weight", "blk.{n}.norm.weight"),
-        count_key="{arch}.n_heads_behind",
+        count_key="{arch}.n_heads_after",
     ),
     build=head,
     feeds=(Feed(slot="hidden", recycle="hidden"),),
@@ -117,7 +117,7 @@ def write(path, tensors, *, heads=0, n_blocks=None, architecture="toy", types="F
     counts = {
         f"{architecture}.block_count": N_LAYERS + heads if n_blocks is None else n_blocks,
         f"{architecture}.embedding_length": WIDTH,
-        **({f"{architecture}.n_heads_behind": heads} if heads else {}),
+        **({f"{architecture}.n_heads_after": heads} if heads else {}),
     }
     write_model_file(path, architecture, counts | metadata, tensors, types)
     return path

@@ -3,7 +3,7 @@
     python tools/csm_references.py tests/data/csm
 
 Needs torch and transformers 5. ``refs.npz`` gets, of a prompt of text and three frames of codes, in
-float32 and greedy: ``frames`` int32[n, codebooks], ``hidden`` (the backbone's newest row behind its
+float32 and greedy: ``frames`` int32[n, codebooks], ``hidden`` (the backbone's newest row after its
 norm) and ``first`` (its logits) of each, ``depth`` float32[n, codebooks - 1, codes], the depth
 decoder's logits of each code; and ``spoken``, the frames that ``generate`` makes of the text alone.
 """
@@ -46,7 +46,7 @@ def load() -> Any:
 
 
 def decode(model: Any, hidden: torch.Tensor, first: int) -> tuple[list[int], np.ndarray]:
-    """Return a frame, and the logits of its codes behind the first."""
+    """Return a frame, and the logits of its codes after the first."""
     codes, logits = [first], []
     for _ in range(csm.N_CODEBOOKS - 1):
         ids = torch.tensor([[0, *codes]])

@@ -5,7 +5,7 @@
 Needs torch and transformers 5. ``refs.npz`` gets for each shape, of one text and float32 weights,
 ``logits`` and ``hidden`` (after the final norm); ``layers``, the input of each layer; the same two
 ``with images``, where rows of an image see each other. For each
-assistant, of drafts behind the first n tokens and the next one, for each n of ``n``: ``drafts``,
+assistant, of drafts after the first n tokens and the next one, for each n of ``n``: ``drafts``,
 and the ``logits`` and ``hidden`` rows that they come from. Of the target's layers with a window the
 assistant is given as many of the newest keys as the window counts.
 """

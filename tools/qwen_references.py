@@ -70,7 +70,7 @@ class Models:
         assign(self.layer, self.made, "mtp.layers.0.")
 
     def normed(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        """Return rows behind one of the head's norms."""
+        """Return rows after one of the head's norms."""
         norm = self.norm(qwen.WIDTH, eps=qwen.EPS)
         assign(norm, self.made, f"mtp.{name}.")
         return norm(rows)

@@ -5,7 +5,7 @@
 Needs torch, transformers 4.57 and qwen-tts 0.1; of the packages for sound that it imports nothing
 is used here, so that they may be missing. ``refs.npz`` gets, of each speech in ``SPEECHES``, in
 float32 and greedy: ``frames`` int32[n, codebooks], ``hidden`` float32[n, width] (the talker's
-newest row behind its norm), ``first`` float32[n + 1, ids] (its logits, those of the frame that was
+newest row after its norm), ``first`` float32[n + 1, ids] (its logits, those of the frame that was
 not written included), and ``depth`` float32[n, codebooks - 1, codes], the code predictor's logits
 of each code; the names go on with the number of the speech. ``wide`` are the frames of the first
 speech where the code predictor is as wide as the talker and projects nothing.

@@ -55,7 +55,7 @@ def block_loss(trunk: Glm, drafter: Dflash, tokens: Tensor, starts: Tensor) -> T
     """Return the cross-entropy of each row against the trunk's distribution, [rows]."""
     taps, wanted = read(trunk, tokens, drafter.shape.taps)
     logits = trunk.output(drafter(trunk, tokens, taps, starts))
-    # Row i of a block foresees the token behind its place n + i - 1.
+    # Row i of a block foresees the token after its place n + i - 1.
     places = starts[:, None] + torch.arange(logits.shape[2])
     losses = F.cross_entropy(
         logits.flatten(0, 2), wanted[:, places].flatten(0, 2), reduction="none"

@@ -31,7 +31,7 @@ Run = Callable[[Engine], object]
 class Task(NamedTuple):
     """What engines do: the cell, its tokens, what tells the best setting, and what is timed.
 
-    ``undo`` puts an engine back behind either, and is not timed: llama.cpp copies what recurrent
+    ``undo`` puts an engine back after either, and is not timed: llama.cpp copies what recurrent
     layers held, which would cost it a part of what a token costs.
     """
 

@@ -52,7 +52,7 @@ PEERS = {"repack, fa on": 1, "no-repack, fa on": 0}
 def measure_loading(
     name: str, path: Path, threads: int, pairs: int, hold: Hold, *, peer: bool = True
 ) -> Iterator[Found]:
-    """Yield ``load`` and ``load mapped``: weights packed behind the first token, or never.
+    """Yield ``load`` and ``load mapped``: weights packed after the first token, or never.
 
     ``packed`` is how many seconds it takes until all are packed, if that follows at once. A virtual
     machine may have to ask its host for memory, page by page, which takes longer than all else. So

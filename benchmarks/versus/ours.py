@@ -21,13 +21,13 @@ class Engine(Protocol):
     filled: int
 
     def process(self, tokens: Sequence[int], every: bool = False) -> np.ndarray:
-        """Run tokens behind those there are; return logits f32[n, n_vocab] of all, or the last."""
+        """Run tokens after those there are; return logits f32[n, n_vocab] of all, or the last."""
 
     def fill(self, tokens: Sequence[int]) -> None:
         """Hold these tokens and no others."""
 
     def rewind(self, depth: int) -> None:
-        """Forget what lies behind ``depth`` tokens: none, or those that were filled in."""
+        """Forget what lies after ``depth`` tokens: none, or those that were filled in."""
 
 
 class Ours:
@@ -40,7 +40,7 @@ class Ours:
         self._tokens: list[int] = []
 
     def process(self, tokens: Sequence[int], every: bool = False) -> np.ndarray:
-        """Run tokens behind those there are."""
+        """Run tokens after those there are."""
         batch = mtpcore.Batch.of(tokens, pos=self.depth, outputs="all" if every else "last")
         out = self.context.process(batch)
         self.depth += len(tokens)
@@ -58,7 +58,7 @@ class Ours:
         self.filled, self._tokens = len(tokens), list(tokens)
 
     def rewind(self, depth: int) -> None:
-        """Forget what lies behind ``depth`` tokens."""
+        """Forget what lies after ``depth`` tokens."""
         try:
             self.context.rewind(0, depth)
         except mtpcore.CapacityError:  # recurrent layers have no state there any more

@@ -88,7 +88,7 @@ class Peer:
         self._states: ctypes.Array[ctypes.c_uint8] | None = None
 
     def process(self, tokens: Sequence[int], every: bool = False) -> np.ndarray:
-        """Run tokens behind those there are; return logits f32[n, n_vocab] of all, or the last."""
+        """Run tokens after those there are; return logits f32[n, n_vocab] of all, or the last."""
         n = len(tokens)
         self._write(tokens, self.depth, every)
         if llama_cpp.llama_decode(self.context, self.batch) != 0:
@@ -137,7 +137,7 @@ class Peer:
             llama_cpp.llama_state_seq_get_data_ext(self.context, self._states, size, 0, RECURRENT)
 
     def rewind(self, depth: int) -> None:
-        """Forget what lies behind ``depth`` tokens: none, or those that were filled in."""
+        """Forget what lies after ``depth`` tokens: none, or those that were filled in."""
         if depth and (kept := self._states) is not None:
             llama_cpp.llama_state_seq_set_data_ext(self.context, kept, len(kept), 0, RECURRENT)
         if not llama_cpp.llama_memory_seq_rm(self.memory, 0, depth, -1):

@@ -64,7 +64,7 @@ class PeerRounds:
         self._read(text, self._rows(self.target, len(text)))
 
     def round(self, text: Sequence[int], n_accepted: int) -> None:
-        """Draft behind the text there is, verify ``text`` of 1 + drafts, keep 1 + ``n_accepted``.
+        """Draft after the text there is, verify ``text`` of 1 + drafts, keep 1 + ``n_accepted``.
 
         Drafts are those of ``text``, whatever the head chooses.
         """

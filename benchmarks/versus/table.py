@@ -41,7 +41,7 @@ fifth of the layers of 35B-A3B, an eighth of its experts and an eighth of its vo
 | sequences-n | 32 tokens of each of n sequences at once, after 64 |
 | speculation | three drafts in a round, which counts as 2.8 tokens; ratio: our speed-up by drafts |
 | speculation-n | the same, where tokens are drafted from a draft vocabulary of n |
-| load, load mapped | imported library to first token: weights packed behind it, or never |
+| load, load mapped | imported library to first token: weights packed after it, or never |
 | accuracy | RMS error of logits over their deviation, against float64; median of seven texts |
 
 | further figure | meaning |

@@ -25,7 +25,7 @@ class Work(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, model: mtpcore.Model, *, head: bool = False, n_logits: int | None = None) -> Work:
-        """Count over a model's tensors, of the trunk or of what comes behind it.
+        """Count over a model's tensors, of the trunk or of what comes after it.
 
         ``n_logits`` is how many rows of the output matrix are read: by default all.
         """

@@ -18,7 +18,7 @@ def newest_frames() -> dict[int, FrameType]:
     """
     was_enabled = gc.isenabled()
     try:
-        gc.disable()  # within the block: an interrupt right behind it would leave it so
+        gc.disable()  # within the block: an interrupt right after it would leave it so
         return sys._current_frames()
     finally:
         if was_enabled:

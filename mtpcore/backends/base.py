@@ -118,14 +118,14 @@ class Plan(Protocol):
 
     @property
     def bytes_to_pack(self) -> int:
-        """Bytes of weights that are still to be packed behind runs; other threads may ask."""
+        """Bytes of weights that are still to be packed after runs; other threads may ask."""
 
     @property
     def is_warm(self) -> bool:
         """Whether the last run took no longer than such runs will: it tried out nothing."""
 
     def prepare(self) -> None:
-        """Pack at once all weights that are to be packed behind runs."""
+        """Pack at once all weights that are to be packed after runs."""
 
     def run(self, batch: CheckedBatch, memory: Memory | None) -> dict[str, NDArray[Any]]:
         """Run all rows (at most ``n_batch``) and return new arrays by output name.
@@ -167,7 +167,7 @@ class Backend(Protocol):
 
     name: str
     guarantee: str
-    packs_behind_runs: bool
+    packs_after_runs: bool
     """Whether plans run before all weights are packed; else the first run packs what is left."""
     on_host: bool
     """Whether plans run on the host. Else they also choose tokens after texts, and a schedule may

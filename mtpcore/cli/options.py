@@ -229,7 +229,7 @@ def add_room_options(group: argparse._ArgumentGroup) -> None:
         "--when-full",
         choices=("stop", "shift"),
         default="stop",
-        help="when the context is full the text ends, or half of what lies behind the first tokens "
+        help="when the context is full the text ends, or half of what lies after the first tokens "
         "is dropped, the rest is processed again, and the text goes on (default: %(default)s)",
     )
     group.add_argument(

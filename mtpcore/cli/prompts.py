@@ -64,7 +64,7 @@ def read_prompt(options: argparse.Namespace, model: Model) -> TokenizedPrompt:
 
 
 def _join(options: argparse.Namespace) -> str:
-    """Return the text of the options, behind what comes through a pipe."""
+    """Return the text of the options, after what comes through a pipe."""
     if options.file is not None:
         return _read(options.file)
     piped = _read("-") if _is_piped() else ""

@@ -211,7 +211,7 @@ def _write(
     options: argparse.Namespace,
     before: str,
 ) -> bool:
-    """Write the text while it is made, behind a prompt; return whether it was interrupted."""
+    """Write the text while it is made, after a prompt; return whether it was interrupted."""
     live = None
     if not options.json:
         colour = uses_colour(options.color, sys.stdout)

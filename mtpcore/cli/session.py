@@ -73,7 +73,7 @@ def open_session(
 ) -> Session:
     """Make the context, link the drafter, and make the plans.
 
-    What is timed packs weights first; and so does a backend that cannot pack them behind runs.
+    What is timed packs weights first; and so does a backend that cannot pack them after runs.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def open_session(
     """
     session = _link(options, model, n_ctx)
     _make_plans(session.cross)
-    if pack or not session.llm.backend.packs_behind_runs:
+    if pack or not session.llm.backend.packs_after_runs:
         _pack(session.cross)
     return session
 

@@ -23,7 +23,7 @@ class Turns:
     r"""Reads turns from standard input.
 
     A line is a turn; lines between ``\"\"\"`` and ``\"\"\"`` are one, and so are lines that end
-    with a backslash and the line behind them. At a terminal lines can be edited, a text of several
+    with a backslash and the line after them. At a terminal lines can be edited, a text of several
     lines that is pasted is one turn, and turns of earlier chats come back.
 
     Parameters

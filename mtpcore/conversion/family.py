@@ -30,7 +30,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     main : Checkpoint
         The trunk's table, or that of a drafter with a file of its own.
     heads : Checkpoint or None
-        The table of heads behind the trunk, where the checkpoint has some.
+        The table of heads after the trunk, where the checkpoint has some.
     n_heads : int
         Of these, or of a drafter with a file of its own that has a block for each head.
     n_declared : int
@@ -310,7 +310,7 @@ def count_heads(heads: str, names: Iterable[str], n_layers: int, folder: Path) -
     Raises
     ------
     ModelFileError
-        They are not numbered one after the other, from 0 or behind the trunk's layers.
+        They are not numbered one after the other, from 0 or after the trunk's layers.
     """
     if not heads:
         return 0

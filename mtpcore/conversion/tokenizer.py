@@ -177,7 +177,7 @@ def tokenizer_metadata(
 def with_control_tokens(
     metadata: Mapping[str, MetadataValue], texts: Sequence[str]
 ) -> dict[str, MetadataValue]:
-    """Return the keys of a vocabulary that has these control tokens behind its own."""
+    """Return the keys of a vocabulary that has these control tokens after its own."""
     tokens, types = metadata[f"{_KEY}tokens"], metadata[f"{_KEY}token_type"]
     assert isinstance(tokens, list)
     assert isinstance(types, np.ndarray)

@@ -78,7 +78,7 @@ def _check(
 def read_values(
     planned: PlannedTensor, plan: ConversionPlan, config: Config
 ) -> Iterator[np.ndarray]:
-    """Yield a tensor's values, float32 or integers, one behind the other.
+    """Yield a tensor's values, float32 or integers, one after the other.
 
     A source without a change comes in pieces of some rows, a stack of experts one by one, another
     source whole.

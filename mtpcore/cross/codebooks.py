@@ -41,7 +41,7 @@ class FrameJob(msgspec.Struct, frozen=True):
 
 
 class CodebookDecoder:
-    """The graph that chooses the codes of a frame behind the first, one after the other.
+    """The graph that chooses the codes of a frame after the first, one after the other.
 
     It reads the target's row of a sequence at place 0 and the code before at each other one; all
     codes of a frame, of all sequences, are chosen in one call. Code i of the frame at place n is

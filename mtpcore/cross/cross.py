@@ -381,7 +381,7 @@ class Cross(Uncopied):
 
         For models that write codes (``Model.codebooks``). The first code is chosen from the
         target's logits, without marks but the one that ends a text; the others are chosen by the
-        graph behind it, all in one call. Nothing is stored: the frame becomes the next row when
+        graph after it, all in one call. Nothing is stored: the frame becomes the next row when
         ``llm.process(Batch(codes=...))`` reads it. ``Frames`` does both for many requests.
 
         Parameters
@@ -391,7 +391,7 @@ class Cross(Uncopied):
             Code i of the frame at place n is chosen with the noise of index ``n * count + i`` of
             the settings' stream, so it does not depend on what else runs.
         depth_sampling : Sampling, or mapping of seq to Sampling, optional
-            Other settings for the codes behind the first. Biases and penalties hold for the first
+            Other settings for the codes after the first. Biases and penalties hold for the first
             codes alone. Default: those of ``sampling``.
         earlier : mapping of seq to int32[n], optional
             First codes of the frames before, for penalties.
@@ -537,7 +537,7 @@ class Cross(Uncopied):
     def shift(self, seq: int, *, keep: int, drop: int) -> None:
         """Drop tokens in the middle of a sequence, in every role, to make room at its end.
 
-        The tokens behind them are processed again at their new positions, so that every role is in
+        The tokens after them are processed again at their new positions, so that every role is in
         the state that it would have if it had never seen the dropped ones. That takes as long as
         reading the tokens that move. The pending token stays, and so does what counts as prompt for
         the penalties; later tokens are chosen as in a text of the new length.
@@ -548,12 +548,12 @@ class Cross(Uncopied):
         keep : int
             How many of the first tokens stay where they are.
         drop : int
-            How many tokens behind them are dropped; one at least remains.
+            How many tokens after them are dropped; one at least remains.
 
         Raises
         ------
         BatchError
-            No such sequence or places; or, behind those that are dropped, embedding rows or tokens
+            No such sequence or places; or, after those that are dropped, embedding rows or tokens
             that were given positions of their own.
         LinkError
             A draft is undecided, or the target reads rows of another role by their places.

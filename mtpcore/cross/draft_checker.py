@@ -73,7 +73,7 @@ class DraftChecker:
         return tree.select(kept)
 
     def room(self, n: int) -> int:
-        """Return how many nodes a tree has at most, behind n tokens."""
+        """Return how many nodes a tree has at most, after n tokens."""
         llm = self._target
         return min(llm.n_ctx - n, llm.n_batch - 1, llm.longest_draft - 1)
 

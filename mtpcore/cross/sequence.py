@@ -38,7 +38,7 @@ class Verdict(msgspec.Struct, frozen=True):
     the token that was pending and the accepted drafts. ``path`` are the accepted drafts by their
     number in the draft: 0, 1, 2, ... of a chain, the nodes on the way of a tree.
 
-    Where no token was left to choose behind them, ``next_token`` is -1, and none of ``tokens``: a
+    Where no token was left to choose after them, ``next_token`` is -1, and none of ``tokens``: a
     generator ends the text, and ``Cross.verify`` raises.
     """
 
@@ -50,7 +50,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether no token was left to choose behind the accepted drafts."""
+        """Whether no token was left to choose after the accepted drafts."""
         return self.next_token < 0
 
 
@@ -253,7 +253,7 @@ class SequenceStates:
         return state.sampler(sampling, kind, self._scratch)
 
     def sampler_of_codes(self, seq: int, sampling: Sampling) -> Sampler:
-        """Return a sequence's sampler of the codes of a frame behind the first.
+        """Return a sequence's sampler of the codes of a frame after the first.
 
         Settings that speak of tokens are left to the first code: biases, and penalties for what
         came before, which was of other codebooks.

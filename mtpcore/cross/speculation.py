@@ -298,7 +298,7 @@ class Speculation:
         if state.rows.end:
             readers = [d for d in self.drafters.values() if d.reads_rows]
             lengths = [one.lengths[seq] for d in readers for one in d.runners.values()]
-            state.rows = state.rows.behind(min(lengths))
+            state.rows = state.rows.after(min(lengths))
 
     # Verifying
 
@@ -515,7 +515,7 @@ class Speculation:
         """Forget everything of a sequence from place ``n`` on, in every role.
 
         Where recurrent layers have no state of this place any more, all roles go back to the
-        nearest one before it that they have, and the target processes the tokens behind that again.
+        nearest one before it that they have, and the target processes the tokens after that again.
         Rows have the same bits as before: an act that fails half-way is taken back as any other.
         """
         state, place = self.states[seq], self.nearest(seq, n)
@@ -551,7 +551,7 @@ class Speculation:
         """Return the greatest place, at most ``n``, that every role can go back to; 0: none.
 
         Recurrent layers have states of few places, and a sliding window has lost what lies far
-        behind it.
+        after it.
         """
         place = self.nearest(seq, n)
         try:
@@ -582,7 +582,7 @@ class Speculation:
         self.links.rewind(seq, n)
 
     def shift(self, seq: int, keep: int, drop: int) -> None:
-        """Process the tokens behind ``keep + drop`` again, behind the first ``keep`` ones.
+        """Process the tokens after ``keep + drop`` again, after the first ``keep`` ones.
 
         The act that this is part of writes over rows of the target: ``Overwritten`` brings them
         back if it fails.

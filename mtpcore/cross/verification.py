@@ -163,7 +163,7 @@ def _match_chain(
 
 
 def _verdict(chosen: Sequence[int], path: Sequence[int], *, pending: int) -> Verdict:
-    """Return what was chosen: the drafts of a path, and behind them a token, or -1."""
+    """Return what was chosen: the drafts of a path, and after them a token, or -1."""
     return Verdict(
         accepted=len(path),
         next_token=chosen[-1],

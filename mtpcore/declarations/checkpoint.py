@@ -48,7 +48,7 @@ class Config:
     file : str
         For errors.
     n_drafter_blocks : int
-        Blocks of heads that the file gets behind them; 0 where heads are left out.
+        Blocks of heads that the file gets after them; 0 where heads are left out.
     n_own_heads : int
         Heads that the tensors count in a file of their own; 0: the configuration counts its layers.
     target : Config or None
@@ -203,7 +203,7 @@ class Shards(msgspec.Struct, frozen=True, kw_only=True):
     Each rank holds its share of every part, and its last block of scales may reach over its end.
     ``parts(config, n)`` returns the parts' rows in the whole matrix of layer n, as of q, k and v;
     ``ranks`` are the numbers of ranks to try, the first that the scales fit is taken. The parts
-    come out whole, one behind the other. Matrices without scales are left as they are.
+    come out whole, one after the other. Matrices without scales are left as they are.
     """
 
     parts: Callable[..., tuple[int, ...]]
@@ -226,7 +226,7 @@ class Rename(msgspec.Struct, frozen=True):
         or of a source that holds several. Only shapes may decide what shape it returns.
     layers : callable, optional
         ``layers(config)`` returns the numbers that ``{n}`` takes. Default: in a trunk's table its
-        layers, in a head's the blocks behind them, in the table of a drafter with a file of its
+        layers, in a head's the blocks after them, in the table of a drafter with a file of its
         own all of them.
     optional : bool or callable
         Whether the checkpoint may lack it, or ``optional(config)`` that says so.
@@ -319,7 +319,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         may return None for no key. ``{arch}.block_count`` and ``{arch}.nextn_predict_layers`` are
         written by ``convert`` itself. Floats must be floats: see ``number``.
     heads : str
-        Of heads, behind a trunk or in a file of their own: name of a tensor that each has, with
+        Of heads, after a trunk or in a file of their own: name of a tensor that each has, with
         ``{n}`` or ``{i}``. They are counted by it.
     counts : tuple of str
         Paths of the configuration that say how many heads there are. Where it disagrees with the
@@ -342,7 +342,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         family's files name, where the checkpoint itself does not say which they are; or
         ``special_tokens(config)`` that returns them, where the family has several vocabularies.
     more_tokens : callable, optional
-        ``more_tokens(config)`` yields texts of control tokens behind those of the tokenizer.
+        ``more_tokens(config)`` yields texts of control tokens after those of the tokenizer.
     companion : Checkpoint, optional
         Tensors and metadata of the file beside the model's, as ``ModelSpec.companion`` reads it;
         nothing else of this table counts.

@@ -1,7 +1,7 @@
 """Checks of declarations: types of all fields, and rules between them.
 
 Python does not check a struct's fields when a plugin fills it in; this does, at the door, so that
-nothing behind it has to.
+nothing after it has to.
 """
 
 from __future__ import annotations

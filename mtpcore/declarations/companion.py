@@ -23,7 +23,7 @@ class Companion(msgspec.Struct, frozen=True, kw_only=True):
         What it says in ``general.architecture``.
     tensors : tuple of (str, tuple of str)
         What the graphs call a tensor, and the names in the file: of one tensor, or of several whose
-        rows come one behind the other. ``{n}`` stands for a number.
+        rows come one after the other. ``{n}`` stands for a number.
     metadata : callable
         ``metadata(model, companion)`` returns keys and values that follow from both files, with
         ``{arch}`` for the model's architecture; those that the model's file has itself hold. The

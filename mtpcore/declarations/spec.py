@@ -272,7 +272,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     token of the others. Whether rows see each other both ways is said by the graph's attention: if
     so, the pass always has ``size`` rows, else as many as drafts are wanted.
 
-    ``from_pending``: each row drafts the token behind it, the pending token's row the first one;
+    ``from_pending``: each row drafts the token after it, the pending token's row the first one;
     otherwise each mask's row drafts the token in its own place.
 
     ``entries`` names the further graph that stores keys and values of the tokens before the block,
@@ -281,9 +281,9 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     other: for each it reads what the drafting graph made of the row, and the token before.
 
     With ``passes`` the post-head chooses all drafts at once, and does so ``passes`` times: each
-    pass has the rows of all drafts, and reads behind them what the pass before has chosen, the
+    pass has the rows of all drafts, and reads after them what the pass before has chosen, the
     first one what the drafting graph alone would draft. Its rows may see each other, but none
-    behind their own.
+    after their own.
     """
 
     size: int | str | Key
@@ -310,7 +310,7 @@ class Codebooks(msgspec.Struct, frozen=True, kw_only=True):
         Codes of a codebook, and so logits of the graph that chooses them.
     first_size : int
         Logits of the trunk, and ids that a row may have for its first code, where they are more
-        than ``size``: those behind the codes are marks, for prompts. None of them is ever chosen
+        than ``size``: those after the codes are marks, for prompts. None of them is ever chosen
         but ``end``. 0: as many as ``size``.
     graph : str
         The type of the graph that chooses the others, among ``ModelSpec.graphs``.

@@ -34,7 +34,7 @@ def check_shift(cross: Cross, request: Request) -> None:
         return
     if request.rows is not None:
         raise BatchError(
-            "a text behind embedding rows cannot be shifted: they are not kept",
+            "a text after embedding rows cannot be shifted: they are not kept",
             where='when_full="shift"',
             fix='leave it out: the text ends where the context is full ("stop")',
         )
@@ -58,7 +58,7 @@ def check_shift(cross: Cross, request: Request) -> None:
 def shift_full(cross: Cross, running: Mapping[int, Request], stats: Stats) -> None:
     """Shift the texts that have no room for another token and are to go on, each as a whole.
 
-    The first ``n_keep`` tokens stay, and half of those behind them are dropped. What remains is
+    The first ``n_keep`` tokens stay, and half of those after them are dropped. What remains is
     processed again at its new positions (``Cross.shift``), so the text that follows is the one that
     this beginning has. Drafts never reach beyond the context: with or without them a text is
     shifted at the same token.
@@ -86,7 +86,7 @@ def shift_full(cross: Cross, running: Mapping[int, Request], stats: Stats) -> No
 
 
 def _split(request: Request, n_ctx: int) -> tuple[int, int]:
-    """Return how many tokens a full context keeps, and how many behind them it drops."""
+    """Return how many tokens a full context keeps, and how many after them it drops."""
     keep = request.n_keep
     if keep is None:
         keep = min(len(request.prompt), n_ctx // 2)

@@ -39,7 +39,7 @@ class FrameRequest(Uncopied):
     ----------
     prompt : Prompt
     sampling, depth_sampling : Sampling
-        Of first codes, and of the codes behind them.
+        Of first codes, and of the codes after them.
     max_frames : int
     beside : array_like of int
         Tokens that are read with the frames, one each.
@@ -88,13 +88,13 @@ class FrameRequest(Uncopied):
         return int(self.beside[n]) if n < len(self.beside) else -1
 
     def take(self, n: int, frame: I32 | None, reason: FinishReason | None) -> None:
-        """Apply a round: the ``frame`` behind ``n`` others, and the ``reason`` of an end."""
+        """Apply a round: the ``frame`` after ``n`` others, and the ``reason`` of an end."""
         self.frames[n:] = [] if frame is None else [frame]
         self.finish_reason = reason
 
 
 class _FrameProgress(msgspec.Struct, frozen=True):
-    """The frame that a round brought a request behind ``n`` others, or its end."""
+    """The frame that a round brought a request after ``n`` others, or its end."""
 
     n: int
     frame: I32 | None
@@ -105,7 +105,7 @@ class Frames(RequestQueue[FrameRequest]):
     """Writes frames of codes, for one or many requests.
 
     The model reads a prompt, or the frame before; its logits choose the first code of the next
-    frame, and the graph behind it all others, in one call (``Cross.frame``). ``Model.codebooks``
+    frame, and the graph after it all others, in one call (``Cross.frame``). ``Model.codebooks``
     says what a frame is.
 
     Only one call runs at a time on a Cross with all that writes on it: a second one is a BusyError.
@@ -118,7 +118,7 @@ class Frames(RequestQueue[FrameRequest]):
     sampling : Sampling, optional
         Default settings; default: temperature 1 with a seed drawn and recorded.
     depth_sampling : Sampling, optional
-        Default settings of the codes behind the first. Biases and penalties hold for first codes
+        Default settings of the codes after the first. Biases and penalties hold for first codes
         alone. Default: those of the request's ``sampling``.
 
     Raises

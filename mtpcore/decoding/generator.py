@@ -161,7 +161,7 @@ class Generator(RequestQueue[Request]):
             ``step`` undoes the round and raises; the next round calls it again.
         when_full : {"stop", "shift"}
             What happens when the context is full. "stop", the default, ends the text. "shift" drops
-            half of the tokens behind the first ``n_keep``, processes the others again at their new
+            half of the tokens after the first ``n_keep``, processes the others again at their new
             positions, and goes on: penalties and processors see what remains, and the noise is
             not used a second time.
         n_keep : int, optional

@@ -1,4 +1,4 @@
-"""Prefix cache: requests begin behind tokens that other texts of the same Cross begin with, too."""
+"""Prefix cache: requests begin after tokens that other texts of the same Cross begin with, too."""
 
 from __future__ import annotations
 

@@ -228,15 +228,15 @@ class Request(Uncopied):
     def chunk(self, begin: int, end: int, *, whole: bool) -> list[int] | Prompt:
         """Return rows ``begin`` to ``end`` of the prompt: tokens, if all of them are tokens.
 
-        Where pictures stay ``whole``, the part ends before or behind one.
+        Where pictures stay ``whole``, the part ends before or after one.
         """
         tokens = self.prompt[begin:end]
         if self.rows is None or -1 not in tokens:
             return tokens
         end = min(end, len(self.prompt))
-        if whole and (behind := int(self.rows.until[end - 1])) > end:
-            inside = self.rows.until[begin:end] == behind
-            end = begin + int(inside.argmax()) if not inside[0] else behind
+        if whole and (after := int(self.rows.until[end - 1])) > end:
+            inside = self.rows.until[begin:end] == after
+            end = begin + int(inside.argmax()) if not inside[0] else after
         return self.rows.part(begin, end)
 
     def settled_text(self) -> str:
@@ -244,7 +244,7 @@ class Request(Uncopied):
         return self.text if self.done else self._written.text[: self._written.n_settled]
 
     def begin_at(self, n: int) -> None:
-        """Begin behind ``n`` tokens of the prompt, which are in the KV cache already."""
+        """Begin after ``n`` tokens of the prompt, which are in the KV cache already."""
         self.n_cached = self.n_prefilled = n
 
     def note_shift(self, n_dropped: int, n_shifts: int) -> None:

@@ -27,7 +27,7 @@ class RoundLogits:
     def __call__(self, tokens: NDArray[np.int32], logits: NDArray[np.float32]) -> Any:
         """Take the row from which the token after ``tokens`` is chosen; return the processor's."""
         request = self._request
-        if self._is_behind_the_end(tokens):
+        if self._is_after_the_end(tokens):
             return None
         if request.n_logprobs is not None:
             self._rows.append(log_softmax(logits))
@@ -35,7 +35,7 @@ class RoundLogits:
             return request.logits_processor(tokens, logits)
         return None
 
-    def _is_behind_the_end(self, tokens: NDArray[np.int32]) -> bool:
+    def _is_after_the_end(self, tokens: NDArray[np.int32]) -> bool:
         """Say whether the text ends within the drafts of this round: no token follows then."""
         request = self._request
         drafts = tokens[request.n_held :].tolist()

@@ -218,7 +218,7 @@ class _SimulatedDrafter:
         self._drafter.paused = n
 
     def draft(self, jobs: list[DraftJob], verify: Verify | None = None) -> dict[int, Draft]:
-        """Let the drafter draft, without a verification behind it, and correct its drafts."""
+        """Let the drafter draft, without a verification after it, and correct its drafts."""
         history = {job.seq: job.history for job in jobs}
         drafts = self._drafter.draft(jobs)
         return {seq: self._acceptance.correct(history[seq], draft) for seq, draft in drafts.items()}

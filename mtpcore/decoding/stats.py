@@ -100,7 +100,7 @@ class Stats(msgspec.Struct):
     drafters: dict[str, tuple[int, int, int]] = msgspec.field(default_factory=dict)
 
     def save(self) -> SavedStats:
-        """Return what ``restore`` needs; decisions are noted behind a round, not in it."""
+        """Return what ``restore`` needs; decisions are noted after a round, not in it."""
         per_position, lengths = self.accepted_per_position.copy(), self.lengths.copy()
         return msgspec.structs.astuple(self), per_position, lengths, self.drafters.copy()
 

@@ -34,7 +34,7 @@ class BlockDrafter(GraphDrafter):
     """A drafter's graph that fills a block; entries are kept as ``GraphDrafter`` keeps them.
 
     Those of true tokens are the graph's own, or made by the further graph that the declaration
-    names. A block is the pending token and masks behind it. What it stores is taken back, and where
+    names. A block is the pending token and masks after it. What it stores is taken back, and where
     another graph makes entries the pending token's too: it has yet to be made of the target's row.
 
     (Chen, Liang and others 2026, arXiv 2602.06036; causal rows: arXiv 2602.01469.)
@@ -77,9 +77,9 @@ class BlockDrafter(GraphDrafter):
         self._first_row = 0 if block.passes else self._first_draft
         self.runners = {**self.runners, **post_head}
         self._post_head = next(iter(post_head.values()), None)
-        for runner_behind in post_head.values():
-            for slot, width in runner_behind.program.slots().items():
-                runner_behind.sources[slot] = ZeroSource(width)  # the block feeds it as it runs
+        for later_runner in post_head.values():
+            for slot, width in later_runner.program.slots().items():
+                later_runner.sources[slot] = ZeroSource(width)  # the block feeds it as it runs
         self._n_batch = runner.n_batch  # rows of all blocks that run together
         if self._post_head is not None and self._passes:
             self._n_batch = min(self._n_batch, self._post_head.n_batch)
@@ -133,7 +133,7 @@ class BlockDrafter(GraphDrafter):
             raise LinkError(
                 "the post-head's rows see more than they may",
                 where=where,
-                wanted="none behind them" if self._passes else "none: it runs row after row",
+                wanted="none after them" if self._passes else "none: it runs row after row",
                 got=", ".join(dict.fromkeys(node.op for node in program.nodes)),
             )
 
@@ -236,7 +236,7 @@ class BlockDrafter(GraphDrafter):
         return hand_over(rows, self.runner.backend.row_buffer)
 
     def _post_head_rows(self, jobs: Sequence[DraftJob], lengths: Sequence[int]) -> Batch:
-        """Return the rows of the post-head, each behind the token before its draft.
+        """Return the rows of the post-head, each after the token before its draft.
 
         Where the text has no token before the pending one, that stands for it.
         """

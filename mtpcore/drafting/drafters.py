@@ -78,7 +78,7 @@ class Drafter(Protocol):
 
     @property
     def reads_text(self) -> bool:
-        """Whether its graphs must have read all that the target read, to draft behind it."""
+        """Whether its graphs must have read all that the target read, to draft after it."""
 
     @property
     def first(self) -> int:

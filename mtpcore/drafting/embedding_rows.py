@@ -30,7 +30,7 @@ class RowChunk(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The place behind the last row."""
+        """The place after the last row."""
         return self.begin + len(self.tokens)
 
     def part(self, begin: int, end: int) -> RowChunk:
@@ -69,11 +69,11 @@ class EmbeddingRows:
 
     @property
     def end(self) -> int:
-        """The place behind the last row; 0 if there are no rows."""
+        """The place after the last row; 0 if there are no rows."""
         return self._pieces[-1].end if self._pieces else 0
 
     def put(self, piece: RowChunk) -> EmbeddingRows:
-        """Return these and those of another piece, which comes behind them."""
+        """Return these and those of another piece, which comes after them."""
         return EmbeddingRows(*self.until(piece.begin)._pieces, piece)
 
     def until(self, place: int) -> EmbeddingRows:
@@ -82,7 +82,7 @@ class EmbeddingRows:
             return self
         return EmbeddingRows(*(p.part(p.begin, place) for p in self._pieces if p.begin < place))
 
-    def behind(self, place: int) -> EmbeddingRows:
+    def after(self, place: int) -> EmbeddingRows:
         """Return those from a place on."""
         if not self._pieces or self._pieces[0].begin >= place:
             return self

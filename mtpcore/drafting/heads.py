@@ -92,7 +92,7 @@ class HeadDrafter(BaseDrafter):
         return self._later * (1 + head * self._reads_target)
 
     def _lacking(self, head: int, seq: int, n: int) -> range:
-        """Return the places of entries, of n tokens, that a head lacks to draft behind them."""
+        """Return the places of entries, of n tokens, that a head lacks to draft after them."""
         runner = self._heads[head]
         begin = n - 1 if runner.memory is None else runner.lengths[seq]
         return range(max(begin, self._first(head)), n)

@@ -16,7 +16,7 @@ class Lookup(Proposer):
 
     Longer matches are tried first, as they are right more often; of several places of one length
     the latest is taken. It costs some microseconds, and drafts nothing where the last tokens are
-    new: drafters behind it have their turn then. (A. Saxena 2023, "Prompt lookup decoding".)
+    new: drafters after it have their turn then. (A. Saxena 2023, "Prompt lookup decoding".)
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """Maps of characters that SentencePiece normalises text with, as model files hold them.
 
-A map is a double array over bytes of UTF-8, with its size before it, and behind it the texts that
+A map is a double array over bytes of UTF-8, with its size before it, and after it the texts that
 its leaves stand for. The ``tokenizers`` package follows such a map without looking whether it leads
 anywhere; so it is checked here.
 """

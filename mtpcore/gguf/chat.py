@@ -213,7 +213,7 @@ _END = "<|the-end-of-what-is-continued|>"
 
 
 def _mark_end(messages: list[Any] | None, where: str) -> list[Any]:
-    """Return messages with a mark behind the text of the last one."""
+    """Return messages with a mark after the text of the last one."""
     *before, last = messages or [None]
     content = last.get("content") if isinstance(last, Mapping) else None
     if not isinstance(content, str):

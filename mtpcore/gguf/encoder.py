@@ -180,7 +180,7 @@ def _joiner(
     of_bytes: list[int],
     unknown: int | None,
 ) -> Joiner:
-    """Make what joins letters; those that no token is for are numbered behind the tokens."""
+    """Make what joins letters; those that no token is for are numbered after the tokens."""
     texts, scores = [*vocabulary.tokens, *lacking], vocabulary.scores
     excluded = (*ADDED, BYTE) if scores else SPECIAL
     joinable = np.zeros(len(texts), np.uint8)

@@ -1,4 +1,4 @@
-"""Tensors one behind the other, as one tensor."""
+"""Tensors one after the other, as one tensor."""
 
 from __future__ import annotations
 

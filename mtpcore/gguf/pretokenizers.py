@@ -55,7 +55,7 @@ _CAPITALS, _SMALL = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 
 
 def _cased_words(endings: str, digits: str, *, but: str = "", line_ends: str = r"[\r\n/]") -> str:
-    """Words that end before a capital behind a small letter, else as ``_words`` has them.
+    """Words that end before a capital after a small letter, else as ``_words`` has them.
 
     ``but`` takes letters out, and ``line_ends`` may follow signs.
     """

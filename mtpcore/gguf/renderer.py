@@ -271,7 +271,7 @@ class _Process:
     def _status(self, options: int = os.WNOHANG) -> int | None:
         """Return the exit status of the process, or None while it runs.
 
-        Not by the methods of Popen: they take a lock, and an interrupt right behind that would
+        Not by the methods of Popen: they take a lock, and an interrupt right after that would
         leave it taken, so that the next call would wait for ever.
         """
         if self._process.returncode is None:

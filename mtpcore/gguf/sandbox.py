@@ -49,7 +49,7 @@ class Generation(Extension):
     tags = {"generation"}  # noqa: RUF012, as Jinja declares it
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Read what is between the tags; what it sets is not seen behind it."""
+        """Read what is between the tags; what it sets is not seen after it."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body, lineno=line)

@@ -32,7 +32,7 @@ class StreamedTensor(msgspec.Struct, frozen=True):
     type : int
         Type id of ggml.
     blocks : callable
-        ``blocks()`` yields arrays whose bytes, one behind the other, are the tensor's.
+        ``blocks()`` yields arrays whose bytes, one after the other, are the tensor's.
     """
 
     name: str

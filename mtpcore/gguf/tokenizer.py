@@ -87,7 +87,7 @@ class Tokenizer:
         ----------
         text : str
         add_special : bool
-            Put BOS before and EOS behind where the file asks for them.
+            Put BOS before and EOS after where the file asks for them.
         parse_special : bool
             Whether control tokens written in the text stand for themselves; leave this off for
             text from outside.

@@ -27,7 +27,7 @@ def distance_buckets(n_buckets: int, max_distance: int, *, ahead: bool) -> NDArr
         Entry ``max_distance + d`` is that of distance d, the place of a key less that of the row
         that attends to it; distances beyond the ends have the buckets of the ends.
     ahead : bool
-        Whether there are keys behind the row, which then have half of the buckets.
+        Whether there are keys after the row, which then have half of the buckets.
     """
     n = n_buckets // 2 if ahead else n_buckets
     begins = [*range(n // 2 + 1), *_begins_of_shared(n, max_distance)]

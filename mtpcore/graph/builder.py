@@ -545,7 +545,7 @@ class GraphBuilder:
         bias : str, optional
             A tensor [buckets, H]: a term of each score, by the distance in places between key and
             row (a relative position bias; ``mtpcore.graph.buckets``). With the mask ``block`` half
-            of the buckets are for keys behind the row.
+            of the buckets are for keys after the row.
         max_distance : int
             From this distance on all keys share a bucket of the bias.
 

@@ -50,7 +50,7 @@ class OpRule(NamedTuple):
     chooses among the rows of the first weight. ``integer_weights`` are the weights, by their number
     from 0, that hold integers; all others are floating-point. ``axes`` is how many each weight has;
     ``joins_heads`` says that the matrices of the first one may lie in the file as one, those of a
-    head behind those of the head before it.
+    head after those of the head before it.
     """
 
     inputs: tuple[int, int]
@@ -585,7 +585,7 @@ OPS: dict[str, OpRule] = {
         (0, 1),
         "frequencies axes style magnitude",
         _rope,
-        "turn pair i of each head by positions[t, axes[i]] * frequencies[i] (divided by "
+        "rotate pair i of each head by positions[t, axes[i]] * frequencies[i] (divided by "
         "the factor weight), times magnitude; pairs are (i, i + n/2) in style halves, "
         "(2i, 2i + 1) in style pairs",
         (1,),

@@ -17,14 +17,14 @@ __all__ = ["Inbox"]
 
 F32 = NDArray[np.float32]
 _BOUNDS = struct.Struct("<2Q")
-"""The places of the first row, and behind the last one."""
+"""The places of the first row, and after the last one."""
 _ROOM = 64  # rows that are made room for at least
 
 
 class WaitingRows(NamedTuple):
     """Rows of one sequence: those of places ``first`` to ``length``, in a buffer from ``base``.
 
-    A new one replaces it as a whole, and what is put goes behind the rows that are held or into
+    A new one replaces it as a whole, and what is put goes after the rows that are held or into
     another buffer: an old one stays true through an act. ``not_finite`` are the places of rows
     that are not finite, ascending.
     """

@@ -19,7 +19,7 @@ RANGE = 1024
 """Places whose sums attention makes in one go, from a multiple of it on."""
 
 LOG = 17
-"""Rows in the log of a recurrent state: a token and the sixteen drafts behind it."""
+"""Rows in the log of a recurrent state: a token and the sixteen drafts after it."""
 
 
 class Memory(Protocol):
@@ -141,7 +141,7 @@ class Portable(Protocol):
 
 
 class Store(Protocol):
-    """The rows behind paged memory: pages of ``PAGE`` places for every memory layer."""
+    """The rows of paged memory: pages of ``PAGE`` places for every memory layer."""
 
     @property
     def layers(self) -> Collection[int]:
@@ -172,7 +172,7 @@ class Store(Protocol):
 
 
 class StateStore(Protocol):
-    """States of recurrent layers, and logs of rows behind them, in numbered slots.
+    """States of recurrent layers, and logs of rows after them, in numbered slots.
 
     A slot holds a base, which is the state of every layer at some place, and ``LOG`` rows of a
     log: of each row what every layer makes its part of the state from.
@@ -183,7 +183,7 @@ class StateStore(Protocol):
         """Size of the store, in bytes."""
 
     def settle(self, slot: int, rows: Sequence[int]) -> bytes:
-        """Return the values of the state behind a slot's base and these rows of its log.
+        """Return the values of the state after a slot's base and these rows of its log.
 
         Layers come in the program's order, of each one the rows of a convolution or the matrices
         [k_width, v_width] of a delta rule.

@@ -98,7 +98,7 @@ class PageTables:
         self.check_lengths(rows)
         missing: list[tuple[int, int]] = []  # sequence, entry of its table
         shared: list[tuple[int, int]] = []  # the same; copied before it is written
-        uses_left: dict[int, int] = {}  # of a page, behind these copies: its last user keeps it
+        uses_left: dict[int, int] = {}  # of a page, after these copies: its last user keeps it
         for seq, (begin, end) in rows.items():
             for entry in range(begin // PAGE, -(-end // PAGE) if begin < end else 0):
                 page = self.tables.item(seq, entry)

@@ -1,7 +1,7 @@
-"""Memory of recurrent layers: bases, and logs of the rows behind them.
+"""Memory of recurrent layers: bases, and logs of the rows after them.
 
 A recurrent state is overwritten by every row, so going back needs more than cutting a table. A
-*slot* holds a base, the states of all layers at some place, and a log of the rows behind it. A
+*slot* holds a base, the states of all layers at some place, and a log of the rows after it. A
 sequence holds slots in ascending order of their bases. A pass goes on from the newest: it reads the
 base, replays the rows of the log, and logs its own there, or in another slot that it opens: then it
 writes the base of that one on its way. To go back is to cut a log, or to return to an earlier slot.
@@ -32,7 +32,7 @@ __all__ = ["CHECKPOINTS", "NO_SLOT", "StatePass", "RecurrentMemory", "checkpoint
 CHECKPOINTS: Final = 6
 """Checkpoints that each sequence keeps if nothing limits their bytes.
 
-Enough that one near the end of a long prompt is still there after the text behind it has grown.
+Enough that one near the end of a long prompt is still there when the text after it has grown.
 """
 
 _MOST: Final = 64
@@ -50,7 +50,7 @@ _SEQUENCE, _HELD = struct.Struct("<2Q"), struct.Struct("<3Q")
 _WORKING: Final = 4  # the two newest of a sequence, and those that an act can be restored to
 
 _REPLAYED: Final = 1
-"""Rows of a log behind which a pass still goes on in it, replaying them, and opens no slot.
+"""Rows of a log after which a pass still goes on in it, replaying them, and opens no slot.
 
 A row costs about half of what it takes to write a base. Passes of one row that open a slot where
 more than r rows are logged cost (r + 2) / 4 + 1 / (r + 1) bases each, the least with r = 1; passes
@@ -110,9 +110,9 @@ _EMPTY = Chain(0, ())
 class StatePass(NamedTuple):
     """How the rows of one sequence in a batch go on from its memory.
 
-    ``rows`` are theirs in the batch, and ``above[i]`` says behind which of them row i comes; -1:
-    behind what is stored. That state is the base of slot ``read`` (zeros, where it is ``NO_SLOT``)
-    and its rows ``replayed``. Before row ``base_at``, or behind the last one, the state is written
+    ``rows`` are theirs in the batch, and ``above[i]`` says after which of them row i comes; -1:
+    after what is stored. That state is the base of slot ``read`` (zeros, where it is ``NO_SLOT``)
+    and its rows ``replayed``. Before row ``base_at``, or after the last one, the state is written
     as the base of slot ``written``, unless that is ``NO_SLOT``. Row i is logged as row
     ``logged[i]`` of slot ``log``; -1: it is not.
     """
@@ -146,7 +146,7 @@ class RecurrentMemory:
         What ``reserve`` decided for the rows of each sequence: the slot that is read (``NO_SLOT``:
         zeros), the place of its base, the slot that is opened (``NO_SLOT``: none), the place of its
         base, the places [begin, end) that are reserved, and the rows of the log of the slot that is
-        read, of the places behind its base. Compiled code reads it in place.
+        read, of the places after its base. Compiled code reads it in place.
     """
 
     def __init__(self, store: StateStore, n_seq: int, n_checkpoints: int | None = None) -> None:
@@ -167,7 +167,7 @@ class RecurrentMemory:
         return LOG - 1
 
     def allow_rewind(self, n: int) -> None:
-        """Accept as many rows as a log has behind a pass's first."""
+        """Accept as many rows as a log has after a pass's first."""
         if n > self.longest_rewind:
             raise CapacityError(
                 "recurrent layers cannot take back so many rows",
@@ -193,7 +193,7 @@ class RecurrentMemory:
         """
         logged, opening = self._logged(), []
         for seq, (begin, end) in rows.items():
-            if begin < end and not self._log_behind(seq, begin, end, logged):
+            if begin < end and not self._log_after(seq, begin, end, logged):
                 opening.append(seq)
         if opening:
             self._thin(opening)
@@ -218,18 +218,18 @@ class RecurrentMemory:
                 self._chains[seq] = chain._replace(held=held) if held else _EMPTY
         self._thin()
 
-    def _log_behind(self, seq: int, begin: int, end: int, logged: dict[int, set[int]]) -> bool:
-        """Log rows behind those of the newest slot, and say so; False: another is to be opened."""
+    def _log_after(self, seq: int, begin: int, end: int, logged: dict[int, set[int]]) -> bool:
+        """Log rows after those of the newest slot, and say so; False: another is to be opened."""
         held = self._chains[seq].held
         is_new = held[-1:] != self._saved[seq].held[-1:]
         if not held or (len(held[-1].rows) > _REPLAYED and not is_new):
             return False
-        behind = _rows_behind(held[-1], end - begin, logged[held[-1].slot])
-        if not behind:
+        after = _rows_after(held[-1], end - begin, logged[held[-1].slot])
+        if not after:
             return False
-        newest = held[-1]._replace(rows=(*held[-1].rows, *behind))
+        newest = held[-1]._replace(rows=(*held[-1].rows, *after))
         self._chains[seq] = self._chains[seq]._replace(held=(*held[:-1], newest))
-        logged[newest.slot].update(behind)
+        logged[newest.slot].update(after)
         self._tell(seq, newest, NO_SLOT, begin, (begin, end))
         return True
 
@@ -402,7 +402,7 @@ class RecurrentMemory:
                 if nearest > chain.start
                 else "the whole sequence",
                 got=length,
-                fix="go back there and process the tokens behind it again",
+                fix="go back there and process the tokens after it again",
             )
 
     def rewind(self, seq: int, length: int) -> None:
@@ -417,12 +417,12 @@ class RecurrentMemory:
             self._thin()  # others may hold as checkpoints what this one has let go
 
     def keep(self, seq: int, begin: int, path: list[int]) -> None:
-        """Keep of the rows behind ``begin`` those of a path, in this order, and no others."""
+        """Keep of the rows after ``begin`` those of a path, in this order, and no others."""
         if sorted(set(path)) != path or (path and path[0] < 0):
             raise CapacityError("a path ascends", where=f"sequence {seq}", got=path)
         chain, steps = self._chains[seq], tuple(path)
         if chain.held and (begin, steps, chain.held[-1]) == self._paths.get(seq):
-            return  # it was cut off behind that
+            return  # it was cut off after that
         if steps == tuple(range(len(steps))):
             self.rewind(seq, begin + len(steps))
             return
@@ -505,7 +505,7 @@ class RecurrentMemory:
         return len(own - others) * (self.store.base_bytes + LOG * self.store.row_bytes)
 
     def digest(self, seq: int) -> bytes:
-        """Hash first place, length and the states behind the newest row."""
+        """Hash first place, length and the states after the newest row."""
         chain = self._chains[seq]
         hashed = hashlib.blake2b(f"{chain.start} {chain.end} ".encode(), digest_size=16)
         if chain.held:
@@ -538,7 +538,7 @@ def _read_held(data: memoryview, least: int) -> tuple[int, int, bool]:
     return place, n_rows, bool(is_prompt)
 
 
-def _rows_behind(newest: HeldSlot, n: int, taken: set[int]) -> tuple[int, ...]:
+def _rows_after(newest: HeldSlot, n: int, taken: set[int]) -> tuple[int, ...]:
     """Return rows of the newest slot's log for n more; none where there is no room for them."""
     free = [row for row in range(LOG) if row not in taken]
     fits = len(newest.rows) + n <= LOG and n <= len(free)

@@ -202,7 +202,7 @@ def fused_projections(
 ) -> tuple[Value, Value, Value] | None:
     """Return rows of queries, keys and values that one matrix, ``attn_qkv``, makes of rows ``a``.
 
-    What is left behind ``q_width`` and ``k_width`` are the values. None where the layer has no such
+    What is left after ``q_width`` and ``k_width`` are the values. None where the layer has no such
     matrix.
     """
     name = f"blk.{layer}.attn_qkv"

@@ -1,4 +1,4 @@
-"""Models that write frames of codes: what they share behind the trunk, a decoder of codes.
+"""Models that write frames of codes: what they share after the trunk, a decoder of codes.
 
 The depth decoder's tensors and metadata are the trunk's under ``depth.``.
 """
@@ -38,7 +38,7 @@ _CodeCount = Annotated[int, msgspec.Meta(ge=2, le=1 << 24)]
 
 
 class CodebookHparams(Hparams, frozen=True, kw_only=True):
-    """Hyper-parameters of a trunk with codebooks, and of the decoder behind it.
+    """Hyper-parameters of a trunk with codebooks, and of the decoder after it.
 
     Attributes
     ----------

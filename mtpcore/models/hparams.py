@@ -72,7 +72,7 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
         How files of the family mean the rotation; see ``Rope.read``.
     n_vocab, n_layers, n_drafter_blocks, rope
         Found from tensors and several keys by ``read``: vocabulary, layers of the trunk alone,
-        blocks of heads behind them, rotation.
+        blocks of heads after them, rotation.
     width : int
         Of a row of the residual stream.
     n_heads, n_kv_heads, head_width : int
@@ -177,16 +177,16 @@ def count_layers(fields: Fields, tensors: Mapping[str, Tensor], n_blocks: int) -
     if not 1 <= n_layers <= n_blocks:
         raise fields.error(
             "{arch}.block_count",
-            "no layers are left for the trunk, or heads lie behind the last block",
+            "no layers are left for the trunk, or heads lie after the last block",
             wanted=f"1 to {n_blocks} layers before the first head",
             got=n_layers,
         )
-    if heads and (behind := {n for n in layers if n > n_layers}):
+    if heads and (after := {n for n in layers if n > n_layers}):
         raise fields.error(
             "{arch}.block_count",
-            "layers of the trunk lie behind a head",
-            wanted=f"none behind block {n_layers}",
-            got=", ".join(map(str, sorted(behind)[:8])),
+            "layers of the trunk lie after a head",
+            wanted=f"none after block {n_layers}",
+            got=", ".join(map(str, sorted(after)[:8])),
         )
     return n_layers, len(heads)
 

@@ -171,7 +171,7 @@ def yarn(
     """
     width = 2 * len(frequencies)
 
-    def pair_turning(times: float) -> float:
+    def pair_with_rotations(times: float) -> float:
         """Return the (fractional) pair that rotates so often within the original context."""
         return width * math.log(n_ctx_original / (times * 2 * math.pi)) / (2 * math.log(base))
 
@@ -182,7 +182,7 @@ def yarn(
             wanted="a base above 1 and an original context length of 1 or more",
             got=(base, n_ctx_original),
         )
-    low, high = pair_turning(beta_fast), pair_turning(beta_slow)
+    low, high = pair_with_rotations(beta_fast), pair_with_rotations(beta_slow)
     if rounds_ramp:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(0.0, low), min(width - 1.0, high)

@@ -215,8 +215,8 @@ def long_context_factors(config: Config) -> np.ndarray | None:
         *_scaling("original_max_position_embeddings"), default=8192, type=_ContextLength
     )
     with np.errstate(all="ignore"):
-        turns = n_ctx * np.float64(base) ** -(np.arange(0, width, 2) / width) / (2 * np.pi)
-        share = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        rotations = n_ctx * np.float64(base) ** -(np.arange(0, width, 2) / width) / (2 * np.pi)
+        share = np.clip((rotations - low) / (high - low), 0.0, 1.0)
         factors: np.ndarray = (1 / ((1 - share) / factor + share)).astype(np.float32)
     if not (np.isfinite(factors) & (factors > 0)).all():
         raise ModelFileError(

@@ -34,7 +34,7 @@ def account(model: Model) -> None:
     """Account for every tensor of a model and for every key of its architecture.
 
     A drafter in a file of its own whose graphs need the target is accounted for when it is linked.
-    Blocks behind the trunk that no drafter reads at all are left out with a warning: without them
+    Blocks after the trunk that no drafter reads at all are left out with a warning: without them
     the text is the same.
 
     Raises

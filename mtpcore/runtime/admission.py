@@ -295,7 +295,7 @@ class Admission:
         bad = np.flatnonzero((until <= place) | (until > ends))
         if len(bad):
             raise BatchError(
-                "a span ends behind its rows, and with the batch at the latest",
+                "a span ends after its rows, and with the batch at the latest",
                 where=f"row {bad[0]}",
                 wanted=f"{place[bad[0]] + 1}..{ends[bad[0]]}",
                 got=int(until[bad[0]]),

@@ -76,7 +76,7 @@ def hand_over(rows: F32, make: Callable[[int, int], RowBuffer]) -> F32:
 
 
 def join(parts: Sequence[F32], width: int, make: Callable[[int, int], RowBuffer]) -> F32:
-    """Return rows float32[n, width], one part behind the other, where their reader has them.
+    """Return rows float32[n, width], one part after the other, where their reader has them.
 
     ``make`` is its ``Backend.row_buffer``: rows that wait on its device stay there.
     """

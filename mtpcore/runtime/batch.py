@@ -63,7 +63,7 @@ class Batch:
     pos : int or array_like of int, shape (n,) or (n, axes)
         Places of text: how many rows of its sequence come before each one; one number is the first
         row's, the others of that sequence count on from it. With several axes (multi-axis RoPE):
-        positions of any rows, which are stored in the order in which they come. Text behind them
+        positions of any rows, which are stored in the order in which they come. Text after them
         is rotated from ``Context.next_position`` on.
     place : int, optional
         Of each sequence's first row, where positions have several axes; default: where it ends. A
@@ -74,7 +74,7 @@ class Batch:
         Draft trees: the row (index in this batch) that this row follows, -1 for the row that
         follows what is stored. The position is the parent's plus one.
     until : array_like of int, shape (n,), optional
-        Spans: the place behind the last row that each row sees, where that is not itself. Rows of
+        Spans: the place after the last row that each row sees, where that is not itself. Rows of
         an image see each other in models whose graphs say so; others pass over it.
     slots : mapping of str to array_like or DLPack, shape (n, width), optional
         Rows for the slots of a linked graph, where no link delivers them.

@@ -208,7 +208,7 @@ class Context(Uncopied):
 
     @property
     def bytes_to_pack(self) -> int:
-        """Bytes of weights that are still to be packed behind calls of ``process``.
+        """Bytes of weights that are still to be packed after calls of ``process``.
 
         0 where all are packed, stay in the mapped file, or nothing was run or prepared yet.
         """
@@ -227,7 +227,7 @@ class Context(Uncopied):
     def next_position(self, seq: int) -> int:
         """Return the position of a row of text that continues a sequence.
 
-        That is its length, or less behind images: one behind the largest number on any axis of
+        That is its length, or less after images: one after the largest number on any axis of
         any of its rows.
         """
         seq = self.check_seq(seq)
@@ -240,7 +240,7 @@ class Context(Uncopied):
 
     @act
     def prepare(self, *, pack: bool = True) -> None:
-        """Make the plan and pack all weights now, not behind the first calls of ``process``.
+        """Make the plan and pack all weights now, not after the first calls of ``process``.
 
         Parameters
         ----------

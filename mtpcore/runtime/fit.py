@@ -72,7 +72,7 @@ class FittedDrafter(msgspec.Struct, frozen=True):
 
 
 class HeadHparams:
-    """A head's own hyper-parameters, and behind them the trunk's: those that it lacks."""
+    """A head's own hyper-parameters, and after them the trunk's: those that it lacks."""
 
     def __init__(self, own: object, trunk: object) -> None:
         self._own, self._trunk = own, trunk
@@ -210,7 +210,7 @@ def fit_drafter(
 def _warn(
     spec: DrafterSpec, fields: Fields, tensors: Collection[str], block: int, n_heads: int
 ) -> None:
-    """Warn of parts in ``block``, the first that is no whole head, of heads behind it, of a key."""
+    """Warn of parts in ``block``, the first that is no whole head, of heads after it, of a key."""
     needed = [name.replace("{n}", str(block)) for name in _in_blocks(spec.fit)]
     missing = [name for name in needed if name not in tensors]
     if len(missing) < len(needed):
@@ -222,12 +222,12 @@ def _warn(
             ", ".join(missing),
         )
     held = {block_of(name) for name in tensors}
-    behind = sorted(b for b in held if b and b > block and _count_heads(spec.fit, tensors, b))
-    if behind:
+    after = sorted(b for b in held if b and b > block and _count_heads(spec.fit, tensors, b))
+    if after:
         log.warning(
             "%s: block %d is a head of %s and is left out: block %d before it is none",
             fields.file,
-            behind[0],
+            after[0],
             spec.name,
             block,
         )

@@ -2,7 +2,7 @@
 
 A position has four numbers: time, height, width and one that such rows leave at 0 (M-RoPE, Wang et
 al. 2024, arXiv 2409.12191). All four of a token are equal. A grid of rows moves the position by
-less than it has rows: what follows goes on behind the largest number of any of them.
+less than it has rows: what follows goes on after the largest number of any of them.
 """
 
 from __future__ import annotations

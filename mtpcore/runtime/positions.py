@@ -17,7 +17,7 @@ I32 = NDArray[np.int32]
 class Positions:
     """Where each sequence goes on after rows with positions of their own, such as an image's.
 
-    A sequence goes on behind the largest number on any axis of any of its rows. For rows of text
+    A sequence goes on after the largest number on any axis of any of its rows. For rows of text
     alone that is its length. An image of ny * nx rows at (p, p + y, p + x, 0) is followed by
     p + max(ny, nx), audio of n rows by p + n.
 
@@ -50,7 +50,7 @@ class Positions:
     def of_stored(self, seq: int, begin: int, end: int) -> I32 | None:
         """Return int32[end - begin, axes], the positions of rows that are stored at these places.
 
-        None where they are those of text that goes on behind the rows before them.
+        None where they are those of text that goes on after the rows before them.
         """
         own = self._own.get(seq)
         if own is None or begin >= min(end, len(own)):
@@ -59,7 +59,7 @@ class Positions:
         return None if np.array_equal(rows, self._text(own[:begin], begin, end)) else rows
 
     def _text(self, own: I32, begin: int, end: int) -> I32:
-        """Return the positions of text at places ``begin`` to ``end``, behind rows of their own."""
+        """Return the positions of text at places ``begin`` to ``end``, after rows of their own."""
         numbers = np.arange(begin, end, dtype=np.int32) + np.int32(_shift(own))
         return np.repeat(numbers[:, None], self._n_axes, axis=1)
 
@@ -106,7 +106,7 @@ class Positions:
         return self._own.get(seq, np.zeros(0, np.int32)).astype("<i4").tobytes()
 
     def load(self, seq: int, data: bytes, length: int, n_ctx: int) -> None:
-        """Let an empty sequence go on behind ``length`` rows as ``dump`` says.
+        """Let an empty sequence go on after ``length`` rows as ``dump`` says.
 
         Raises
         ------
@@ -139,5 +139,5 @@ def _without(of_seq: dict[int, I32], seq: int) -> dict[int, I32]:
 
 
 def _shift(own: I32) -> int:
-    """Return by how much positions of text behind these rows are more than their places."""
+    """Return by how much positions of text after these rows are more than their places."""
     return int(own.max()) + 1 - len(own) if len(own) else 0

@@ -157,7 +157,7 @@ class Prompt:
     positions : int32[n, 4] or None
         None where every row is where a token would be.
     until : int32[n]
-        Behind the last row that each row sees, where models read images in both directions: the
+        After the last row that each row sees, where models read images in both directions: the
         last of its picture.
 
     Raises
@@ -238,7 +238,7 @@ class Prompt:
         place : int
             Where the first row is stored: the sequence's length.
         start : int
-            What is added to positions: ``Context.next_position`` where the prompt goes on behind
+            What is added to positions: ``Context.next_position`` where the prompt goes on after
             other rows.
         n_axes : int
             Axes of a position (``Program.n_axes``); where there is one, each row's is its place.
@@ -298,7 +298,7 @@ def _spread(parts: Sequence[Any], given: Sequence[Any], fill: int) -> Any:
 
 
 def _lay_out(parts: Sequence[Any]) -> I32:
-    """Return the position of each row: a part goes on behind the largest number before it."""
+    """Return the position of each row: a part goes on after the largest number before it."""
     positions, start = [], 0
     for part in parts:
         if len(part):
@@ -313,7 +313,7 @@ def _lay_out(parts: Sequence[Any]) -> I32:
 
 
 def _spans(parts: Sequence[Any]) -> I32:
-    """Return for each row where the picture that it belongs to ends, behind itself if to none."""
+    """Return for each row where the picture that it belongs to ends, after itself if to none."""
     until, begin = [], 0
     for part in parts:
         size = part.nx * part.ny if isinstance(part, Video) else 1

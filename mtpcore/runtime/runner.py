@@ -243,7 +243,7 @@ class GraphRunner:
 
     @property
     def bytes_to_pack(self) -> int:
-        """Bytes of weights that are still to be packed behind runs."""
+        """Bytes of weights that are still to be packed after runs."""
         plans = self._plan, self._delivery_plan
         return sum(plan.bytes_to_pack for plan in plans if plan is not None)
 

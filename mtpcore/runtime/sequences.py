@@ -35,7 +35,7 @@ class Sequences:
     """Sequences 0 .. n_seq_max - 1 and what is stored of them.
 
     ``lengths[seq]`` is the place after the newest row. ``undecided[seq]`` are the places of a draft
-    tree of which no path was chosen yet. ``positions`` says where text goes on behind rows with
+    tree of which no path was chosen yet. ``positions`` says where text goes on after rows with
     positions of their own.
 
     Parameters

@@ -161,7 +161,7 @@ def rank(
     n: int,
     token_ids: NDArray[np.int32] | None = None,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float64]]:
-    """Return the n best token ids, their probabilities and shares; parameters as in `choose`.
+    """Return the n most probable tokens, their probabilities and shares; parameters as in `choose`.
 
     The first is the one chosen, each further one would be chosen without those before it. A share
     is p e^(temperature * noise) over the sum of that for all ranked tokens and of p for the others,

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from harness.block_runs import behind_block
+from harness.block_runs import after_block
 from harness.draft_runs import scheduled
 from harness.head_runs import GREEDY, SAMPLINGS, clear, make_run, runners
 from programs import N_LOGITS, head, post_head
@@ -48,7 +48,7 @@ def heads(threads=1):
 def block():
     """Return a block with its post-head, and the schedule of drafts of two texts."""
     made = [Runner(CpuBackend(), *one, n_batch=16) for one in (head(), post_head())]
-    one = behind_block(*made, [(6, 3, 0.0, GREEDY), (5, 2, 0.0, GREEDY)], passes=2)
+    one = after_block(*made, [(6, 3, 0.0, GREEDY), (5, 2, 0.0, GREEDY)], passes=2)
     return made, Given(scheduled(made[0].plan, one, made[0].memory))
 
 

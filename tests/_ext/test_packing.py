@@ -25,7 +25,7 @@ each_isa = pytest.mark.parametrize("isa", _cpu.available_isas())
 
 
 def misaligned(rows):
-    """The same bytes one byte further on, with nothing readable behind them."""
+    """The same bytes one byte further on, with nothing readable after them."""
     data = rows.view(np.uint8).reshape(-1)
     return np.concatenate([data[:1], data])[1:]
 

@@ -97,7 +97,7 @@ def test_blocks_do_not_see_each_other(threads, order):
 
 
 @pytest.mark.parametrize("name", ["cpu", "f32"])
-def test_a_row_is_mixed_with_none_behind_it(name):
+def test_a_row_is_mixed_with_none_after_it(name):
     """Nor does what is above the diagonal matter."""
     backend = BACKENDS[name][0]
     upper = np.where(np.tril(np.ones((SIZE, SIZE)))[:, :, None] > 0, MIXER, np.float32(np.nan))

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from harness.draft_runs import draft_behind
+from harness.draft_runs import draft_after
 
 from mtpcore import Batch, Context, Sampling, load_model
 from mtpcore._ext._plan import use_order
@@ -137,7 +137,7 @@ def test_a_draft_is_interrupted_while_the_drafter_reads_the_prompt(demo):
         batch = Batch(tokens, outputs=outputs, slots={"hidden": rows})
         feeds = {} if is_block else {"hidden": ("hidden",)}
         with context.journal.transaction((context.runner,)):
-            return draft_behind(context.runner, batch, 4, text, feeds, is_block=is_block)
+            return draft_after(context.runner, batch, 4, text, feeds, is_block=is_block)
 
     one, fresh = contexts
     for is_block in (True, False):

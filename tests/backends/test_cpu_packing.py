@@ -1,4 +1,4 @@
-"""Runs begin on the mapped file, and weights are packed behind them: no bit shows when."""
+"""Runs begin on the mapped file, and weights are packed after them: no bit shows when."""
 
 import gc
 import logging
@@ -28,7 +28,7 @@ ROUNDS = 400  # far more than there are matrices, of which each run packs one at
 @pytest.fixture(autouse=True)
 def small_is_worth_it(monkeypatch):
     """Let small models begin on the mapped file, too."""
-    monkeypatch.setattr("mtpcore.backends.cpu.backend.WORTH_PACKING_BEHIND", 0)
+    monkeypatch.setattr("mtpcore.backends.cpu.backend.WORTH_PACKING_LATER", 0)
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_bytes_to_pack_fall_with_each_run(tmp_path):
         left.append(context.bytes_to_pack)
         packed = sum(one.nbytes * one.packed_share for one in matrices_of(model))
         assert left[-1] + packed == sum(one.nbytes for one in matrices_of(model))
-    assert len(left) >= len(matrices_of(model))  # one by one, behind the first
+    assert len(left) >= len(matrices_of(model))  # one by one, after the first
     assert left == sorted(set(left), reverse=True)
 
 
@@ -359,7 +359,7 @@ def test_an_interrupt_leaves_what_is_packed():
 ENDING = """
 import sys, mtpcore
 from mtpcore.backends.cpu import backend
-backend.WORTH_PACKING_BEHIND, backend.MOST_PACKING = 0, 0.0
+backend.WORTH_PACKING_LATER, backend.MOST_PACKING = 0, 0.0
 context = mtpcore.Context(mtpcore.load_model(sys.argv[1]), 64)
 for pos in range(3):
     context.process(mtpcore.Batch.of([5], pos=pos))

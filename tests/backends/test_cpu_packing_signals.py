@@ -24,7 +24,7 @@ import numpy as np
 import mtpcore
 from mtpcore.backends.cpu import backend
 
-backend.WORTH_PACKING_BEHIND = 0
+backend.WORTH_PACKING_LATER = 0
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
 path, threads = sys.argv[1], int(sys.argv[2])
 model = mtpcore.load_model(path)

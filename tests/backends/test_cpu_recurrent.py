@@ -72,7 +72,7 @@ def test_batches_of_any_size(wide, threads, order):
 
 @pytest.mark.parametrize("step", [1, 2, 5])
 def test_places_that_are_reserved_together_may_take_many_passes(wide, step):
-    """Rows behind a new base are logged by some passes, and replayed by the next ones."""
+    """Rows after a new base are logged by some passes, and replayed by the next ones."""
     tokens = text(90)
     whole, one = (Runner(CpuBackend(), *wide, n_batch=128) for _ in range(2))
     reserve = one.memory.reserve

@@ -150,14 +150,14 @@ def test_dense_layers_have_four_barriers(threads, kind, norms):
 
 
 def test_layers_with_fewer_key_heads_than_threads_have_more():
-    """Attention is spread by rows and query heads: a barrier before it, and one behind."""
+    """Attention is spread by rows and query heads: a barrier before it, and one after."""
     assert barriers_of_layer(threads=2, n_key_heads=1)[0] == 6
 
 
 @pytest.mark.parametrize(
-    ("name", "layers", "behind"), [("demo", [3, 5, 5, 5], 1), ("demo:deepseek", [7, 9, 9], 1)]
+    ("name", "layers", "after"), [("demo", [3, 5, 5, 5], 1), ("demo:deepseek", [7, 9, 9], 1)]
 )
-def test_barriers_of_layers_with_experts(name, layers, behind):
+def test_barriers_of_layers_with_experts(name, layers, after):
     """Experts: before q, k and v; the output matrix; the router; gate and up; down.
 
     Latent attention has four more: before the second product of queries, the heads' product with
@@ -171,7 +171,7 @@ def test_barriers_of_layers_with_experts(name, layers, behind):
     ends = [i for i in adds if steps[i + 1].kind == "rms_norm"][1::2]
     cuts = [0, *(i + 1 for i in ends), len(steps)]
     found = [sum(bool(s.barrier & BARRIER_IF_FEW) for s in steps[a:b]) for a, b in pairwise(cuts)]
-    assert found == [*layers, behind]
+    assert found == [*layers, after]
 
 
 def test_factors_of_columns_stay_with_them():

@@ -1,4 +1,4 @@
-"""``mtpcore bench``: what it prints, and the arithmetic behind its verdict."""
+"""``mtpcore bench``: what it prints, and the arithmetic after its verdict."""
 
 import json
 import re

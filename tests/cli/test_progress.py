@@ -254,7 +254,7 @@ def test_long_turns_of_a_chat_have_a_bar_of_what_is_new(talker, turns, answers):
 
 
 def test_the_bar_of_a_chat_is_gone_before_the_answer(talker, turns, answers):
-    """Both are on one terminal, and nothing of the bar stays beside the answer or behind it."""
+    """Both are on one terminal, and nothing of the bar stays beside the answer or after it."""
     process, said = start_on_terminal("chat", talker, *CHAT, stdin=turns, stdout=None)
     seen = read_all(said)
     assert process.wait(60) == 0

@@ -67,7 +67,7 @@ def test_an_interrupt_is_no_traceback_wherever_it_comes(body, code, said):
 
 
 def test_an_ignored_interrupt_stays_ignored():
-    """As shells start what runs behind them, and nohup."""
+    """As shells start what runs after them, and nohup."""
     program = "from mtpcore.__main__ import run; import sys; sys.argv[1:] = ['plugins']; run()"
     program += "; import os, signal; os.kill(os.getpid(), signal.SIGINT); print('alive')"
     path = os.pathsep.join(part for part in sys.path if part)

@@ -276,7 +276,7 @@ MIMO = {
 
 
 def put_together(ranked, parts, n_ranks):
-    """Return q, k and v rows one behind the other, each fetched from the rank that has it."""
+    """Return q, k and v rows one after the other, each fetched from the rank that has it."""
     per_rank, found, before = len(ranked) // n_ranks, [], 0
     for n_rows in parts:
         share = n_rows // n_ranks

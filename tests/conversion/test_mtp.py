@@ -17,7 +17,7 @@ HEAD = "blk.4."
 
 
 class Family(NamedTuple):
-    """A reference model of four layers and a head behind them.
+    """A reference model of four layers and a head after them.
 
     ``attends`` is a layer with attention and experts, ``exact`` are tensors that it and the head
     keep in float32, ``in_head`` is what begins the names of the head in the checkpoint.

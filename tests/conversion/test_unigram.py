@@ -205,7 +205,7 @@ def test_maps_of_characters_are_followed_before_they_are_used(tmp_path):
 
 @pytest.mark.parametrize(("offset", "is_fault"), [(0, False), (255, False), (256, True)])
 def test_a_map_whose_unit_has_its_children_outside_is_refused(offset, is_fault):
-    """The library panics where a text goes on behind such a unit: ``a`` and a mark above it."""
+    """The library panics where a text goes on after such a unit: ``a`` and a mark above it."""
     units = np.zeros(256, "<u4")
     units[0] = 1 << 10  # the root's children begin at 1
     units[1 ^ ord("a")] = offset << 10 | ord("a")

@@ -1,4 +1,4 @@
-"""Verifications that run behind drafts: on a CPU's plans, which are let do what a GPU's do."""
+"""Verifications that run after drafts: on a CPU's plans, which are let do what a GPU's do."""
 
 from contextlib import contextmanager
 

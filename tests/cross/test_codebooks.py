@@ -74,7 +74,7 @@ def read(cross, codes, seq=0):
 
 
 def speak(cross, settings, n, seq=0, text=None):
-    """Return n frames behind a text, one after the other."""
+    """Return n frames after a text, one after the other."""
     if text is not None:
         cross.llm.process(Batch.of(text, seq=seq))
     frames = []

@@ -118,9 +118,9 @@ def test_a_head_in_a_file_of_its_own(load):
     plain, _ = text(model, draft=0)
     drafted, apart = text(model, "apart", draft_model=drafter)
     assert drafted == plain
-    # The same weights behind the trunk make the same drafts.
-    behind = {name.replace("blk.0.", f"blk.{toy.N_LAYERS}."): w for name, w in head.items()}
-    together = load({**toy.trunk_tensors(), **behind}, heads=1, name="together.gguf")
+    # The same weights after the trunk make the same drafts.
+    after = {name.replace("blk.0.", f"blk.{toy.N_LAYERS}."): w for name, w in head.items()}
+    together = load({**toy.trunk_tensors(), **after}, heads=1, name="together.gguf")
     _, combined = text(together, "toy_head")
     assert apart.drafted == combined.drafted
     assert apart.accepted_per_position == combined.accepted_per_position

@@ -110,7 +110,7 @@ def test_trees_go_on(sampling):
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_recurrent_layers_go_on(backend):
-    """States and the rows behind them are loaded; what was drafted can be taken back as before."""
+    """States and the rows after them are loaded; what was drafted can be taken back as before."""
     for sampling in SAMPLINGS[:2]:
         cross, other = begun(HYBRID, backend=backend), HYBRID.link(n_seq_max=2, backend=backend)
         rounds(cross, 0, 3, sampling, 3)

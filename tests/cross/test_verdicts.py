@@ -18,7 +18,7 @@ def linked(**settings):
 
 
 def plain(seq, tokens):
-    """Return the rows of tokens behind a prompt, one after the other."""
+    """Return the rows of tokens after a prompt, one after the other."""
     context = Context(load_model("demo"), 64, taps=["hidden"])
     context.process(Batch.of(PROMPTS[seq]))
     return context.process(Batch.of(tokens, pos=len(PROMPTS[seq]), outputs="all"))

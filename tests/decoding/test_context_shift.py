@@ -137,7 +137,7 @@ def test_a_processor_sees_what_remains():
 
 
 def test_a_processor_gets_the_calls_that_it_gets_without_drafts():
-    """One for each token, none behind the end, which a stop string or a token makes."""
+    """One for each token, none after the end, which a stop string or a token makes."""
     n_ends = 0
     for base in range(12):
         calls = []

@@ -95,8 +95,8 @@ def test_rows_are_seen_as_plain_decoding_sees_them(
 
 
 @pytest.mark.parametrize("end", ["stop", "end", "length"])
-def test_no_row_behind_the_end_of_a_text_is_seen(end):
-    """Right drafts go on behind it, and are verified all the same."""
+def test_no_row_after_the_end_of_a_text_is_seen(end):
+    """Right drafts go on after it, and are verified all the same."""
     truth = plain(PROMPT, WARM, 12)
     letters, calls = Letters(*truth[5:6] if end == "end" else ()), {}
     for draft in (0, 8):

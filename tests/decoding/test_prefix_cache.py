@@ -335,7 +335,7 @@ def test_another_question_finds_a_state_near_the_end(hybrid):
 
 
 def test_a_state_near_the_end_is_kept_while_the_text_goes_on(hybrid):
-    """With four checkpoints it was given up for those of what came behind it."""
+    """With four checkpoints it was given up for those of what came after it."""
     cross = link(Context(hybrid, 8400, n_seq_max=2))
     hot = Sampling(temperature=3.0, seed=3)
     generator = Generator(cross, sampling=hot, draft=3, draft_sampler="argmax", prefix_cache="all")

@@ -210,7 +210,7 @@ def test_heads_that_are_not_loaded_account_for_their_part(tmp_path):
 
     tensors = {**toy.trunk_tensors(), **toy.head_tensors()}
     tensors["own.weight"] = np.zeros((toy.WIDTH, toy.WIDTH), np.float32)
-    metadata = {"toy.block_count": toy.N_LAYERS + 1, "toy.n_heads_behind": 1}
+    metadata = {"toy.block_count": toy.N_LAYERS + 1, "toy.n_heads_after": 1}
     write_model_file(tmp_path / "m.gguf", "toy", metadata, tensors)
     known = plugin(toy.TRUNK, toy.replaced(build=build))
     for mtp in (True, False):

@@ -125,7 +125,7 @@ def test_flag_without_tensors(load, caplog):
     assert (model.file_layout, model.drafters) == ("trunk-only", ())
     assert model.hparams.n_layers == toy.N_LAYERS
     (warning,) = warnings_of(caplog)
-    assert "toy.n_heads_behind" in warning
+    assert "toy.n_heads_after" in warning
     assert "says 1" in warning
 
 
@@ -270,7 +270,7 @@ def test_a_number_of_heads_that_is_none_leaves_the_drafter_out(load, caplog, cou
 def test_heads_are_counted_by_their_tensors(load, caplog):
     tensors = {**toy.trunk_tensors(), **toy.head_tensors(), **toy.head_tensors(n=toy.N_LAYERS + 1)}
     spec = toy.replaced(
-        name="chained", heads=Heads(count="{arch}.n_heads_behind", order="each-step")
+        name="chained", heads=Heads(count="{arch}.n_heads_after", order="each-step")
     )
     model = load(tensors, spec, heads=2)
     found = model.find_drafter("chained")
@@ -280,7 +280,7 @@ def test_heads_are_counted_by_their_tensors(load, caplog):
     assert warnings_of(caplog) == []
 
 
-def test_a_head_behind_a_gap_is_left_out_with_a_warning(load, caplog):
+def test_a_head_after_a_gap_is_left_out_with_a_warning(load, caplog):
     tensors = {**toy.trunk_tensors(), **toy.head_tensors(), **toy.head_tensors(n=toy.N_LAYERS + 2)}
     assert load(tensors, heads=1).find_drafter().heads.count == 1
     (said,) = warnings_of(caplog)

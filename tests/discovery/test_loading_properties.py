@@ -40,12 +40,12 @@ def test_any_part_of_a_file(dropped, heads, n_blocks, mtp):
 
 def _check(model, tensors, mtp):
     first = model.hparams.n_layers
-    behind = {name for name in tensors if name in TWO_HEADS}
+    after = {name for name in tensors if name in TWO_HEADS}
     whole = toy.head_tensors(n=first).keys() <= tensors.keys()
     assert bool(model.drafters) == (mtp and whole)
     assert model.n_bytes == sum(tensors[name].nbytes for name in model.tensors)
-    if behind and first == toy.N_LAYERS:
-        assert set(model.tensors) == tensors.keys() - (set() if mtp else behind)
+    if after and first == toy.N_LAYERS:
+        assert set(model.tensors) == tensors.keys() - (set() if mtp else after)
     if mtp:
         assert set(model.tensors) == tensors.keys()
     for kind in ("llm", "draft"):

@@ -20,7 +20,7 @@ plugins = pytest.mark.parametrize("plugin", PLUGINS)
 
 
 def section(text, name):
-    """Return what stands under a heading, or behind a paragraph's first word in bold."""
+    """Return what stands under a heading, or after a paragraph's first word in bold."""
     headed = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     bold = re.search(rf"^\*\*{name}\.\*\* (.*?)(?=\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
     assert headed or bold, f"no section {name}"

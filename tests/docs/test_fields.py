@@ -35,7 +35,7 @@ def _cells(row):
 
 
 def fields(cell):
-    """Return the fields that a first cell names; what it says of values comes behind them."""
+    """Return the fields that a first cell names; what it says of values comes after them."""
     return re.findall(r"`(\w+)`", re.split(r":| with ", cell)[0])
 
 

@@ -20,7 +20,7 @@ ARGUMENTS = {
     "{% endfor %}",
     "of a flat call": "{% set f = c.function or c %}{{ f.arguments | tojson }}",
     "as they are": "{{ c.function.arguments }}",
-    "behind a text": "{{ 'call ' + c.function.arguments }}",
+    "after a text": "{{ 'call ' + c.function.arguments }}",
     "of both kinds": "{% set a = c.function.arguments %}{{ a if a is string else a | tojson }}",
 }
 
@@ -58,7 +58,7 @@ def test_a_flat_call_is_read_too():
 
 @pytest.mark.parametrize("arguments", ["[1, 2]", '{"place": ', "Zürich", "1e999", "[" * 99999])
 def test_arguments_that_are_no_object_are_written_or_refused(arguments):
-    written = ChatTemplate(CALLS.replace("@", ARGUMENTS["behind a text"]))
+    written = ChatTemplate(CALLS.replace("@", ARGUMENTS["after a text"]))
     assert written.render([call(arguments)]) == f"assistant:call {arguments}\n"
     refusing = ChatTemplate(CALLS.replace("@", ARGUMENTS["item by item"]))
     with pytest.raises(MtpcoreError, match="from a mapping"):
@@ -71,7 +71,7 @@ def parts(*texts):
 
 CONTENT = {
     "as it is": "{{ m.content }}",
-    "behind a text": "{{ '' + m.content }}",
+    "after a text": "{{ '' + m.content }}",
     "only where it is a text": "{% if m.content is string %}{{ m.content }}{% endif %}",
     "as JSON where it is no text": "{{ m.content if m.content is string else m.content | tojson }}",
     "part by part": "{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}",

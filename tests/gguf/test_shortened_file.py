@@ -1,6 +1,6 @@
 """A file that is cut while it is mapped: what is not read yet is refused, what is packed runs on.
 
-To read behind the end of a mapped file kills the process (SIGBUS), so each test runs in its own.
+To read after the end of a mapped file kills the process (SIGBUS), so each test runs in its own.
 """
 
 import shutil

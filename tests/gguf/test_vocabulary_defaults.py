@@ -23,7 +23,7 @@ class Case(NamedTuple):
     """A vocabulary and what is read of it, all spelt as texts with spaces between."""
 
     given: dict
-    begin: str = ""  # what is put before a text, and behind it
+    begin: str = ""  # what is put before a text, and after it
     end: str = ""
     middle: str = "a Ġ b"  # of "a b"
     ends: str = ""  # of a generation

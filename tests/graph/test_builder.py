@@ -92,7 +92,7 @@ WRONG = {
     "activation": lambda g, x: g.activation(x, "swish"),
     "gated": lambda g, x: g.gated(x, g.slice(x, 0, 2)),
     "concat": lambda g, x: g.concat(x, heads(g, x)),
-    "slice, behind": lambda g, x: g.slice(x, 3, W + 1),
+    "slice, after": lambda g, x: g.slice(x, 3, W + 1),
     "slice, empty": lambda g, x: g.slice(x, 3, 3),
     "split_heads": lambda g, x: g.split_heads(x, 5),
     "heads, none": lambda g, x: g.split_heads(x, 0),

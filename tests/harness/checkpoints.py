@@ -19,7 +19,7 @@ def checkpoints_of(recurrent, seqs):
 
 
 def watch(memory, n_seq, most=None):
-    """Check behind every call, ended or not, that there are at most so many; None: of each one."""
+    """Check after every call, ended or not, that there are at most so many; None: of each one."""
     recurrent = memory.recurrent
     shares = [range(n_seq)] if most is not None else [[seq] for seq in range(n_seq)]
 

@@ -141,5 +141,5 @@ def text(n: int = 9) -> np.ndarray:
 
 
 def speech(n: int = 3) -> np.ndarray:
-    """Return frames of codes that a prompt has behind its text."""
+    """Return frames of codes that a prompt has after its text."""
     return np.random.default_rng(2).integers(0, N_CODES, (n, N_CODEBOOKS)).astype(np.int32)

@@ -30,7 +30,7 @@ def total_of_threads(sums):
 
 
 def by_threads(x, width):
-    """See [..., n] as [steps, ..., 256 * width], zeros behind the last value."""
+    """See [..., n] as [steps, ..., 256 * width], zeros after the last value."""
     n_steps = -(-x.shape[-1] // (THREADS * width))
     filled = np.zeros((*x.shape[:-1], n_steps * THREADS * width), np.float32)
     filled[..., : x.shape[-1]] = x

@@ -1,6 +1,6 @@
 """Saved states that somebody has tampered with: bytes, parts, and what the parts say.
 
-Parts are changed with their checksums made right again, so that what is behind these is reached.
+Parts are changed with their checksums made right again, so that what is after these is reached.
 """
 
 import io

@@ -253,7 +253,7 @@ def entries(c: Variant, w: dict[str, np.ndarray], taps: np.ndarray) -> list[np.n
 def block_hidden(
     c: Variant, w: dict[str, np.ndarray], stored: list[np.ndarray], tokens: np.ndarray
 ) -> np.ndarray:
-    """Return the hidden states of a block's rows, behind these entries."""
+    """Return the hidden states of a block's rows, after these entries."""
     begin, size = stored[0].shape[2], len(tokens)
     x = w["embed_tokens"][tokens]
     for n in range(c.n_layers):
@@ -283,7 +283,7 @@ def block_hidden(
 def block_logits(
     c: Variant, w: dict[str, np.ndarray], stored: list[np.ndarray], tokens: np.ndarray
 ) -> np.ndarray:
-    """Return the logits of a block's rows, behind these entries."""
+    """Return the logits of a block's rows, after these entries."""
     return block_hidden(c, w, stored, tokens) @ w["lm_head"].T
 
 
@@ -313,11 +313,11 @@ def drafted(c: Variant, w: dict[str, np.ndarray], logits: np.ndarray) -> np.ndar
 def rounds(
     c: Variant, w: dict[str, np.ndarray], text: list[int], taps: np.ndarray
 ) -> list[np.ndarray]:
-    """Return the logits of a block before XPress' first pass and behind each, as published.
+    """Return the logits of a block before XPress' first pass and after each, as published.
 
     The published loop is ``block[:, 1:] = argmax(base)``, then so many times ``prev =
     block.roll(1)``, ``prev[:, 0] =`` the token before the pending one, and ``block[:, 1:] =
-    argmax(base + bias(prev))``. Where the pending token's row drafts, row i is behind draft i.
+    argmax(base + bias(prev))``. Where the pending token's row drafts, row i is after draft i.
     """
     block = np.array([text[-1]] + [c.mask] * (c.size - 1))
     hidden = block_hidden(c, w, entries(c, w, taps), block)

@@ -142,7 +142,7 @@ class HashPlan:
 class HashBackend:
     """skill: how many of 16 states the drafter predicts; nan: how many of 16 it breaks at."""
 
-    name, guarantee, packs_behind_runs, on_host = "hashed", "exact", True, True
+    name, guarantee, packs_after_runs, on_host = "hashed", "exact", True, True
 
     def __init__(self, skill=12, nan=0):
         self.skill, self.nan, self.fail_at = skill, nan, None

@@ -356,7 +356,7 @@ def linked(spec, folder, **asked):
 
 
 def draft(spec, folder):
-    """Return what a drafter drafts behind three tokens."""
+    """Return what a drafter drafts after three tokens."""
     cross = linked(spec, folder)
     cross.llm.process(mtpcore.Batch.of([5, 6, 7]))
     return cross.draft(0, 3)

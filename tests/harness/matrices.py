@@ -27,7 +27,7 @@ SCALES = {t: [0] for t in BLOCKS_32} | {
     Type.Q6_K: [208],
     Type.IQ4_XS: [0],
 }
-"""Where the float16 scales lie in a block, that of the mins behind; MXFP4 has a byte."""
+"""Where the float16 scales lie in a block, that of the mins after; MXFP4 has a byte."""
 N_COLS = {t: 77 for t in FLOATS} | {t: 7 * 32 for t in BLOCKS_32} | {t: 3 * 256 for t in BLOCKS_256}
 
 

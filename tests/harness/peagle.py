@@ -132,7 +132,7 @@ def write_pard_target(folder: Path) -> Path:
 def scores(
     c: Variant, w: dict[str, np.ndarray], tokens: np.ndarray, taps: np.ndarray, k: int
 ) -> np.ndarray:
-    """Return the logits of k drafts behind a text, its pending token last: [k, N_VOCAB].
+    """Return the logits of k drafts after a text, its pending token last: [k, N_VOCAB].
 
     ``taps`` are the target's rows of all tokens but that one.
     """
@@ -157,7 +157,7 @@ def scores(
 
 
 def pard_scores(c: trunks.Config, w: dict[str, np.ndarray], tokens: np.ndarray, k: int):
-    """Return the logits of k drafts behind a text: [k, N_VOCAB]."""
+    """Return the logits of k drafts after a text: [k, N_VOCAB]."""
     text = np.append(tokens, [MASK] * (k - 1)).astype(int)
     return trunks.witness(c, w, text)["logits"][-k:]
 

@@ -1,7 +1,7 @@
 """Files as llama.cpp writes them: their headers are kept, their weights are made anew.
 
 ``tests/data/llama_cpp/headers.npz`` holds the headers of what ``llama-quantize`` and llama.cpp's
-saver made of small random models (``tools/llama_cpp_headers.py``). A file is a header, and behind
+saver made of small random models (``tools/llama_cpp_headers.py``). A file is a header, and after
 it the values of the original in the types that the header says.
 """
 
@@ -118,7 +118,7 @@ def write_filled(header: bytes, blocks: dict[str, np.ndarray], path: Path) -> Pa
 
 
 def tensors_of(header: bytes):
-    """Return the entries of a header that has no data behind it."""
+    """Return the entries of a header that has no data after it."""
     return parse_header(header + bytes(_ROOM), "header").tensors
 
 

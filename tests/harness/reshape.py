@@ -378,7 +378,7 @@ def _other_size(chance, size):
 
 
 def resize(parts, name, axis, size):
-    """Repeat or drop what is behind the first entries of an axis."""
+    """Repeat or drop what is after the first entries of an axis."""
     values = parts.tensors[name]
     is_last = axis == values.ndim - 1
     n_bytes = BLOCKS[parts.types[name]][1] if is_last else 1

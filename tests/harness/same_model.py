@@ -10,7 +10,7 @@ PROMPT = np.arange(1, 9)
 
 
 def outputs(paths):
-    """Return logits of a prompt, and what is drafted behind it where something drafts."""
+    """Return logits of a prompt, and what is drafted after it where something drafts."""
     *beside, path = [path for path in reversed(paths) if not path.name.startswith("mmproj-")]
     with contextlib.ExitStack() as stack:
         model, *heads = [stack.enter_context(load_model(one)) for one in (path, *beside)]

@@ -1,7 +1,7 @@
 """Trunks restated from the published formulas, in float64, on weights as checkpoints hold them.
 
 The witness works on a whole text at once. Weights go by their published names, without ``model.``
-in front and without ``.weight`` behind; experts are stacked.
+in front and without ``.weight`` after; experts are stacked.
 """
 
 import math

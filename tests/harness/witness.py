@@ -24,7 +24,7 @@ PATHS = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "benchm
 
 
 class Testimony(NamedTuple):
-    """A text that llama.cpp wrote on: int32[n], and the logits f32[n, n_vocab] behind each token.
+    """A text that llama.cpp wrote on: int32[n], and the logits f32[n, n_vocab] after each token.
 
     What was given was one batch, what follows single tokens.
     """
@@ -36,7 +36,7 @@ class Testimony(NamedTuple):
 def hear(
     path: Path, given: list[int], n_more: int, out: Path, source: list[int] | None = None
 ) -> Testimony:
-    """Return ``given`` with the ``n_more`` tokens that llama.cpp finds most probable behind it.
+    """Return ``given`` with the ``n_more`` tokens that llama.cpp finds most probable after it.
 
     Its keys and values are float32. ``out`` is a file to write, ``source`` what an encoder reads.
     """

@@ -25,7 +25,7 @@ FEW = searching(
 
 
 def keep_one_more(held, length, cut=recurrent._cut):
-    """Cut a log one row behind the place that is wanted, where it has one."""
+    """Cut a log one row after the place that is wanted, where it has one."""
     kept = cut(held, length)
     newest = held[len(kept) - 1]
     return (*kept[:-1], newest._replace(rows=newest.rows[: len(kept[-1].rows) + 1]))

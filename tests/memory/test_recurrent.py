@@ -328,7 +328,7 @@ def test_the_newest_rows_can_be_taken_back_in_whatever_parts_they_ran(n_batch):
             one.memory.rewind(0, 60)
 
 
-def test_checkpoints_lie_behind_prompts_and_become_rarer():
+def test_checkpoints_lie_after_prompts_and_become_rarer():
     one = runner(ReferenceBackend())
     recurrent = one.memory.recurrent
     tokens = text(N_CTX)
@@ -497,7 +497,7 @@ def test_a_failed_act_leaves_what_takes_back_the_newest_rows():
 
 
 def test_what_a_failed_act_gave_up_does_not_come_back():
-    """A long prompt takes the slots of checkpoints; behind it the act is taken back."""
+    """A long prompt takes the slots of checkpoints; after it the act is taken back."""
     one = budgeted(ReferenceBackend(), 2)
     feed(one, text(4 * N_BATCH))
     before, saved = one.memory.digest(0), one.memory.save()

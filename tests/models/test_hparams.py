@@ -71,8 +71,8 @@ def test_layers_of_the_trunk(tensors, declared, layers, heads):
     assert (h.n_layers, h.n_drafter_blocks) == (layers, heads)
 
 
-def test_layers_behind_a_head_are_not_left_out_in_silence():
-    with pytest.raises(ModelFileError, match="layers of the trunk lie behind a head") as error:
+def test_layers_after_a_head_are_not_left_out_in_silence():
+    with pytest.raises(ModelFileError, match="layers of the trunk lie after a head") as error:
         Hparams.read(fields(), blocks(2) | nextn(1))
     assert error.value.got == "2"
 
@@ -130,7 +130,7 @@ def test_bad_metadata(changed):
         nextn(4),
         nextn(99999),
     ],
-    ids=["none", "vector", "narrow", "first block", "behind the last", "far away"],
+    ids=["none", "vector", "narrow", "first block", "after the last", "far away"],
 )
 def test_tensors_that_do_not_agree(tensors):
     with pytest.raises(ModelFileError):

@@ -54,7 +54,7 @@ def open_cross(path, backend="cpu", **settings):
 
 @backends
 def test_every_frame(path, refs, backend):
-    """Behind a prompt of text and speech: states, first codes, and all codes behind them."""
+    """After a prompt of text and speech: states, first codes, and all codes after them."""
     cross = open_cross(path, backend)
     cross.llm.process(Batch.of(csm.text()))
     rows = csm.speech()

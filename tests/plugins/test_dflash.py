@@ -38,7 +38,7 @@ def taps_of(c):
 
 
 def check_formulas(c, w, drafter, target, kind):
-    """Compare entries of a text, and the logits of a block behind them."""
+    """Compare entries of a text, and the logits of a block after them."""
     (spec,) = drafter.drafters
     assert spec.feeds[0].taps == tuple(taps_of(c))
     assert (spec.limit, spec.block.size) == (c.size - c.first, c.size)
@@ -175,9 +175,9 @@ def test_drafts_change_no_text_of_other_trunks(name, other_target, tmp_path):
 
 @others
 def test_rejected_drafts_leave_no_trace_in_other_trunks(name, other_target, tmp_path):
-    """Whatever part is accepted. Texts do not show what recurrent layers hold behind their end.
+    """Whatever part is accepted. Texts do not show what recurrent layers hold after their end.
 
-    For what runs next says at which place it goes on, and reads nothing behind it.
+    For what runs next says at which place it goes on, and reads nothing after it.
     """
     c, _, path = drafter_for(name, other_target, tmp_path)
     subject, sampling = Subject(name, str(other_target.path), str(path)), Sampling.greedy()
@@ -253,7 +253,7 @@ def test_a_refiner_mixes_whole_blocks(tmp_path, change):
 
 
 @pytest.mark.parametrize("n", range(SIZES.n_layers + 1))
-def test_the_stream_behind_the_last_layer_is_a_layer_input_too(n, target):
+def test_the_stream_after_the_last_layer_is_a_layer_input_too(n, target):
     made = Context(target, 64, taps=[f"layer_input:{n}", "residual"]).process(Batch.of(TOKENS))
     is_last = n == SIZES.n_layers
     assert np.array_equal(made.tap(f"layer_input:{n}"), made.tap("residual")) is is_last

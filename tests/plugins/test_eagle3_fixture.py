@@ -12,7 +12,7 @@ ones they lie beside by up to 5e-4 of their size, the more the later the positio
 import numpy as np
 import pytest
 from harness import fixtures
-from harness.draft_runs import draft_behind
+from harness.draft_runs import draft_after
 from harness.nodewise import assert_same_values
 
 from mtpcore import Batch, Context, Generator, Sampling, link, load_model
@@ -93,7 +93,7 @@ def test_first_drafts_from_the_references_taps(files, refs, backend):
     text = Text(sampler, history, N_PROMPT, len(history))
     batch = Batch(tokens[1:], pos=1, slots={"fused": fused})
     ids, feeds = read_vocabulary(head.runner), {"fused": ("recycled",)}
-    drafts = draft_behind(head.runner, batch, 4, text, feeds, ids=ids)
+    drafts = draft_after(head.runner, batch, 4, text, feeds, ids=ids)
     assert drafts == refs["drafts"][0, 0].tolist()
     assert refs["draft_margin"][0, 0].min() > NEAR_TIE
 

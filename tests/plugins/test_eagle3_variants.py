@@ -42,7 +42,7 @@ def head_of(name, target, folder):
 
 
 def check_formulas(c, w, head, target, kind):
-    """Compare fused rows, logits and recycled rows, over a text and two steps behind it."""
+    """Compare fused rows, logits and recycled rows, over a text and two steps after it."""
     (feed,) = (feed for feed in head.drafters[0].feeds if feed.graph == "fusion")
     assert feed.taps == tuple(f"layer_input:{n}" for n in layers_of(c))
     exact = kind == "reference"

@@ -80,9 +80,9 @@ def drafter_of(cross):
 
 @backends
 def test_rows_of_every_step(pair, backend):
-    """Logits and recycled rows behind every prefix, within windows and beyond; one batch of all.
+    """Logits and recycled rows after every prefix, within windows and beyond; one batch of all.
 
-    Steps behind the first read the reference's own draft, and the row that the step before made.
+    Steps after the first read the reference's own draft, and the row that the step before made.
     """
     subject, refs = pair
     cross = subject.link(kv_dtype="f32", threads=1, backend=backend, n_seq_max=len(refs["n"]))
@@ -116,8 +116,8 @@ def check_held(subject, held, wanted):
         assert own.all() or np.ptp(row[~own]) == 0
 
 
-def drafts_behind(cross, text, n, k):
-    """Return what is drafted behind n tokens, with the next one of the text pending."""
+def drafts_after(cross, text, n, k):
+    """Return what is drafted after n tokens, with the next one of the text pending."""
     begin = cross.llm.length(0)
     cross.llm.process(Batch.of(text[begin:n], pos=begin))
     cross.pending(0, Sampling(temperature=0.0, logit_bias={int(text[n]): 1e4}))
@@ -130,7 +130,7 @@ def test_drafts_are_those_of_transformers(pair, backend):
     subject, refs = pair
     cross = subject.link(kv_dtype="f32", threads=1, backend=backend)
     for n, wanted in zip(refs["n"].tolist(), refs["drafts"].tolist(), strict=True):
-        assert drafts_behind(cross, gemma4.tokens(), n, len(wanted)) == wanted
+        assert drafts_after(cross, gemma4.tokens(), n, len(wanted)) == wanted
 
 
 def test_graphs_and_rows(pair):
@@ -204,7 +204,7 @@ def test_a_prefix_cache_shares_the_target_alone(pair):
     assert text("all") == text(None)
 
 
-def test_drafts_go_on_behind_rows_that_are_not_tokens(pair):
+def test_drafts_go_on_after_rows_that_are_not_tokens(pair):
     """They read what the target stored of the rows, whose positions they need not know."""
     subject, _ = pair
     text = gemma4.tokens(20)

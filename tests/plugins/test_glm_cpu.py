@@ -1,6 +1,6 @@
 """The trained fixtures on the CPU backend: against other engines, and against the definition.
 
-Of the heads behind a trunk; EAGLE-3's is in ``test_eagle3_fixture``.
+Of the heads after a trunk; EAGLE-3's is in ``test_eagle3_fixture``.
 """
 
 from pathlib import Path
@@ -158,7 +158,7 @@ def test_q8_0_file_against_float_activations(models, refs, rounded):
     """Each goes its own way: within 1 % as long as the router has chosen the same experts.
 
     Compared are the rows of a text before the first one that meets another expert: attention takes
-    that difference to all rows behind it. Row by row the hidden ones are within 1 % too, and all
+    that difference to all rows after it. Row by row the hidden ones are within 1 % too, and all
     but four of 183 rows of logits.
     """
     n_rows = n_same = n_other = n_over = 0

@@ -1,7 +1,7 @@
 """The rows that EAGLE heads read of the trunks: the input of layer i.
 
 The witness is the model cut off before layer i, a file of its own: its state before the final norm.
-Behind the last layer that is the state of the whole model.
+After the last layer that is the state of the whole model.
 """
 
 import numpy as np

@@ -42,7 +42,7 @@ def drafts_at_every_place(target, drafter, backend, scores):
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_formulas(name, backend, tmp_path):
-    """Logits of a block's rows, behind entries of random rows."""
+    """Logits of a block's rows, after entries of random rows."""
     c, (runs, kv_dtype, near) = VARIANTS[name], BACKENDS[backend]
     drafter = load_model(peagle.write_head(tmp_path, c, seed_of(name)))
     with load_model(eagle3.write_target(tmp_path)) as target:

@@ -52,7 +52,7 @@ def test_every_layer(model, family, backend):
 @both
 @backends
 def test_states(model, family, backend, monkeypatch):
-    """States behind the prompt; the checkpoint's V head h is number j of K head g, h = 2 g + j."""
+    """States after the prompt; the checkpoint's V head h is number j of K head g, h = 2 g + j."""
     refs = references(family.name)
     llm = family.context(model, backend)
     llm.process(Batch.of(refs["prompts"][0]))

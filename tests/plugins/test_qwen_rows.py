@@ -1,4 +1,4 @@
-"""Drafts behind an image: small random hybrids against transformers, and all that acts do there."""
+"""Drafts after an image: small random hybrids against transformers, and all that acts do there."""
 
 import numpy as np
 import pytest
@@ -80,7 +80,7 @@ def test_trunk_and_head(made, backend):
 
 
 def drafts_of(cross, n, k=3, seq=0):
-    """Return the greedy text of n tokens, and the drafts behind each but the last."""
+    """Return the greedy text of n tokens, and the drafts after each but the last."""
     text, drafts = [cross.pending(seq, Sampling.greedy())], []
     while len(text) < n:
         drafts.append(cross.draft(seq, k))
@@ -121,7 +121,7 @@ def test_an_image_in_pieces_and_at_the_beginning(made):
 
 
 def test_a_second_image_later(made):
-    """Positions go on behind the text; drafts before and behind are those of one prompt."""
+    """Positions go on after the text; drafts before and after are those of one prompt."""
     model, _ = made
     later = [5], Image(qwen.image()[::-1], nx=2, ny=3), [6, 7]
     more = Prompt(*later)
@@ -168,7 +168,7 @@ def test_what_cannot_be_read_again_is_not_forgotten(made):
 
 
 def test_tokens_keep_positions_of_their_own(made):
-    """What is processed again for recurrent layers stands where it was put, not behind the text."""
+    """What is processed again for recurrent layers stands where it was put, not after the text."""
     model, _ = made
     places = np.arange(40)
     own = np.repeat((places + 7 * (places >= 15))[:, None], 4, axis=1)
@@ -197,19 +197,19 @@ def test_tokens_keep_positions_of_their_own(made):
 
 
 def test_a_row_whose_logits_are_wanted_again_stands_where_it_stood(made):
-    """Where all behind it is dropped it is read once more: text is, and nothing else."""
+    """Where all after it is dropped it is read once more: text is, and nothing else."""
     model, _ = made
     text, own = np.arange(5), np.repeat([[20], [22], [21], [25], [30]], 4, axis=1)
-    first, behind = Batch.of(text), Batch(text + 5, pos=own)
+    first, after = Batch.of(text), Batch(text + 5, pos=own)
     cross, fresh = (link(open_context(model)) for _ in range(2))
     for cross_or_fresh in (cross, fresh):
         cross_or_fresh.llm.process(first)
-    cross.llm.process(behind)
+    cross.llm.process(after)
     cross.shift(0, keep=5, drop=5)
     assert cross.digest(0) == fresh.digest(0)
     assert cross.pending(0, SAMPLED) == fresh.pending(0, SAMPLED)
     cross.remove(0)
-    cross.llm.process(behind)
+    cross.llm.process(after)
     cross.llm.process(Batch.of(text, pos=5))
     digest = cross.digest(0)
     with pytest.raises(BatchError, match="tokens at own positions"):

@@ -54,7 +54,7 @@ def open_cross(path, backend="cpu", **settings):
 @backends
 @speeches
 def test_every_frame(path, refs, i, backend):
-    """States, first codes, and all codes behind them, whatever is asked for."""
+    """States, first codes, and all codes after them, whatever is asked for."""
     prompt, beside = rows_of([*SPEECHES.values()][i])
     cross = open_cross(path, backend)
     out = cross.llm.process(prompt.batch())

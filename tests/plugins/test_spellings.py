@@ -190,7 +190,7 @@ SCALED = (".attn_output.weight", ".attn_o.weight")
 
 @pytest.mark.parametrize("name", [*FAMILIES, *DRAFTERS])
 def test_a_factor_beside_a_matrix_is_refused(name, original, tmp_path):
-    """Families of llama.cpp multiply by it before or behind a bias, or not at all."""
+    """Families of llama.cpp multiply by it before or after a bias, or not at all."""
 
     def add(arrays):
         stems = [key.removesuffix(".weight") for key in arrays if key.endswith(SCALED)]

@@ -1,11 +1,11 @@
 """Locks are those that are written in C, and held by compiled code: ``acts.guards.holding``.
 
 An exception that a signal raises comes up at the entry of a Python function, at a jump back, and
-behind a call, never elsewhere (``Python/ceval.c`` and ``bytecodes.c``). So what Python takes can be
+after a call, never elsewhere (``Python/ceval.c`` and ``bytecodes.c``). So what Python takes can be
 interrupted when it is taken and no ``try`` or ``with`` has begun: ``acquire()`` before its ``try``;
 a ``Condition``, which takes its lock in Python; a generator with ``contextmanager``, whose lock is
 held as long as a traceback keeps the generator; from CPython 3.14 on even ``with lock:``, which
-enters by the instruction of other calls (up to 3.13 it has one of its own, behind which no signal
+enters by the instruction of other calls (up to 3.13 it has one of its own, after which no signal
 is looked at). Compiled code takes a lock and is within its ``try`` without any of these. While a
 lock waits, a signal ends that without the lock. What uses others where no signal is handled, or
 where nothing can be lost, is named here.

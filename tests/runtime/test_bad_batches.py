@@ -40,7 +40,7 @@ MALFORMED = {
     "outputs as numbers": {"tokens": [1, 2], "outputs": [0, 1]},
     "unknown outputs": {"tokens": [1, 2], "outputs": "first"},
     "parent of itself": {"tokens": [1, 2], "parent": [-1, 1]},
-    "parent behind": {"tokens": [1, 2], "parent": [1, -1]},
+    "parent after": {"tokens": [1, 2], "parent": [1, -1]},
     "parent before all": {"tokens": [1, 2], "parent": [-1, -2]},
     "parent in another sequence": {"tokens": [1, 2], "seq": [0, 1], "parent": [-1, 0]},
     "short parents": {"tokens": [1, 2], "parent": [-1]},

@@ -34,7 +34,7 @@ def layers_of(context):
 
 
 def head_block(model):
-    """The number of the block behind the trunk, as the file counts."""
+    """The number of the block after the trunk, as the file counts."""
     return model.hparams.n_layers
 
 

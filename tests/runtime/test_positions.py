@@ -1,4 +1,4 @@
-"""Positions on several axes: text behind images and audio, and everything that goes back."""
+"""Positions on several axes: text after images and audio, and everything that goes back."""
 
 import numpy as np
 import pytest
@@ -78,8 +78,8 @@ parts = st.one_of(
 
 @searching(30)
 @given(st.lists(parts, min_size=1, max_size=8), st.sampled_from(BACKENDS), st.sampled_from([5, 64]))
-def test_text_goes_on_behind_the_largest_position(space, script, backend, n_batch):
-    """Behind p that is p + max(nt, ny, nx) for an image, p + n for audio and text."""
+def test_text_goes_on_after_the_largest_position(space, script, backend, n_batch):
+    """After p that is p + max(nt, ny, nx) for an image, p + n for audio and text."""
     made, written = context(space, backend, n_seq_max=2, n_batch=n_batch), Written()
     table = space.tensors["token_embd.weight"].array()
     rng, seq = np.random.default_rng(1), 0
@@ -116,7 +116,7 @@ def test_text_goes_on_behind_the_largest_position(space, script, backend, n_batc
 
 @searching(20)
 @given(st.data(), st.sampled_from(BACKENDS))
-def test_a_path_of_a_tree_goes_on_behind_its_own_rows(space, data, backend):
+def test_a_path_of_a_tree_goes_on_after_its_own_rows(space, data, backend):
     """Rows of a tree that have positions of their own, and then one that has not."""
     made, written = context(space, backend), Written()
     table = space.tensors["token_embd.weight"].array()
@@ -160,7 +160,7 @@ def test_what_was_noted_can_be_forked_and_taken_back():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_drafts_behind_an_image(space, backend):
+def test_drafts_after_an_image(space, backend):
     """Drafts are verified, accepted and taken back where the text would have gone without them."""
     table = space.tensors["token_embd.weight"].array()
     image = np.random.default_rng(5).normal(size=(12, seer.WIDTH)).astype(np.float32)

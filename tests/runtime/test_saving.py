@@ -142,7 +142,7 @@ def test_a_weight_or_a_word_of_metadata_makes_another_model(tmp_path):
     (tmp_path / "other.gguf").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     refused(saved, "another model file", model=load_model(tmp_path / "other.gguf"))
     key = b"general.name"
-    at = whole.index(key) + len(key) + 12  # behind type and length
+    at = whole.index(key) + len(key) + 12  # after type and length
     (tmp_path / "named.gguf").write_bytes(whole[:at] + b"X" + whole[at + 1 :])
     refused(saved, "another model file", model=load_model(tmp_path / "named.gguf"))
 

@@ -48,7 +48,7 @@ class Hparams:
 def build(mask):
     def trunk(g, inputs, h):
         x = g.embed(inputs.tokens, "token_embd.weight", embeddings=True)
-        for layer in range(2):  # what a row sees in the first shows behind it in the second
+        for layer in range(2):  # what a row sees in the first shows after it in the second
             q, k, v = (g.split_heads(g.matmul(x, f"{name}.weight"), 2) for name in "qkv")
             y = g.attention(q, k, v, layer=layer, scale=0.5, mask=mask)
             x = g.add(x, g.merge_heads(y))
@@ -145,7 +145,7 @@ def test_spans_do_not_depend_on_the_batch(models):
         open_context(models, n_batch=5).process(video.batch())
 
 
-def test_text_behind_a_picture(models):
+def test_text_after_a_picture(models):
     """Chunks of any size, drafts or none: the same text; one that would cut a span does not."""
     found = []
     for n_batch, draft in ((64, 0), (6, 0), (7, 2)):

@@ -66,7 +66,7 @@ class DeepseekLayer(Layer):
 
 
 class DeepseekMtp(DeepseekLayer, NextN):
-    """The MTP block: a routed layer behind the join."""
+    """The MTP block: a routed layer after the join."""
 
     def __init__(self, shape: DeepseekShape) -> None:
         super().__init__(shape, shape.experts)

@@ -52,7 +52,7 @@ class GlmLayer(Layer):
 
 
 class GlmNextN(GlmLayer, NextN):
-    """The NextN block: a routed layer behind the join."""
+    """The NextN block: a routed layer after the join."""
 
     def __init__(self, shape: GlmShape) -> None:
         super().__init__(shape, shape.experts)

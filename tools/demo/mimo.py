@@ -48,7 +48,7 @@ class MimoLayer(Layer):
 
 
 class MimoMtp(MimoLayer, NextN):
-    """The MTP layer: one of the trunk's kind behind the join."""
+    """The MTP layer: one of the trunk's kind after the join."""
 
     def __init__(self, shape: MimoShape) -> None:
         super().__init__(shape)

@@ -87,7 +87,7 @@ class Mimo2Layer(Layer):
 
 
 class Mimo2Mtp(Mimo2Layer, NextN):
-    """One head: a dense sliding layer with q, k and v in one matrix behind the join."""
+    """One head: a dense sliding layer with q, k and v in one matrix after the join."""
 
     recycles_normed = False
 

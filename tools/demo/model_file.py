@@ -25,7 +25,7 @@ def write_model(
     ----------
     network
         One of a family's `files()`: it has an `arch`, and `metadata()` under that name. Where it
-        drafts behind mask tokens, `mask_token` is their id.
+        drafts after mask tokens, `mask_token` is their id.
     about
         String entries such as `general.name`, written as they are.
     """

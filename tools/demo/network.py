@@ -53,7 +53,7 @@ class Stage(NamedTuple):
 
 
 class Head(Layer):
-    """A drafter's layer behind the join of an embedding and a hidden state."""
+    """A drafter's layer after the join of an embedding and a hidden state."""
 
     recycles_normed: ClassVar[bool] = True
 

@@ -158,7 +158,7 @@ def medusa(request, tmp_path_factory):
 
 
 def block_of(weights, head, b):
-    """Return the name of a head's residual block; None behind the last one."""
+    """Return the name of a head's residual block; None after the last one."""
     names = (f"{head}.{b}.linear", f"blocks.{head}.layers.{b}")
     return next((name for name in names if f"{name}.weight" in weights), None)
 

@@ -134,7 +134,7 @@ def allocate(
             continue
         first, last = lives[buffer]
         size = max(buffers[buffer].n_bytes, n_threads * copy_bytes(buffers[buffer]))
-        if HAS_ASAN:  # a place of its own, and a line behind it that nobody may touch
+        if HAS_ASAN:  # a place of its own, and a line after it that nobody may touch
             first, last, size = 0, phase, size + _LINE
         size = _lines(size)
         at = 0

@@ -54,7 +54,7 @@ WORTH_PREFETCHING = 32 << 20
 """Bytes of weights below which caches hold them, which processors read well by themselves:
 instructions that prefetch take up to a sixth of such a pass and bring nothing."""
 
-WORTH_PACKING_BEHIND = 32 << 20
+WORTH_PACKING_LATER = 32 << 20
 """Bytes of weights that are packed before the first run, in no time."""
 
 MOST_PACKING = 0.2
@@ -80,7 +80,7 @@ class CpuBackend:
 
     name = "cpu"
     guarantee = "exact"
-    packs_behind_runs = True
+    packs_after_runs = True
     on_host = True
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class CpuBackend:
         weights = CpuWeights(source)
         weights.prepare(program, threads)
         plan = CpuPlan(Lowering(program, weights, cpu_stores, n_batch, n_ctx, states), threads)
-        if plan.bytes_to_pack < WORTH_PACKING_BEHIND:
+        if plan.bytes_to_pack < WORTH_PACKING_LATER:
             plan.prepare()
         return plan
 
@@ -193,7 +193,7 @@ class CpuPlan:
 
     @property
     def bytes_to_pack(self) -> int:
-        """Bytes, as packed, of the rows that are still to be packed behind runs."""
+        """Bytes, as packed, of the rows that are still to be packed after runs."""
         return self._executor.bytes_to_pack
 
     @property

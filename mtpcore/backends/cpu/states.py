@@ -60,7 +60,7 @@ class CpuStateStore:
         raise BackendError("recurrent layer has no memory", where=f"layer {layer}")
 
     def settle(self, slot: int, rows: Sequence[int]) -> bytes:
-        """Return the state behind a slot's base and these rows, layer by layer."""
+        """Return the state after a slot's base and these rows, layer by layer."""
         data = self._slot(slot)
         return b"".join(_settle(place, data, rows).tobytes() for place in self._places)
 

@@ -20,7 +20,7 @@ _FLOATS = {"f16": np.float16, "f32": np.float32}
 
 
 class CpuStore:
-    """Rows behind paged memory; implements ``mtpcore.backends.base.Store``.
+    """Rows of paged memory; implements ``mtpcore.backends.base.Store``.
 
     A page holds ``PAGE`` places of every layer; for each layer the keys of each head, transposed
     (dtype[k_width, PAGE]), then the values of each head (dtype[PAGE, v_width]); of a latent layer

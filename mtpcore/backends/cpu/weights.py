@@ -67,7 +67,7 @@ def stays_mapped(stored: int, form: str) -> bool:
 class CpuWeights:
     """The packed weights of one model, in its ``packed`` table.
 
-    Matrices are views of the mapped file first, which plans pack behind their runs; where the model
+    Matrices are views of the mapped file first, which plans pack after their runs; where the model
     is not to be repacked they stay so. Those of types without kernels are converted at once, in
     windows that are released when they are packed. So a file is never in memory a second time.
     """
@@ -95,7 +95,7 @@ class CpuWeights:
     def clusters(
         self, weight: Weight, ordering: Weight, n_clusters: int
     ) -> tuple[NDArray[np.int32], list[PackedMatrix]]:
-        """Return which rows of a matrix lie in clusters, one behind the other, and their matrices.
+        """Return which rows of a matrix lie in clusters, one after the other, and their matrices.
 
         Raises
         ------

@@ -34,7 +34,7 @@ class CudaBackend:
 
     name = "cuda"
     guarantee = "exact-backend"
-    packs_behind_runs = False
+    packs_after_runs = False
     on_host = False
 
     def __init__(self, device: Device | None = None) -> None:

@@ -87,7 +87,7 @@ def cross_attention(
 def distances_to(
     batch: CheckedBatch, t: int, places: NDArray[np.int64], mask: str
 ) -> NDArray[np.int64]:
-    """Return how far behind token t lies what it sees, negative where it comes before.
+    """Return how far after token t lies what it sees, negative where it comes before.
 
     Of a tree's rows distances are counted along the path.
     """

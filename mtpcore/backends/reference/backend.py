@@ -64,7 +64,7 @@ class ReferenceBackend:
 
     name = "reference"
     guarantee = "exact"
-    packs_behind_runs = True
+    packs_after_runs = True
     on_host = True
 
     operations: ClassVar[dict[str, Operation]] = {

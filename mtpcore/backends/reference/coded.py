@@ -14,7 +14,7 @@ __all__ = ["CodedRows", "codes_of"]
 
 
 def codes_of(rows: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return codes float32[..., blocks, CODES], zeros behind the last, and scales [..., blocks]."""
+    """Return codes float32[..., blocks, CODES], zeros after the last, and scales [..., blocks]."""
     *shape, width = rows.shape
     _, n_blocks = coded_widths(width)
     filled = np.zeros((*shape, n_blocks * CODES), np.float32)

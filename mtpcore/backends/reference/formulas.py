@@ -226,8 +226,8 @@ def rope(
 
     Angles and their sines are computed in float64. Dimensions beyond the pairs stay.
     """
-    turned = np.asarray(frequencies) if factors is None else np.asarray(frequencies) / factors
-    angle = position[np.asarray(axes)].astype(np.float64) * turned
+    rates = np.asarray(frequencies) if factors is None else np.asarray(frequencies) / factors
+    angle = position[np.asarray(axes)].astype(np.float64) * rates
     cos = (np.cos(angle) * magnitude).astype(x.dtype)
     sin = (np.sin(angle) * magnitude).astype(x.dtype)
     n = len(frequencies)
@@ -248,7 +248,7 @@ def convolve(window: Array, w: Array, kind: str) -> Array:
 
 
 def advance(state: Array, k: Array, v: Array, decay: Array, beta: Array) -> Array:
-    """Return a state behind one more row, for each head: S' + k d^T.
+    """Return a state after one more row, for each head: S' + k d^T.
 
     S' = exp(decay) S and d = beta (v - S'^T k), where the decay is one for a head or one for each
     entry of its key.

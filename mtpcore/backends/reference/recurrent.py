@@ -67,25 +67,25 @@ def _walk(
 ) -> None:
     """Go through the rows of each sequence, log them, and write the bases that are due.
 
-    ``read(row, before, after)`` is told the states before and behind each row.
+    ``read(row, before, after)`` is told the states before and after each row.
     """
     batch = run.batch
     for one in memory.passes(batch.seq, batch.place, batch.parent):
-        behind = {-1: states.state(one.read, one.replayed)}
+        after = {-1: states.state(one.read, one.replayed)}
         is_chain = one.above == list(range(-1, len(one.rows) - 1))
         for i, (row, above) in enumerate(zip(one.rows, one.above, strict=True)):
-            before = behind[above]
+            before = after[above]
             values = [array[row] for array in logged]
             if i == one.base_at and one.written != NO_SLOT:
                 states.bases[one.written] = before
             if one.logged[i] >= 0:
                 states.log(one.log, one.logged[i], values)
-            behind[i] = states.advance(before, *values)
-            read(row, before, behind[i])
+            after[i] = states.advance(before, *values)
+            read(row, before, after[i])
             if is_chain:
-                del behind[above]
+                del after[above]
         if one.base_at == len(one.rows) and one.written != NO_SLOT:
-            states.bases[one.written] = behind[len(one.rows) - 1]
+            states.bases[one.written] = after[len(one.rows) - 1]
 
 
 def _memory_of(run: Run) -> tuple[RecurrentMemory, ReferenceStateStore]:

@@ -1,4 +1,4 @@
-"""States of recurrent layers, and logs of rows behind them, as NumPy arrays."""
+"""States of recurrent layers, and logs of rows after them, as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ StateUpdate = Callable[..., Array]
 
 
 def slide(window: Array, row: Array) -> Array:
-    """Return the newest rows, [kernel - 1, channels], behind one more."""
+    """Return the newest rows, [kernel - 1, channels], after one more."""
     return np.concatenate([window, row[None]])[1:]
 
 
@@ -33,7 +33,7 @@ class ReferenceLayerStates:
         self.logs = [np.zeros((n_slots, LOG, *shape), dtype) for shape in logged]
 
     def state(self, slot: int, rows: Sequence[int]) -> Array:
-        """Return the state behind a slot's base and rows of its log; zeros where there is none."""
+        """Return the state after a slot's base and rows of its log; zeros where there is none."""
         if slot == NO_SLOT:
             return np.zeros_like(self.bases[0])
         state: Array = self.bases[slot].copy()
@@ -88,7 +88,7 @@ class ReferenceStateStore:
         return sum(array.nbytes for layer in self._layers for array in (layer.bases, *layer.logs))
 
     def settle(self, slot: int, rows: Sequence[int]) -> bytes:
-        """Return the state behind a slot's base and these rows, layer by layer."""
+        """Return the state after a slot's base and these rows, layer by layer."""
         with np.errstate(all="ignore"):
             return b"".join(layer.state(slot, rows).tobytes() for layer in self._layers)
 

@@ -20,7 +20,7 @@ _DTYPES = (*_FLOATS, "q8_0")
 
 
 class ReferenceStore:
-    """Rows behind paged memory; implements ``mtpcore.backends.base.Store``.
+    """Rows of paged memory; implements ``mtpcore.backends.base.Store``.
 
     ``keys[layer]`` is dtype[n_pages, PAGE, n_heads, k_width] and ``values[layer]`` likewise, a view
     of the keys where the layer is latent; what is written is rounded to the store's type (``f16``,

@@ -24,7 +24,7 @@ class OrderController:
     own rates and costs; what passes cost all of them share. A controller that has something to find
     out is asked first. Of the others those come first whose drafts promise most; those that promise
     less than plain decoding are not asked. So n-gram lookup goes before a head where a text repeats
-    itself, and behind it, or away, where its finds mislead.
+    itself, and after it, or away, where its finds mislead.
 
     A drafter that mostly proposes nothing is judged by the drafts that it made.
 

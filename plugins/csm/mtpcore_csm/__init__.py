@@ -1,4 +1,4 @@
-"""CSM, the Conversational Speech Model: a backbone, and a depth decoder of codes behind it."""
+"""CSM, the Conversational Speech Model: a backbone, and a depth decoder of codes after it."""
 
 from mtpcore.plugin import (
     DEPTH_UNREAD,
@@ -35,7 +35,7 @@ CSM = ModelSpec(
             graph="depth",
             pairing="same-token",
             evidence="transformers 5.24 CsmGenerationMixin: the depth decoder's first row is the "
-            "backbone's newest state behind its norm",
+            "backbone's newest state after its norm",
         ),
     ),
     ties=(

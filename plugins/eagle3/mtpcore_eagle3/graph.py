@@ -40,7 +40,7 @@ def head(g: GraphBuilder, inputs: Inputs, h: Eagle3Hparams) -> Outputs:
     """Build the layer that drafts: token p meets the fused row p - 1.
 
     In later steps the layer's own output is that row, not fused again: EAGLE-3's as it is,
-    EAGLE-3.1's behind the norm.
+    EAGLE-3.1's after the norm.
     """
     x = fused_layer(g, inputs.tokens, inputs["fused"], inputs.positions, h)
     hidden = g.rms_norm(x, "output_norm.weight", h.norm_eps)

@@ -56,7 +56,7 @@ def kinds(config: Config) -> list[str]:
     if activation != "gelu_pytorch_tanh":
         raise ValueError(f"hidden_activation is {activation!r}, not 'gelu_pytorch_tanh'")
     if config.get("use_bidirectional_attention") == "all":
-        raise ValueError("tokens see those behind them (use_bidirectional_attention)")
+        raise ValueError("tokens see those after them (use_bidirectional_attention)")
     return [*found]
 
 

@@ -38,7 +38,7 @@ def sparse(config: Config) -> range:
 
 
 def rotated(config: Config) -> int:
-    """Return how much of a head is turned."""
+    """Return how much of a head is rotated."""
     share = config.get(
         "rope_parameters.partial_rotary_factor", "partial_rotary_factor", default=0.5
     )

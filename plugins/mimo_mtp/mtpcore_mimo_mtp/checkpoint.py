@@ -110,7 +110,7 @@ def window(config: Config) -> int:
 
 
 def rotated(config: Config) -> int:
-    """Return how much of a head is turned."""
+    """Return how much of a head is rotated."""
     name = "partial_rotary_factor"
     share, near = (config.require(f"{name}|{at}.{name}", float) for at in (FULL, NEAR))
     if share != near:

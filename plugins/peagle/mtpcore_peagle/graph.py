@@ -25,7 +25,7 @@ def head(g: GraphBuilder, inputs: Inputs, h: FusedHparams) -> Outputs:
 
 
 def model(g: GraphBuilder, inputs: Inputs, h: Hparams) -> Outputs:
-    """Build a decoder that was trained to draft behind mask tokens."""
+    """Build a decoder that was trained to draft after mask tokens."""
     x = g.embed(inputs.tokens, "token_embd.weight")
     return _outputs(g, _layers(g, x, inputs.positions, h), h)
 

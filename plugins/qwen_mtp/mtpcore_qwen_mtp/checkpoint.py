@@ -169,7 +169,7 @@ def recurrent(config: Config) -> list[bool]:
 
 
 def rotated(config: Config) -> int:
-    """Return how much of a head is turned."""
+    """Return how much of a head is rotated."""
     share = config.get(
         "rope_parameters.partial_rotary_factor",
         "rope_scaling.partial_rotary_factor",
@@ -181,7 +181,7 @@ def rotated(config: Config) -> int:
 
 
 def sections(config: Config) -> list[int]:
-    """Return how many pairs each of the four axes of a position turns."""
+    """Return how many pairs each of the four axes of a position rotates."""
     given = config.get(
         "rope_parameters.mrope_section",
         "rope_scaling.mrope_section",

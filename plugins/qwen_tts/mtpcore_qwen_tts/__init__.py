@@ -1,4 +1,4 @@
-"""Qwen3-TTS: a talker that reads text beside speech, and a code predictor behind it."""
+"""Qwen3-TTS: a talker that reads text beside speech, and a code predictor after it."""
 
 from mtpcore.plugin import DEPTH_UNREAD, Codebooks, Feed, Fit, ModelSpec, first_of, hookimpl
 from mtpcore_qwen_tts import sound
@@ -27,7 +27,7 @@ QWEN3_TTS = ModelSpec(
             src="llm",
             graph="depth",
             pairing="same-token",
-            evidence="qwen-tts 0.1.1: past_hidden is the talker's newest state behind its norm",
+            evidence="qwen-tts 0.1.1: past_hidden is the talker's newest state after its norm",
         ),
     ),
     ties=(first_of("depth.audio_embd.weight", "audio_embd.weight"),),

@@ -355,7 +355,7 @@ def test_how_long_texts_are_is_learnt():
 
 
 def test_what_is_no_hope_for_one_row_may_be_one_for_many():
-    """Behind a step up at eight rows one row seems free; drafts of eight texts are measured on."""
+    """After a step up at eight rows one row seems free; drafts of eight texts are measured on."""
     machine = Machine(
         lambda n: 1 + 0.02 * n + 0.5 * (n > 8), lambda s: 0.3 * len(s), noise=0.0, read=0.0,
         slow_round=10**9,

@@ -14,7 +14,7 @@ _STATE = Feed(
     pairing="next-token",
     recycle="state",
     width="{arch}.state_length",
-    evidence="the authors' code: the first head reads the row behind the last norm of the token "
+    evidence="the authors' code: the first head reads the row after the last norm of the token "
     "before the pending one, and each of them the embeddings of all tokens since",
 )
 

@@ -101,7 +101,7 @@ _PREFIX = "prefix_embeding_layer."
 PREFIX_MLP = msgspec.structs.replace(
     MLP,
     has=f"{_PREFIX}norm.weight",
-    heads="hydra_mlp.{n}.1.linear.weight",  # behind a dropout, as all other blocks
+    heads="hydra_mlp.{n}.1.linear.weight",  # after a dropout, as all other blocks
     tensors=(
         *heads(1, 2, "hydra_lm_head.{n}.1"),
         *(

@@ -1,4 +1,4 @@
-"""A NextN head behind a Llama trunk: the declaration."""
+"""A NextN head after a Llama trunk: the declaration."""
 
 from mtpcore.plugin import DrafterSpec, Feed, Fit, first_of, hookimpl
 from mtpcore_llama_nextn.graph import head

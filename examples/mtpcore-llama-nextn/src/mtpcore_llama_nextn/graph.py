@@ -1,4 +1,4 @@
-"""A NextN head behind a Llama trunk: the graph."""
+"""A NextN head after a Llama trunk: the graph."""
 
 from mtpcore.plugin import GraphBuilder, Hparams, Inputs, Outputs, attention_block, swiglu
 

@@ -18,7 +18,7 @@ MEDUSA = DrafterSpec(
             slot="hidden",
             taps=("hidden",),
             pairing="next-token",
-            evidence="the paper, its code and vLLM: the row behind the last norm",
+            evidence="the paper, its code and vLLM: the row after the last norm",
         ),
     ),
     heads=Heads(order="each-step", hidden_from="target"),

@@ -47,7 +47,7 @@ def residual_block(
 _BLOCKS = n_residual("medusa_num_layers")
 
 
-def output_behind(n_blocks: int) -> Rename:
+def output_after(n_blocks: int) -> Rename:
     """Return the rename of the output matrix of heads that have so many residual blocks.
 
     Heads of version 2, as text-generation-inference calls them, use the target's.
@@ -67,7 +67,7 @@ AUTHORS = Checkpoint(
     tensors=tuple(
         rename
         for b in range(MOST_BLOCKS)
-        for rename in (*residual_block(b, f"{{n}}.{b}.linear", _BLOCKS), output_behind(b + 1))
+        for rename in (*residual_block(b, f"{{n}}.{b}.linear", _BLOCKS), output_after(b + 1))
     ),
     metadata=(
         ("{arch}.vocab_size", of_target("vocab_size")),

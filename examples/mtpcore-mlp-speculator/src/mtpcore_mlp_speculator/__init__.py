@@ -10,7 +10,7 @@ STATE = Feed(
     pairing="next-token",
     recycle="state",
     width="{arch}.embedding_length",
-    evidence="the paper and vLLM: the first head reads the target's state behind its last norm",
+    evidence="the paper and vLLM: the first head reads the target's state after its last norm",
 )
 """The first head reads a row of the target, the others the state that the one before made."""
 

@@ -87,7 +87,7 @@ def stored_ranges(
 ) -> tuple[list[SlotIds], list[SlotIds]]:
     """Return where each row finds the keys it sees, int64[rows, pages * 64], or ``HIDDEN``.
 
-    And how far behind the row they lie, negative where they come before. There is one array of
+    And how far after the row they lie, negative where they come before. There is one array of
     both for each range of places, from a multiple of ``n_of_range`` on. A place decides by its
     number in which page and lane a key is taken in. Rows of a tree count places along their path,
     as if it had been decoded in a row.

@@ -26,7 +26,7 @@ def convolve(window: F32, w: F32, kind: str) -> F32:
 
 
 def advance(state: F32, k: F32, v: F32, decay: F32, beta: F32) -> F32:
-    """Return the state behind one more row; all by head, [H, Dk, Dv].
+    """Return the state after one more row; all by head, [H, Dk, Dv].
 
     The state times its decay is rounded before anything reads it; so are v less the sum, and beta
     times that. The product of k and d is not.

@@ -20,7 +20,7 @@ LANES = 16
 
 
 def in_lanes(x: F32) -> F32:
-    """See [..., n] as [..., ceil(n / 16), 16], with zeros behind the last value."""
+    """See [..., n] as [..., ceil(n / 16), 16], with zeros after the last value."""
     filled = np.zeros((*x.shape[:-1], -(-x.shape[-1] // LANES) * LANES), np.float32)
     filled[..., : x.shape[-1]] = x
     return filled.reshape(*x.shape[:-1], -1, LANES)
