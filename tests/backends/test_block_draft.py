@@ -4,7 +4,7 @@ from functools import partial
 
 import msgspec
 import pytest
-from harness.block_runs import behind_block
+from harness.block_runs import after_block
 from harness.draft_runs import run_drafts
 from harness.head_runs import GREEDY, SAMPLINGS, clear
 from programs import head, post_head
@@ -17,7 +17,7 @@ from mtpcore.testing import Runner
 
 @pytest.fixture(scope="module")
 def runners():
-    """Return a block and what is behind it, of the definition and compiled."""
+    """Return a block and what is after it, of the definition and compiled."""
     return [
         [Runner(backend, *made, n_batch=16) for made in (head(), post_head())]
         for backend in (ReferenceBackend(), CpuBackend())
@@ -31,10 +31,10 @@ def test_drafts_are_those_of_the_definition(runners, sampling, passes, n_before,
     """Of sequences with different numbers of drafts, none among them."""
     sequences = [(3, 4, p_min, sampling), (2, 0, 0.0, sampling), (4, 3, 0.0, sampling)]
     found = []
-    for one, behind in runners:
-        run = behind_block(one, behind, sequences, passes=passes, n_before=n_before)
+    for one, after in runners:
+        run = after_block(one, after, sequences, passes=passes, n_before=n_before)
         found.append(run_drafts(one.plan, run, one.memory))
-        clear(one, behind)
+        clear(one, after)
     assert found[0] == found[1]
     assert len(found[0][0][2]) == 3
 
@@ -60,8 +60,8 @@ WRONG = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_does_not_fit_is_refused(runners, wrong):
     change, what = WRONG[wrong]
-    for one, behind in runners:
-        run = behind_block(one, behind, [(3, 3, 0.0, GREEDY), (2, 2, 0.0, GREEDY)])
+    for one, after in runners:
+        run = after_block(one, after, [(3, 3, 0.0, GREEDY), (2, 2, 0.0, GREEDY)])
         with pytest.raises(BatchError, match=what):
             run_drafts(one.plan, change(run), one.memory)
-        clear(one, behind)
+        clear(one, after)

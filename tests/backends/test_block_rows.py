@@ -9,7 +9,7 @@ from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.cpu.backend import CpuPlan
 from mtpcore.backends.cpu.lower import Lowering
-from mtpcore.backends.cpu.weights import Weights as CpuWeights
+from mtpcore.backends.cpu.weights import CpuWeights
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.errors import BackendError, BatchError
 from mtpcore.graph import GraphBuilder, Outputs

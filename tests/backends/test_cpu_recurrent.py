@@ -16,7 +16,7 @@ from mtpcore.backends.cpu.backend import CpuPlan
 from mtpcore.backends.cpu.lower import Lowering
 from mtpcore.backends.cpu.states import CpuStateStore
 from mtpcore.backends.cpu.store import CpuStore
-from mtpcore.backends.cpu.weights import Weights as CpuWeights
+from mtpcore.backends.cpu.weights import CpuWeights
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.errors import BackendError, CapacityError, MtpcoreError
 from mtpcore.graph.program import DeltaLayer

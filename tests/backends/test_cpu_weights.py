@@ -18,7 +18,7 @@ from programs import Tensor, random_tensors
 import mtpcore
 from mtpcore._ext._matmul import pack
 from mtpcore.backends.cpu.weights import _CONVERTED as CONVERTED
-from mtpcore.backends.cpu.weights import Weights as Packed
+from mtpcore.backends.cpu.weights import CpuWeights as Packed
 from mtpcore.gguf import open_model_file, write_model_file
 from mtpcore.graph import GraphBuilder, Outputs
 from mtpcore.graph.program import Weight

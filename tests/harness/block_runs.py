@@ -1,4 +1,4 @@
-"""Draft runs of blocks, by their own logits or by a post-head behind them."""
+"""Draft runs of blocks, by their own logits or by a post-head after them."""
 
 import msgspec
 import numpy as np
@@ -39,7 +39,7 @@ def block(one, sequences, ids=None, n_logits=N_LOGITS):
     )
 
 
-def behind_block(one, behind, sequences, *, passes=0, n_before=0, ids=None, n_logits=N_LOGITS):
+def after_block(one, after, sequences, *, passes=0, n_before=0, ids=None, n_logits=N_LOGITS):
     """Return the run of [(length, k, p_min, sampling)] whose drafts a post-head chooses.
 
     With ``n_before`` its rows begin with one that chooses nothing.
@@ -48,7 +48,7 @@ def behind_block(one, behind, sequences, *, passes=0, n_before=0, ids=None, n_lo
     own = [k + n_before if k else 0 for k in run.k]
     rows = [(seq, place) for seq, n in enumerate(own) for place in range(n)]
     seq, place = np.array(rows, np.int32).reshape(-1, 2).T.copy()
-    behind.memory.reserve({seq: (0, n) for seq, n in enumerate(own) if n})
+    after.memory.reserve({seq: (0, n) for seq, n in enumerate(own) if n})
     newest = np.cumsum([length + max(k - 1, 0) for length, k, *_ in sequences])
     read = [np.arange(end - n, end) for end, n in zip(newest, own, strict=True)]
     pending = np.array([HISTORY[length - 1] for length, *_ in sequences], np.int32)
@@ -60,12 +60,12 @@ def behind_block(one, behind, sequences, *, passes=0, n_before=0, ids=None, n_lo
         outputs=np.flatnonzero(place >= n_before).astype(np.int32),
     )
     feeds = {"row": ("logits", "hidden"), "base": ("logits",)}
-    feeds = {slot: feeds[slot] for slot in behind.plan.program.slots()}
+    feeds = {slot: feeds[slot] for slot in after.plan.program.slots()}
     return msgspec.structs.replace(
         run,
         batch=msgspec.structs.replace(run.batch, outputs=np.concatenate(read).astype(np.int32)),
         post_head=PostHead(
-            plan=behind.plan, memory=behind.memory, batch=batch, feeds=feeds, passes=passes
+            plan=after.plan, memory=after.memory, batch=batch, feeds=feeds, passes=passes
         ),
     )
 

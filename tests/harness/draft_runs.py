@@ -30,7 +30,7 @@ class DraftPass(msgspec.Struct, frozen=True):
 
 
 class PostHead(msgspec.Struct, frozen=True, kw_only=True):
-    """A graph behind a block that chooses its drafts; see ``post_head_stages``."""
+    """A graph after a block that chooses its drafts; see ``post_head_stages``."""
 
     plan: Plan
     memory: Memory | None
@@ -43,7 +43,7 @@ class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     """Drafts of m texts.
 
     A chain of one plan; with ``later`` each further pass is a head's; ``is_block`` all drafts are
-    of one pass, or of a ``post_head`` behind it.
+    of one pass, or of a ``post_head`` after it.
     """
 
     batch: CheckedBatch
@@ -68,9 +68,9 @@ def scheduled(plan, run, memory):
     first, chains = Stage(plan=plan, memory=memory, batch=run.batch), Chains(run.k)
     feeds = {slot: (name,) for slot, name in run.recycle.items()}
     if run.post_head is not None and len(run.batch.outputs):
-        behind = run.post_head
-        rows = Stage(plan=behind.plan, memory=behind.memory, batch=behind.batch)
-        stages = post_head_stages(first, rows, chains, behind.feeds, passes=behind.passes)
+        after = run.post_head
+        rows = Stage(plan=after.plan, memory=after.memory, batch=after.batch)
+        stages = post_head_stages(first, rows, chains, after.feeds, passes=after.passes)
     elif run.is_block:
         stages = [block_stage(first, chains)]
     elif run.later:
@@ -104,8 +104,8 @@ def draft_by_definition(plan, run, memory):
     return schedule.by_text(tokens), 1 if run.is_block else sum(ran)
 
 
-def draft_behind(runner, batch, k, text, feeds=(), *, ids=None, is_block=False):
-    """Return up to k drafts behind a batch of one sequence, by a graph with its memory."""
+def draft_after(runner, batch, k, text, feeds=(), *, ids=None, is_block=False):
+    """Return up to k drafts after a batch of one sequence, by a graph with its memory."""
     chains, rows = Chains([k]), ReservedRows(runner, batch)
     if is_block:
         stages = [block_stage(rows.stage, chains)]

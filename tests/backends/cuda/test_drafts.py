@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 import numpy as np
 import pytest
-from harness.block_runs import behind_block, block
+from harness.block_runs import after_block, block
 from harness.draft_runs import DraftRun, draft_by_definition, run_drafts, scheduled
 from harness.head_runs import (
     GREEDY,
@@ -252,7 +252,7 @@ def test_a_post_head(one, behind, pair, passes, n_before, p_min):
     sequences = [(3, 4, p_min, pair[0]), (2, 2, 0.0, pair[1]), (4, 3, p_min, pair[1])]
     ids = IDS if p_min else None
     for loop in (draft_by_definition, *[run_drafts] * 3):
-        run = behind_block(one, behind, sequences, passes=passes, n_before=n_before, ids=ids)
+        run = after_block(one, behind, sequences, passes=passes, n_before=n_before, ids=ids)
         found.append(loop(one.plan, run, one.memory))
         clear(one, behind)
     assert found[1:] == found[:1] * 3
@@ -266,7 +266,7 @@ def test_a_row_that_is_not_finite_ends_what_a_post_head_drafts(one, behind, bad,
     found = []
     for loop in (draft_by_definition, *[run_drafts] * 3):
         sequences = [(3, 3, 0.0, GREEDY), (3, 4, 0.0, GREEDY)]
-        run = behind_block(one, behind, sequences, passes=passes, n_before=n_before)
+        run = after_block(one, behind, sequences, passes=passes, n_before=n_before)
         hidden = run.batch.slots["hidden"].copy()
         hidden[5 + 2 - n_before + bad - (bad == 4) * 7] = np.nan
         run = msgspec.structs.replace(
@@ -327,7 +327,7 @@ VERIFIED = [
         for make in (chain, block)
         for sampling in (None, *SAMPLINGS[:2], *SAMPLINGS[-3:])
     ),
-    *((make, SAMPLINGS[-2]) for make in (partial(behind_block, passes=p) for p in (0, 2))),
+    *((make, SAMPLINGS[-2]) for make in (partial(after_block, passes=p) for p in (0, 2))),
 ]
 
 
@@ -424,7 +424,7 @@ def test_a_pass_that_changes_nothing_is_the_last(
     ]  # fmt: skip
     found, counts = [], []
     for loop in (draft_by_definition, *[run_drafts] * 4):
-        run = behind_block(one, behind, sequences, passes=9, n_before=1)
+        run = after_block(one, behind, sequences, passes=9, n_before=1)
         run = run if loop is draft_by_definition else verified(target, run, [3, 4])
         n_judged.clear()
         found.append(loop(one.plan, run, one.memory))
@@ -452,7 +452,7 @@ def test_a_post_head_does_not_run_for_nobody(one, behind, target, passes, monkey
     for p_min in (1e-9, 1.0):
         for _ in range(3):
             sequences = [(3, 4, p_min, GREEDY), (2, 4, p_min, SAMPLINGS[1])]
-            run = behind_block(one, behind, sequences, passes=passes)
+            run = after_block(one, behind, sequences, passes=passes)
             run = verified(target, run, [2, 1])
             n_launches.clear()
             drafts, _ = run_drafts(one.plan, run, one.memory)
@@ -478,9 +478,9 @@ def test_what_drafts_nothing_is_left_to_the_steps(one, behind):
 
     assert not is_here(chain(one, [(2, 0, 0.0, GREEDY)]))
     assert is_here(chain(one, [(2, 2, 0.0, GREEDY)]))
-    assert is_here(behind_block(one, behind, [(2, 2, 0.0, GREEDY)]))
+    assert is_here(after_block(one, behind, [(2, 2, 0.0, GREEDY)]))
     elsewhere = Runner(CpuBackend(), *post_head(), n_batch=16)
-    assert not is_here(behind_block(one, elsewhere, [(2, 2, 0.0, GREEDY)]))
+    assert not is_here(after_block(one, elsewhere, [(2, 2, 0.0, GREEDY)]))
     clear(one, behind)
 
 
