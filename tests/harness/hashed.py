@@ -185,7 +185,7 @@ class HashModel:
 
     architecture, path, tokenizer, spec, codebooks = "hashed", "hashed.gguf", None, None, None
     has_tokenizer = property(lambda self: self.tokenizer is not None)
-    as_draft_model = None
+    as_draft_model, backends = None, ()
     plan_alone = staticmethod(lambda make: make())
 
     def __init__(self, spec=SPEC):
