@@ -61,8 +61,8 @@ def check_rows(subject: Subject, batching: Batching, kv_dtype: str = "f16") -> N
     """
     expect(subject, Subject, "a subject under test")
     expect(batching, Batching, "how rows reach a context")
+    trace = _trace(subject, batching, kv_dtype)  # contexts refuse what is no argument
     wanted = _trace_alone(subject, batching.n_tokens, kv_dtype)
-    trace = _trace(subject, batching, kv_dtype)
     different = [name for name in wanted if wanted[name] != trace[name]]
     assert not different, f"{subject}, {batching}: {', '.join(different)} differ from rows alone"
 
