@@ -37,7 +37,9 @@ def run_parts(
         parts.append(plan.run(part, memory))
     arrays = parts[0]
     if len(parts) > 1:
-        arrays = {name: np.concatenate([part[name] for part in parts]) for name in arrays}
+        # What is chosen after texts is left to `finish`, but of parts in which nothing is chosen.
+        made = set(arrays).intersection(*parts)
+        arrays = {n: np.concatenate([part[n] for part in parts]) for n in arrays if n in made}
     return finish(batch, arrays)
 
 
