@@ -152,9 +152,13 @@ class Choice:
             parts += [Part(cuts, self._cuts.cuts), Part(zeros, self._cuts.tallies)]
         if has_odds:
             parts.append(Part(np.zeros(len(who), np.uint64), self.odds.totals))
-        rooms = (self._adjustments.shape[0], self._by_token.shape[0])
         shape = Choosing(
-            *(len(who), n_adjusted, rooms, has_cuts, by_token is not None, has_odds),
+            n=len(who),
+            n_adjusted=n_adjusted,
+            rooms=(self._adjustments.shape[0], self._by_token.shape[0]),
+            has_cuts=has_cuts,
+            has_names=by_token is not None,
+            has_odds=has_odds,
         )
         return shape, parts if who else []
 

@@ -218,8 +218,12 @@ class DraftLoop:
             return
         is_for_verification = is_last_draft and shape.n_wanted > 0 and following is not None
         yield judge(
-            *(plan.choice.ids, arrays["steps"], arrays["marks"], plan.choice.logits),
-            *(plan.choice.odds if choosing.has_odds else None, arrays["drafts"]),
+            ids=plan.choice.ids,
+            steps=arrays["steps"],
+            marks=arrays["marks"],
+            logits=plan.choice.logits,
+            odds=plan.choice.odds if choosing.has_odds else None,
+            drafts=arrays["drafts"],
             n=stage.n,
             n_depths=stage.n_depths,
             n_marks=len(shape.kept),

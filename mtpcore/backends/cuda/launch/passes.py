@@ -105,13 +105,13 @@ def weigh(logits: DeviceArray, odds: Odds, n: int) -> Launch:
 
 
 def judge(
+    *,
     ids: DeviceArray,
     steps: DeviceArray,
     marks: DeviceArray,
     logits: DeviceArray,
     odds: Odds | None,
     drafts: DeviceArray,
-    *,
     n: int,
     n_depths: int = 1,
     n_marks: int,
