@@ -316,6 +316,8 @@ cdef class Executor:
             refuse_unless(0 <= op.n[6] < MOST, "impossible distance", f"0 to {MOST - 1}", op.n[6])
         elif op.kind == MTP_CAUSAL_CONV:
             wanted *= max(op.n[3], 0)
+        elif op.kind == MTP_BLOCK_CONV:
+            wanted *= max(op.n[1], 0)
         elif op.kind == MTP_BLOCK_MIX:
             wanted *= min(max(op.n[0], 0), MTP_BLOCK_ROWS) ** 2
         for i, array in enumerate(weights):

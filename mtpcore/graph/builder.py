@@ -789,6 +789,45 @@ class GraphBuilder:
         """
         return self.add_node("block_mix", [x], [weight], name=name or self._stem(weight))[0]
 
+    def block_conv(
+        self,
+        x: Value,
+        changes: Value,
+        weight: str,
+        *,
+        size: int,
+        part: int = 0,
+        name: str | None = None,
+    ) -> Value:
+        """Convolve a block's rows, by a kernel that each row changes: -> [T, channels].
+
+        Row i of a block becomes the sum over taps j <= i of its row i - j, each channel times
+        ``weight[part, j]`` and what row i adds to that.
+
+        Parameters
+        ----------
+        x : Value
+            [T, channels]
+        changes : Value
+            [T, taps * groups]: what a row adds to each tap, one value for each group of channels
+            side by side.
+        weight : str
+            [kernels, taps, channels], of which ``part`` is used; the row's own tap comes first.
+        size : int
+            Rows of a block, as of ``block_mean``.
+        """
+        name = name or f"{self._stem(weight)}.{part}"
+        return self.add_node("block_conv", [x, changes], [weight], name=name, size=size, part=part)[
+            0
+        ]
+
+    def keep_best(self, x: Value, n: int, *, name: str | None = None) -> Value:
+        """Keep the ``n`` largest values of each row: [T, width], others become -inf.
+
+        Of equal values the first ones are kept; one that is not a number stays what it is.
+        """
+        return self.add_node("keep_best", [x], name=name, n=n)[0]
+
     def delta_rule(
         self,
         q: Value,

@@ -18,6 +18,8 @@ _SHOWN = {
     "cross_attention": ("layer",),
     "causal_conv": ("layer", "kind"),
     "block_mean": ("size",),
+    "block_conv": ("size", "part"),
+    "keep_best": ("n",),
     "delta_rule": ("layer", "key_heads"),
     "route": ("n_used", "gate"),
     "rope": ("style",),

@@ -23,6 +23,9 @@ span that it is in."""
 MAX_BLOCK = 1 << 10
 """How many rows a block has at most."""
 
+MAX_TAPS, MAX_BEST = 32, 256
+"""How many rows a convolution over a block reads at most, and how many values of a row are kept."""
+
 MAX_DISTANCE, MAX_BUCKETS = 1 << 12, 1 << 10
 """How many places a relative position bias may tell apart at most, and in how many buckets."""
 
@@ -370,6 +373,27 @@ def _block_mix(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signat
     return _block_mean(x, w, {"size": weight[0]})
 
 
+def _block_conv(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
+    kernels, changes = w[0], x[1]
+    assert kernels is not None
+    fits = len(kernels) == 3 and 1 <= kernels[1] <= MAX_TAPS
+    _want(fits, "kernels of channels", f"[kernels, 1..{MAX_TAPS} taps, channels]", kernels)
+    _, n_taps, channels = kernels
+    _want(0 <= a["part"] < kernels[0], "one of the kernels", f"0..{kernels[0] - 1}", a["part"])
+    _want(x[0][-1] == channels, "rows do not fit the kernels", (TOKENS, channels), x[0])
+    fits = len(changes) == 2 and changes[0] == TOKENS and int(changes[1]) % n_taps == 0
+    _want(fits, "changes of each tap", f"[{TOKENS}, {n_taps} x groups]", changes)
+    n_groups = int(changes[1]) // n_taps
+    _want(channels % n_groups == 0, "groups do not divide the channels", channels, n_groups)
+    return _block_mean(x, w, a)
+
+
+def _keep_best(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
+    _want(len(x[0]) == 2, "the best values of rows", "[rows, width]", x[0])
+    _want(1 <= a["n"] <= MAX_BEST, "how many are kept", f"1..{MAX_BEST}", a["n"])
+    return _f32(*x[0])
+
+
 def _delta_rule(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     q, k, v, decay, beta = x
     for name, s in (("q", q), ("k", k), ("v", v)):
@@ -636,6 +660,24 @@ OPS: dict[str, OpRule] = {
         "sum over j <= i of w[i, j, c] * x[j, c] for row i of a block, x[j] being its row j; "
         "blocks are those of block_mean, with as many rows as w is for",
         axes=(3,),
+    ),
+    "block_conv": _rule(
+        2,
+        1,
+        "size part",
+        _block_conv,
+        "sum over j <= i of (w[part, j, c] + changes[i, j * groups + c // (channels / groups)]) * "
+        "x[i - j, c] for row i of a block, x[i - j] being its row i - j; blocks are those of "
+        "block_mean",
+        axes=(3,),
+    ),
+    "keep_best": _rule(
+        1,
+        0,
+        "n",
+        _keep_best,
+        "x where it is one of the n largest of its row, the first ones among equals, or NaN; -inf "
+        "elsewhere",
     ),
     "delta_rule": _rule(
         5,

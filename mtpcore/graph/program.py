@@ -236,7 +236,7 @@ class Program(msgspec.Struct, frozen=True):
     @property
     def is_run_whole(self) -> bool:
         """Whether a row depends on which rows of its sequence come with it: they stay together."""
-        return self.sees_ahead or any(node.op == "block_mix" for node in self.nodes)
+        return self.sees_ahead or any(node.op in ("block_mix", "block_conv") for node in self.nodes)
 
     @property
     def n_codes(self) -> int:

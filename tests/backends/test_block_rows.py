@@ -31,12 +31,18 @@ SEQ = np.array([0, 0, 2, 0, 1, 2, 0, 0, 1, 0, 2, 0, 0, 0, 0], np.int32)
 X = RNG.normal(0, 1, (len(SEQ), WIDTH)).astype(np.float32)
 
 
+def convolved(g, x):
+    """Convolve with one of the mixer's matrices, to which a row adds a value for each tap."""
+    return g.block_conv(x, g.slice(x, 0, SIZE), "mixer.weight", size=SIZE, part=1)
+
+
 def block_program(mixer=MIXER):
     tensors = {"mixer.weight": Tensor(mixer)}
     g = GraphBuilder("blocks", tensors, slots={"x": WIDTH})
     x = g.inputs["x"]
     mean, mixed = g.block_mean(x, SIZE), g.block_mix(x, "mixer.weight")
-    return g.finish(Outputs(mean=mean, mixed=mixed)), Weights(tensors)
+    made = Outputs(mean=mean, mixed=mixed, convolved=convolved(g, x), best=g.keep_best(x, 3))
+    return g.finish(made), Weights(tensors)
 
 
 def rows_of(seq, x):
@@ -77,6 +83,11 @@ def test_each_block_by_its_formula(name):
         np.testing.assert_allclose(
             made["mean"][block], np.tile(x.mean(0), (n, 1)), rtol=0, atol=bound
         )
+        wanted = [
+            sum((MIXER[1, j] + x[i, j]) * x[i - j] for j in range(min(i + 1, SIZE)))
+            for i in range(n)
+        ]
+        np.testing.assert_allclose(made["convolved"][block], wanted, rtol=0, atol=16 * bound)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -114,6 +125,7 @@ def test_programs_say_that_blocks_stay_together():
     for make, whole in (
         (lambda g, x: g.block_mean(x, 4), (True, True)),
         (lambda g, x: g.block_mix(x, "mixer.weight"), (False, True)),
+        (lambda g, x: convolved(g, x), (False, True)),
         (lambda g, x: g.scale(x, 2.0), (False, False)),
     ):
         g = GraphBuilder("blocks", tensors, slots={"x": WIDTH})
@@ -133,8 +145,8 @@ def test_batches_are_cut_between_sequences():
         run_parts(plan, None, 4, batch, ranges)
 
 
-def set_size(size):
-    return lambda step: setattr(step, "ints", [size])
+def set_size(*sizes):
+    return lambda step: setattr(step, "ints", [*sizes])
 
 
 MISFITS = {
@@ -158,6 +170,26 @@ MISFITS = {
         lambda s: setattr(s, "weights", [s.weights[0][:-1].copy()]),
     ),
     "mix, outputs": ("block_mix", lambda s: setattr(s, "axis", 1)),
+    "conv, no rows": ("block_conv", set_size(0, SIZE, 1)),
+    "conv, too many rows": ("block_conv", set_size(1025, SIZE, 1)),
+    "conv, no taps": ("block_conv", set_size(SIZE, 0, 1)),
+    "conv, too many taps": ("block_conv", set_size(SIZE, 33, 1)),
+    "conv, more taps than changes": ("block_conv", set_size(SIZE, SIZE + 1, 1)),
+    "conv, no groups": ("block_conv", set_size(SIZE, SIZE, 0)),
+    "conv, uneven groups": ("block_conv", set_size(SIZE, SIZE, 2)),
+    "conv, no weights": ("block_conv", lambda s: setattr(s, "weights", [None])),
+    "conv, fewer weights": (
+        "block_conv",
+        lambda s: setattr(s, "weights", [s.weights[0][:-1].copy()]),
+    ),
+    "conv, no changes": ("block_conv", lambda s: setattr(s, "inputs", s.inputs[:1])),
+    "conv, outputs": ("block_conv", lambda s: setattr(s, "axis", 1)),
+    "best, none": ("keep_best", set_size(0)),
+    "best, too many": ("keep_best", set_size(257)),
+    "best, heads": (
+        "keep_best",
+        lambda s: setattr(s, "inputs", [s.inputs[0]._replace(n_heads=2, width=WIDTH // 2)]),
+    ),
 }
 
 

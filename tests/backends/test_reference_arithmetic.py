@@ -117,6 +117,7 @@ def test_every_operation_is_written_down():
         "split_heads",
         "merge_heads",
         "repeat",
+        "keep_best",
     }
     assert OPERATIONS.keys() | without == OPS.keys()
     assert not OPERATIONS.keys() & without
@@ -255,6 +256,39 @@ def test_rows_of_blocks(data, isa, width, n, size):
         return {"mean": g.block_mean(x, size), "mix": g.block_mix(x, "w.weight")}
 
     compare([isa], make, tensors, {"a": data.draw(values(n, width))})
+
+
+@each_operation
+@given(st.data(), isas, widths, st.integers(1, 14), st.integers(1, 6), st.integers(1, 4))
+def test_convolutions_of_blocks(data, isa, each, n, size, n_taps):
+    n_groups = data.draw(st.integers(1, 3))
+    width = each * n_groups
+    tensors = {"w.weight": Tensor(data.draw(values(2, n_taps, width)))}
+
+    def make(g):
+        a, changes = g.inputs["a"], g.inputs["changes"]
+        return {
+            f"of_part_{part}": g.block_conv(a, changes, "w.weight", size=size, part=part)
+            for part in range(2)
+        }
+
+    rows = {
+        "a": data.draw(values(n, width)),
+        "changes": data.draw(values(n, n_taps * n_groups)),
+    }
+    compare([isa], make, tensors, rows)
+
+
+@each_operation
+@given(st.data(), isas, st.integers(1, 90), counts, st.integers(1, 20))
+def test_the_best_of_a_row(data, isa, width, n_rows, n):
+    """Whatever is in it: equal values, infinities and what is not a number."""
+    few = st.sampled_from([-np.inf, -1.0, -0.0, 0.0, 2.5, np.inf, np.nan])
+    x = data.draw(values(n_rows, width))
+    at = data.draw(st.lists(st.integers(0, x.size - 1), max_size=40))
+    for i in at:
+        x.flat[i] = data.draw(few)
+    compare([isa], lambda g: {"best": g.keep_best(g.inputs["a"], n)}, {}, {"a": x})
 
 
 @each_operation

@@ -11,7 +11,7 @@ from mtpcore.errors import GraphError
 from mtpcore.gguf.axes import fit_axes
 from mtpcore.graph import GraphBuilder, GraphType, MemoryLayer, Outputs
 from mtpcore.graph.inference import check
-from mtpcore.graph.ops import MASKS, MAX_BLOCK, OPS
+from mtpcore.graph.ops import MASKS, MAX_BEST, MAX_BLOCK, OPS
 
 W, V = 12, 20
 TENSORS = {
@@ -28,6 +28,7 @@ TENSORS = {
     "router.weight": np.zeros((3, W)),
     "mixer.weight": np.zeros((5, 5, W)),
     "tall.weight": np.zeros((5, 6, W)),
+    "kernels.weight": np.zeros((2, 3, W)),
     "blk.4.own.weight": np.zeros((W, W)),
 }
 
@@ -49,6 +50,12 @@ def clusters(g, rows, ordering, matrix="square.weight"):
     x = g.embed(g.inputs.tokens, "embd.weight")
     ids, _ = g.route(x, "router.weight", n_used=1)
     return g.cluster_matmul(rows, ids, matrix, ordering)
+
+
+def convolved(g, x, kernels="kernels.weight", n=6, size=4, part=0):
+    """Convolve blocks by one of two kernels of three taps, changed by two groups of channels."""
+    changes = g.slice(g.embed(g.inputs.tokens, "embd.weight"), 0, n)
+    return g.block_conv(x, changes, kernels, size=size, part=part)
 
 
 def heads(g, x, n=3):
@@ -110,6 +117,21 @@ WRONG = {
     "block_mean, too many": lambda g, x: g.block_mean(x, MAX_BLOCK + 1),
     "block_mean, heads": lambda g, x: g.block_mean(heads(g, x), 4),
     "block_mean, output rows": lambda g, x: g.block_mean(g.output_rows(x), 4),
+    "block_conv, rows": lambda g, x: convolved(g, g.slice(x, 0, 3)),
+    "block_conv, matrix": lambda g, x: convolved(g, x, "square.weight"),
+    "block_conv, changes": lambda g, x: convolved(g, x, n=7),
+    "block_conv, groups": lambda g, x: g.block_conv(
+        x, g.concat(x, g.slice(x, 0, 3)), "kernels.weight", size=4
+    ),
+    "block_conv, output changes": lambda g, x: g.block_conv(
+        x, g.output_rows(x), "kernels.weight", size=4
+    ),
+    "block_conv, output rows": lambda g, x: convolved(g, g.output_rows(x)),
+    "block_conv, part": lambda g, x: convolved(g, x, part=2),
+    "block_conv, no rows": lambda g, x: convolved(g, x, size=0),
+    "keep_best, none": lambda g, x: g.keep_best(x, 0),
+    "keep_best, too many": lambda g, x: g.keep_best(x, MAX_BEST + 1),
+    "keep_best, heads": lambda g, x: g.keep_best(heads(g, x), 2),
     "block_mix, channels": lambda g, x: g.block_mix(g.slice(x, 0, 3), "mixer.weight"),
     "block_mix, matrix": lambda g, x: g.block_mix(x, "square.weight"),
     "block_mix, not square": lambda g, x: g.block_mix(x, "tall.weight"),

@@ -1,4 +1,4 @@
-"""DFlash, DSpark and XPress drafters of random weights as published, and their formulas in NumPy.
+"""DFlash, its relatives and XPress: random weights as published, and their formulas in NumPy.
 
 The witness works on a whole text at once, in float64, on weights by their published names without
 ``.weight``.
@@ -17,6 +17,7 @@ from harness.trunks import rotate
 from mtpcore.conversion import convert
 from mtpcore.gguf import write_model_file
 
+GROUP, N_CANDIDATES = 4, 6
 SIZES = TINY._replace(n_layers=6)
 N_VOCAB, WIDTH, N_FF, N_DRAFT, RANK = SIZES.n_vocab, SIZES.width, 20, 24, 4
 N_HEADS, N_KV_HEADS, HEAD_WIDTH, BASE = 4, 2, 8, 10000.0
@@ -40,6 +41,7 @@ class Variant(NamedTuple):
     windows_both_ways: bool = False
     markov: bool = False
     passes: int = 0
+    n_taps: int = 0
     from_anchor: bool | None = None
     width: int = WIDTH
     n_vocab: int = N_VOCAB
@@ -70,6 +72,11 @@ VARIANTS = {
         "DSparkDraftModel", speculators=True, markov=True, n_draft=N_DRAFT, own_tables=True
     ),
     "dspark in place": Variant("DSparkDraftModel", markov=True, from_anchor=False, size=4),
+    "dflash2": Variant("DFlash2DraftModel", n_taps=2),
+    "speculators' dflash2": Variant(
+        "DFlash2DraftModel", speculators=True, n_taps=3, windows=(0, 3, 4), windows_both_ways=True
+    ),
+    "causal dflash2": Variant("DFlash2DraftModel", n_taps=1, causal=True, size=4),
     "xpress": Variant("Qwen3XPressModel", passes=3),
     "speculators' xpress": Variant(
         "XPressSpeculator", speculators=True, passes=6, n_draft=N_DRAFT, own_tables=True
@@ -131,6 +138,9 @@ def weights_of(c: Variant, seed: int = 0) -> dict[str, np.ndarray]:
             "mlp.up_proj": random(N_FF, c.width),
             "mlp.down_proj": random(c.width, N_FF),
         }
+        for conv in ("attention_conv", "mlp_conv") if c.n_taps else ():
+            layer[f"{conv}.base_kernel"] = random(2, c.n_taps, c.width, around=0.3)
+            layer[f"{conv}.kernel_projection"] = random(2 * c.n_taps * c.width // GROUP, c.width)
         made |= {f"layers.{n}.{name}": values for name, values in layer.items()}
     if c.own_tables:
         made |= {"embed_tokens": random(c.n_vocab, c.width), "lm_head": random(c.n_draft, c.width)}
@@ -141,6 +151,10 @@ def weights_of(c: Variant, seed: int = 0) -> dict[str, np.ndarray]:
         made["markov_head.markov_w1"] = 3 * random(c.n_vocab, RANK)
         made["markov_head.markov_w2"] = random(c.n_draft, RANK)
         made["confidence_head.proj"] = random(1, c.width + RANK)
+    if c.n_taps:
+        made["candidate_selector.predecessor_codebook"] = 3 * random(c.n_vocab, RANK)
+        made["candidate_selector.successor_codebook"] = 3 * random(c.n_vocab, RANK)
+        made["candidate_selector.hidden_projection"] = random(RANK, c.width)
     if c.passes:
         head = {
             "w1": 6 * random(c.n_vocab, RANK),
@@ -155,6 +169,12 @@ def weights_of(c: Variant, seed: int = 0) -> dict[str, np.ndarray]:
         }
         made |= {f"xpress_head.{name}": values for name, values in head.items()}
     return made
+
+
+def kind_of(c: Variant) -> str:
+    """Return what the drafter is called."""
+    kinds = {"dspark": c.markov, "xpress": c.passes, "dflash2": c.n_taps}
+    return next((kind for kind, is_so in kinds.items() if is_so), "dflash")
 
 
 def config_of(c: Variant) -> dict[str, object]:
@@ -175,21 +195,33 @@ def config_of(c: Variant) -> dict[str, object]:
     if any(c.windows):
         layer |= {"layer_types": kinds, "sliding_window": max(c.windows)}
     made: dict[str, object] = {"architectures": [c.architecture], "block_size": c.size}
+    selecting = (
+        {
+            "conv_kernel_size": c.n_taps,
+            "conv_group_size": GROUP,
+            "selector_rank": RANK,
+            "selector_top_k": N_CANDIDATES,
+        }
+        if c.n_taps
+        else {}
+    )
     if c.from_anchor is not None:
         made["sample_from_anchor"] = c.from_anchor
     if c.speculators:
         made |= {
             "transformer_layer_config": layer,
-            "speculators_model_type": "dspark" if c.markov else "xpress" if c.passes else "dflash",
+            "speculators_model_type": kind_of(c),
             "draft_vocab_size": c.n_draft,
             "aux_hidden_state_layer_ids": list(c.layers),
             "mask_token_id": c.mask,
             "sliding_window_non_causal": c.windows_both_ways,
         }
-        return made | ({"num_jacobi_passes": c.passes} if c.passes else {})
+        return made | selecting | ({"num_jacobi_passes": c.passes} if c.passes else {})
     if c.passes:
         made |= {"xpress_num_passes": c.passes, "xpress_rank": RANK, "xpress_block_size": c.size}
-    inner = {"target_layer_ids": [n - 1 for n in c.layers], "mask_token_id": c.mask}
+    if c.n_taps:
+        selecting["block_size"] = made.pop("block_size")
+    inner = selecting | {"target_layer_ids": [n - 1 for n in c.layers], "mask_token_id": c.mask}
     return made | layer | {"dflash_config": inner | {"causal": c.causal}}
 
 
@@ -200,7 +232,7 @@ def write_drafter(folder: Path, c: Variant, seed: int = 0) -> Path:
         head, _, rest = name.partition("xpress_head.")
         if rest and not head and c.speculators:
             name = f"refiner_head.{REFINER[rest]}"
-        bare = name in ("d2t", "t2d") or rest == "mix.L"
+        bare = name in ("d2t", "t2d") or rest == "mix.L" or name.endswith(("codebook", "kernel"))
         named[name if bare else f"{name}.weight"] = values
     source = write_checkpoint(folder / "drafter", config_of(c), named)
     target = folder / "target"
@@ -250,6 +282,23 @@ def entries(c: Variant, w: dict[str, np.ndarray], taps: np.ndarray) -> list[np.n
     return [_stored(c, w, n, x, 0) for n in range(c.n_layers)]
 
 
+def convolved(
+    c: Variant, w: dict[str, np.ndarray], name: str, side: int, normed: np.ndarray, x: np.ndarray
+) -> np.ndarray:
+    """Return a block's rows convolved, on one of two sides, by kernels that normed rows change.
+
+    y[i, ch] = sum over t <= i of (base[side, t, ch] + change[i, side, t, ch // group]) x[i - t, ch]
+    """
+    if not c.n_taps:
+        return x
+    base, y = w[f"{name}.base_kernel"][side], np.zeros_like(x)
+    changes = (normed @ w[f"{name}.kernel_projection"].T).reshape(len(x), 2, c.n_taps, -1)
+    for i, t in np.ndindex(len(x), c.n_taps):
+        if t <= i:
+            y[i] += (base[t] + np.repeat(changes[i, side, t], GROUP)) * x[i - t]
+    return y
+
+
 def block_hidden(
     c: Variant, w: dict[str, np.ndarray], stored: list[np.ndarray], tokens: np.ndarray
 ) -> np.ndarray:
@@ -258,7 +307,8 @@ def block_hidden(
     x = w["embed_tokens"][tokens]
     for n in range(c.n_layers):
         at, window = f"layers.{n}.", c.windows[n]
-        a = norm(x, w[at + "input_layernorm"])
+        normed = norm(x, w[at + "input_layernorm"])
+        a = convolved(c, w, f"{at}attention_conv", 0, normed, normed)
         q = norm(_heads(a @ w[at + "self_attn.q_proj"].T, N_HEADS), w[at + "self_attn.q_norm"])
         own = _stored(c, w, n, a, begin)
         k, v = np.repeat(np.concatenate([stored[n], own], axis=2), N_HEADS // N_KV_HEADS, axis=1)
@@ -273,10 +323,13 @@ def block_hidden(
         p = np.exp(scores - scores.max(-1, keepdims=True))
         p /= p.sum(-1, keepdims=True)
         attended = np.einsum("hij,hjd->ihd", p, v).reshape(size, -1)
-        x = x + attended @ w[at + "self_attn.o_proj"].T
-        f = norm(x, w[at + "post_attention_layernorm"])
+        attended = attended @ w[at + "self_attn.o_proj"].T
+        x = x + convolved(c, w, f"{at}attention_conv", 1, normed, attended)
+        normed = norm(x, w[at + "post_attention_layernorm"])
+        f = convolved(c, w, f"{at}mlp_conv", 0, normed, normed)
         gate = silu(f @ w[at + "mlp.gate_proj"].T)
-        x = x + (gate * (f @ w[at + "mlp.up_proj"].T)) @ w[at + "mlp.down_proj"].T
+        y = (gate * (f @ w[at + "mlp.up_proj"].T)) @ w[at + "mlp.down_proj"].T
+        x = x + convolved(c, w, f"{at}mlp_conv", 1, normed, y)
     return norm(x, w["norm"])
 
 
@@ -290,6 +343,23 @@ def block_logits(
 def markov_logits(w: dict[str, np.ndarray], base: np.ndarray, before: int) -> np.ndarray:
     """Return a row's logits once the token before it is known."""
     return base + w["markov_head.markov_w2"] @ w["markov_head.markov_w1"][before]
+
+
+def candidates(logits: np.ndarray) -> np.ndarray:
+    """Return the best logits of each row, -inf in place of the others."""
+    kept = np.argsort(-logits, axis=1, kind="stable")[:, :N_CANDIDATES]
+    made = np.full(logits.shape, -np.inf)
+    np.put_along_axis(made, kept, np.take_along_axis(logits, kept, axis=1), axis=1)
+    return made
+
+
+def selected_scores(
+    w: dict[str, np.ndarray], base: np.ndarray, hidden: np.ndarray, before: int
+) -> np.ndarray:
+    """Return the scores of a row's candidates once the token before it is known."""
+    of = {name.partition(".")[2]: w[name] for name in w if name.startswith("candidate_selector.")}
+    pair = of["predecessor_codebook"][before] * (of["hidden_projection"] @ hidden)
+    return base + of["successor_codebook"] @ pair
 
 
 def refined_logits(w: dict[str, np.ndarray], hidden: np.ndarray, before: np.ndarray) -> np.ndarray:
@@ -343,6 +413,12 @@ def scores(
     if c.markov:
         before = [text[-1], *drafts[:-1]]
         logits = np.stack([markov_logits(w, *pair) for pair in zip(logits, before, strict=True)])
+    if c.n_taps:
+        block = np.array([text[-1]] + [c.mask] * (c.size - 1))
+        hidden = block_hidden(c, w, entries(c, w, taps), block)[c.first :]
+        before = [text[-1], *drafts[:-1]]
+        rows = zip(candidates(logits), hidden[: len(drafts)], before, strict=True)
+        logits = np.stack([selected_scores(w, *row) for row in rows])
     if "d2t" not in w:
         return logits
     made = np.full((len(logits), c.n_vocab), -np.inf)

@@ -233,7 +233,15 @@ class Writer:
         g, size, width = self.g, self.draw(st.integers(1, 9)), x.shape[1]
         self.sees_batch = True
         mean = g.block_mean(x, self.draw(st.integers(1, 20)))
-        return g.add(mean, g.block_mix(self.product(x, width), self.vector(size, size, width)))
+        mixed = g.block_mix(self.product(x, width), self.vector(size, size, width))
+        n_taps, part = self.draw(st.integers(1, 4)), self.draw(st.integers(0, 1))
+        n_groups = self.draw(st.sampled_from([n for n in (1, 2, 3, 16, width) if not width % n]))
+        changes, kernels = self.product(x, n_taps * n_groups), self.vector(2, n_taps, width)
+        return g.add(g.add(mean, mixed), g.block_conv(x, changes, kernels, size=size, part=part))
+
+    def best(self, x):
+        """A row of -inf but for its largest values, made finite again."""
+        return self.g.activation(self.g.keep_best(x, self.draw(st.integers(1, 20))), "tanh")
 
     def experts(self, x):
         g, n_groups = self.g, self.draw(few)
@@ -283,7 +291,7 @@ class Writer:
 
     UNITS = (
         norm, project, combine, feed_forward, views, attend, attend, attend_again, recur,
-        experts, clusters, multiply_heads, mix_blocks,
+        experts, clusters, multiply_heads, mix_blocks, best,
     )  # fmt: skip
 
     # The whole

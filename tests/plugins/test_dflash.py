@@ -1,4 +1,4 @@
-"""Variants of DFlash, DSpark and XPress, as published and converted, against formulas in NumPy."""
+"""DFlash and its relatives, as published and converted, against formulas in NumPy."""
 
 import numpy as np
 import pytest
@@ -80,8 +80,15 @@ def check_formulas(c, w, drafter, target, kind):
     drawn = drafting.feed(block)
     logits = drawn["logits"]
     wanted = dflash.block_logits(c, w, dflash.entries(c, w, taps.astype(np.float64)), block)
-    assert np.abs(wanted).max() > 0.5
-    assert np.abs(logits - wanted).max() < near * np.abs(wanted).max()
+    size = np.abs(wanted).max()
+    assert size > 0.5
+    assert np.abs(logits - wanted).max() < near * size
+    if c.n_taps:
+        slots = {"base": logits[:1], "pairs": drawn["pairs"][:1]}
+        made = runner(drafter, "selector").feed(TOKENS[:1], **slots)["logits"]
+        hidden = dflash.block_hidden(c, w, dflash.entries(c, w, taps.astype(np.float64)), block)
+        scores = dflash.selected_scores(w, dflash.candidates(wanted)[0], hidden[0], TOKENS[0])
+        np.testing.assert_allclose(made[0], scores, rtol=0, atol=near * size)
     if c.markov:
         post_head = runner(drafter, "markov").feed(TOKENS[:1], base=logits[:1])["logits"]
         wanted = dflash.markov_logits(w, wanted[0], TOKENS[0])
@@ -142,7 +149,12 @@ def other_target(request, tmp_path_factory):
         yield model
 
 
-OTHERS = {"dflash": "windows", "dspark": "dspark", "xpress": "xpress"}
+OTHERS = {
+    "dflash": "windows",
+    "dflash2": "speculators' dflash2",
+    "dspark": "dspark",
+    "xpress": "xpress",
+}
 """The drafters that are tried on other trunks, by variant."""
 others = pytest.mark.parametrize("name", OTHERS.values(), ids=OTHERS)
 
@@ -200,7 +212,16 @@ def test_rejected_drafts_leave_no_trace_in_other_trunks(name, other_target, tmp_
 
 
 @pytest.mark.parametrize(
-    "name", ["z-lab", "speculators", "windows", "dspark", "dspark in place", "speculators' xpress"]
+    "name",
+    [
+        "z-lab",
+        "speculators",
+        "windows",
+        "dspark",
+        "dspark in place",
+        "dflash2",
+        "speculators' xpress",
+    ],
 )
 def test_the_conformance_kit_agrees_with_the_formulas(name, tmp_path, target):
     c = VARIANTS[name]

@@ -568,6 +568,17 @@ class Lowering:
             node, "block_mix", self._in(node), weights=[weight.reshape(-1)], ints=[len(weight)]
         )
 
+    def _lower_block_conv(self, node: Node) -> None:
+        kernels = self.weights.vector(node.weights[0])
+        assert kernels is not None
+        kernel = kernels[node.attrs["part"]]
+        x, changes = self._in(node)
+        sizes = [node.attrs["size"], len(kernel), changes.width // len(kernel)]
+        self._add(node, "block_conv", [x, changes], weights=[kernel.reshape(-1)], ints=sizes)
+
+    def _lower_keep_best(self, node: Node) -> None:
+        self._add(node, "keep_best", self._in(node), ints=[node.attrs["n"]])
+
     def _lower_delta_rule(self, node: Node) -> None:
         q, k, v, decay, beta = self._in(node)
         offsets = self._slot_offsets(DeltaLayer, node)

@@ -96,6 +96,8 @@ class ReferenceBackend:
         "causal_conv": causal_conv(formulas.convolve),
         "block_mean": by_block(formulas.block_mean),
         "block_mix": by_block(formulas.block_mix),
+        "block_conv": by_block(formulas.block_conv),
+        "keep_best": by_row(formulas.keep_best),
         "delta_rule": delta_rule(formulas.read_state),
         "route": by_row(formulas.route),
         "expert_matmul": by_row(formulas.expert_matmul),

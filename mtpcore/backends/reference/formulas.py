@@ -21,6 +21,9 @@ __all__ = [
     "activation",
     "add",
     "advance",
+    "block_conv",
+    "block_mean",
+    "block_mix",
     "cluster_matmul",
     "concat",
     "convolve",
@@ -31,6 +34,7 @@ __all__ = [
     "expert_matmul",
     "gated",
     "head_matmul",
+    "keep_best",
     "split_heads",
     "l2_norm",
     "layer_norm",
@@ -267,6 +271,23 @@ def block_mean(x: Array) -> Array:
 def block_mix(x: Array, w: Array) -> Array:
     """Return the sum over j <= i of w[i, j] x[j] for each row i of a block."""
     return np.stack([(w[i, : i + 1] * x[: i + 1]).sum(axis=0) for i in range(len(x))])
+
+
+def block_conv(x: Array, changes: Array, w: Array, *, part: int) -> Array:
+    """Return the sum over taps j <= i of (w[part, j] + changes) x[i - j] for each row i."""
+    kernel, y = w[part], np.zeros_like(x)
+    changes = changes.reshape(len(x), len(kernel), -1)
+    changes = np.repeat(changes, x.shape[1] // changes.shape[2], axis=2)
+    for j in range(min(len(kernel), len(x))):
+        y[j:] += (kernel[j] + changes[j:, j]) * x[: len(x) - j]
+    return y
+
+
+def keep_best(x: Array, *, n: int) -> Array:
+    """Return x where it is one of the n largest values, or NaN, and -inf elsewhere."""
+    kept = np.isnan(x)
+    kept[best_first(np.where(kept, -np.inf, x), ~kept)[:n]] = True
+    return np.where(kept, x, -np.inf).astype(x.dtype)
 
 
 def read_state(state: Array, q: Array) -> Array:

@@ -51,7 +51,7 @@ def by_row(formula: Callable[..., Any]) -> Operation:
 
 
 def by_block(formula: Callable[..., Array]) -> Operation:
-    """Make an operation of a formula for the rows of a block: ``formula(x, *weights)``.
+    """Make an operation of a formula for a block's rows: ``formula(*inputs, *weights, **attrs)``.
 
     A block has ``size`` rows of a sequence, or as many as its weight is for. No block can see
     another.
@@ -60,13 +60,14 @@ def by_block(formula: Callable[..., Array]) -> Operation:
     def operation(
         run: Run, inputs: list[Array], weights: list[Any], attrs: dict[str, Any]
     ) -> tuple[Array, ...]:
-        (x,), out = inputs, np.empty_like(inputs[0])
-        size = len(weights[0]) if weights else attrs["size"]
+        out = np.empty_like(inputs[0])
+        size = attrs["size"] if "size" in attrs else len(weights[0])
+        further = {name: value for name, value in attrs.items() if name != "size"}
         for seq in np.unique(run.batch.seq):
             rows = np.flatnonzero(run.batch.seq == seq)
             for begin in range(0, len(rows), size):
                 block = rows[begin : begin + size]
-                out[block] = formula(x[block], *weights)
+                out[block] = formula(*(x[block] for x in inputs), *weights, **further)
         return (out,)
 
     return operation

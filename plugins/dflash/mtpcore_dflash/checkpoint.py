@@ -1,4 +1,4 @@
-"""How DFlash, DSpark and XPress drafters are published, and what their model files call it.
+"""How DFlash and its relatives are published, and what their model files call it.
 
 There are two layouts of the configuration: z-lab's, with ``dflash_config`` and layers counted by
 their outputs, and speculators', with ``transformer_layer_config`` and layers counted by inputs.
@@ -136,6 +136,37 @@ DFLASH_CHECKPOINT = Checkpoint(
         ("{arch}.attention.sliding_window_causal", window_causal),
         ("tokenizer.ggml.mask_token_id", "mask_token_id"),
     ),
+)
+
+_SIZES = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+_SCORES = "candidate_selector."
+DFLASH2_CHECKPOINT = msgspec.structs.replace(
+    DFLASH_CHECKPOINT,
+    architectures=frozenset({"DFlash2DraftModel"}),
+    requires=("block_size|dflash_config.block_size",),
+    tensors=(
+        *DFLASH_CHECKPOINT.tensors,
+        *block_renames(
+            {
+                "attention_conv.base_kernel": "attn_conv_base",
+                "attention_conv.kernel_projection.weight": "attn_conv_proj.weight",
+                "mlp_conv.base_kernel": "ffn_conv_base",
+                "mlp_conv.kernel_projection.weight": "ffn_conv_proj.weight",
+            }
+        ),
+        Rename(f"{_SCORES}predecessor_codebook", "selector_predecessor.weight"),
+        Rename(f"{_SCORES}successor_codebook", "selector_successor.weight"),
+        Rename(f"{_SCORES}hidden_projection.weight", "selector_hidden.weight"),
+    ),
+    constants=(
+        *DFLASH_CHECKPOINT.constants,
+        ("sample_from_anchor", (False,)),
+        ("input_embedding_scale", (1,)),
+        ("output_multiplier", (1,)),
+        ("final_logit_softcapping", (0,)),
+    ),
+    defaults=(("sliding_window_non_causal", True),),
+    metadata=(*DFLASH_CHECKPOINT.metadata, *((f"{{arch}}.{name}", name) for name in _SIZES)),
 )
 
 DSPARK_CHECKPOINT = msgspec.structs.replace(

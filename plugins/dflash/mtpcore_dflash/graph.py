@@ -1,10 +1,12 @@
 """The graphs of DFlash: entries made of the target's rows, a block; and the others' post-heads.
 
 Chen, Liang and others: DFlash, 2026 (arXiv 2602.06036). Wang and others: xPress, 2026 (arXiv
-2608.02438). Names are llama.cpp's, but for those of XPress (``refiner.*``), which it has not.
+2608.02438). DFlash2: its authors' code in speculators, and vLLM's (pull request 52816). Names are
+llama.cpp's, but for those of XPress (``refiner.*``), which it has not.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Self
 
 import msgspec
@@ -18,30 +20,29 @@ from mtpcore.plugin import (
     LayerKind,
     Outputs,
     Value,
-    attention_block,
-    feed_forward_block,
+    attention,
+    feed_forward,
     remember,
 )
 
 _NEUTRAL = {
     "attention.scale": 0.0,
     "attention.value_scale": 1.0,
-    "conv_kernel_size": 0,
     "embedding_scale": 1.0,
     "expert_count": 0,
     "final_logit_softcapping": 0.0,
     "hidden_activation": "silu",
     "logit_scale": 1.0,
-    "selector_rank": 0,
 }
-"""Keys of relatives (DFlash2, other targets), at values that ask for nothing more."""
+"""Keys of drafters for other targets, at values that ask for nothing more."""
 
 
 class DFlashHparams(Hparams, frozen=True, kw_only=True):
     """What DFlash adds: sizes of block and target, and what rows of a block see of each other.
 
     They see each other both ways, or with ``causal`` what precedes them. ``windowed`` says which
-    layers see ``window`` tokens only; with ``window_causal`` these layers are causal at least.
+    layers see ``window`` tokens only; with ``window_causal`` these layers are causal at least. Of
+    DFlash2 ``n_candidates`` tokens of each row may be drafted.
     """
 
     target_width: int = msgspec.field(name="target_hidden_size", default=0)
@@ -50,6 +51,7 @@ class DFlashHparams(Hparams, frozen=True, kw_only=True):
     window: int = msgspec.field(name="attention.sliding_window", default=0)
     window_causal: bool = msgspec.field(name="attention.sliding_window_causal", default=False)
     windowed: tuple[bool, ...] = ()
+    n_candidates: Count = msgspec.field(name="selector_top_k", default=16)
 
     @classmethod
     def read(cls, fields: Fields, tensors: Mapping[str, Any]) -> Self:
@@ -61,6 +63,7 @@ class DFlashHparams(Hparams, frozen=True, kw_only=True):
                     key, "a relative of DFlash that the graph is not of", wanted=neutral, got=value
                 )
         made = super().read(fields, tensors)
+        _check_sizes(fields, tensors)
         mixer = tensors.get("refiner.mix.weight")
         if mixer is not None and mixer.shape[0] != made.block_size:
             raise fields.error(
@@ -90,6 +93,27 @@ class DFlashHparams(Hparams, frozen=True, kw_only=True):
         return "causal" if is_causal else "block"
 
 
+def _check_sizes(fields: Fields, tensors: Mapping[str, Any]) -> None:
+    """Raise where DFlash2's tensors are not of the sizes that the file says, or are not there."""
+    base = _shape_of("blk.0.attn_conv_base", 3, tensors)
+    changes = _shape_of("blk.0.attn_conv_proj.weight", 2, tensors)
+    n_groups = changes[0] // (2 * base[1]) if base[1] else 0
+    for name, found in (
+        ("conv_kernel_size", base[1]),
+        ("conv_group_size", base[2] // n_groups if n_groups else 0),
+        ("selector_rank", _shape_of("selector_hidden.weight", 2, tensors)[0]),
+    ):
+        key = f"{{arch}}.{name}"
+        if (said := fields.get(key, int, found)) != found:
+            raise fields.error(key, "not the size of the tensors", wanted=found, got=said)
+
+
+def _shape_of(name: str, n_axes: int, tensors: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return a tensor's shape, zeros where there is none of so many axes."""
+    shape = tuple(tensors[name].shape) if name in tensors else ()
+    return shape if len(shape) == n_axes else (0,) * n_axes
+
+
 def entries(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Outputs:
     """Store what a block sees of the tokens before it: one row of the target's taps for each."""
     x = g.matmul(inputs["taps"], "fc.weight")
@@ -103,20 +127,40 @@ def _layers(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Value:
     """Build the layers that fill a block; attention sees the entries and the block's rows."""
     x = g.embed(inputs.tokens, "token_embd.weight")
     for n in range(h.n_layers):
-        attended = attention_block(
+        attend = partial(
+            attention,
             g,
-            x,
-            inputs.positions,
-            n,
-            h,
+            positions=inputs.positions,
+            layer=n,
+            h=h,
             kind=h.kind(n),
             mask=h.mask(n),
             sinks=f"blk.{n}.attn_sinks.weight",
             factors="rope_freqs.weight",
         )
-        x = g.add(x, attended)
-        x = g.add(x, feed_forward_block(g, x, n, h))
+        x = g.add(x, _branch(g, x, f"blk.{n}.attn", h, attend))
+        x = g.add(
+            x, _branch(g, x, f"blk.{n}.ffn", h, partial(feed_forward, g, layer=n, experts=None))
+        )
     return x
+
+
+def _branch(
+    g: GraphBuilder, x: Value, name: str, h: DFlashHparams, made_of: Callable[[Value], Value]
+) -> Value:
+    """Return what a branch makes of the normed rows; DFlash2's is between two convolutions.
+
+    What rows change of the kernels is projected once for both.
+    """
+    y = g.rms_norm(x, f"{name}_norm.weight", h.norm_eps)
+    kernels = f"{name}_conv_base"
+    if not g.has(kernels):
+        return made_of(y)
+    changes = g.matmul(y, f"{name}_conv_proj.weight")
+    half = int(changes.shape[1]) // 2
+    before, behind = g.slice(changes, 0, half), g.slice(changes, half, 2 * half)
+    y = made_of(g.block_conv(y, before, kernels, size=h.block_size, part=0))
+    return g.block_conv(y, behind, kernels, size=h.block_size, part=1)
 
 
 def block(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Outputs:
@@ -130,6 +174,21 @@ def markov(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Outputs:
     before = g.embed(inputs.tokens, "markov_w1.weight")
     suggested = g.matmul(g.output_rows(before), "markov_w2.weight")
     return Outputs(logits=g.add(g.output_rows(inputs["base"]), suggested))
+
+
+def paired_block(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Outputs:
+    """Draft as ``block`` does, and say how each row weighs pairs of tokens for the selector."""
+    hidden = g.rms_norm(_layers(g, inputs, h), "output_norm.weight", h.norm_eps)
+    logits = g.matmul(g.output_rows(hidden), "output.weight")
+    return Outputs(logits=logits, pairs=g.matmul(hidden, "selector_hidden.weight"))
+
+
+def selector(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Outputs:
+    """Add to the logits of a row's best tokens how well each follows the token before it."""
+    before = g.embed(inputs.tokens, "selector_predecessor.weight")
+    pair = g.output_rows(g.mul(before, inputs["pairs"]))
+    best = g.keep_best(g.output_rows(inputs["base"]), h.n_candidates)
+    return Outputs(logits=g.add(best, g.matmul(pair, "selector_successor.weight")))
 
 
 def described_block(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Outputs:

@@ -13,15 +13,16 @@ from mtpcore.backends.reference.arithmetic.table import OPERATIONS
 SEQ = np.array([2, 0, 0, 2, 0, 7, 2, 0, 2, 2, 0], np.int32)
 
 
-def both(device, op, x, seq, weights=(), **attrs):
+def both(device, op, inputs, seq, weights=(), **attrs):
+    x = inputs[0]
     rows = SequenceRows(device, len(x) + 3)
     for part in rows.parts(seq):
         device.upload(*part)
     (made,) = carry_out(
-        device, LAUNCHERS[op], [x], weights, (x.shape[1:], np.float32), memory=rows, **attrs
+        device, LAUNCHERS[op], inputs, weights, (x.shape[1:], np.float32), memory=rows, **attrs
     )
     run = SimpleNamespace(batch=SimpleNamespace(seq=seq))
-    (wanted,) = OPERATIONS[op](run, [x], list(weights), attrs)
+    (wanted,) = OPERATIONS[op](run, inputs, list(weights), attrs)
     return made, wanted
 
 
@@ -31,7 +32,20 @@ def test_mean_and_mix(device, size, width):
     rng = np.random.default_rng(size)
     x = rng.normal(size=(len(SEQ), width)).astype(np.float32)
     w = rng.normal(size=(size, size, width)).astype(np.float32)
-    made, wanted = both(device, "block_mean", x, SEQ, size=size)
+    made, wanted = both(device, "block_mean", [x], SEQ, size=size)
     assert made.tobytes() == wanted.tobytes()
-    made, wanted = both(device, "block_mix", x, SEQ, [w])
+    made, wanted = both(device, "block_mix", [x], SEQ, [w])
     assert made.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+@pytest.mark.parametrize(("n_taps", "n_groups", "each"), [(1, 3, 1), (2, 5, 60), (4, 2, 7)])
+def test_convolution(device, size, n_taps, n_groups, each):
+    rng, width = np.random.default_rng(size), n_groups * each
+    x = rng.normal(size=(len(SEQ), width)).astype(np.float32)
+    changes = rng.normal(size=(len(SEQ), n_taps * n_groups)).astype(np.float32)
+    w = rng.normal(size=(2, n_taps, width)).astype(np.float32)
+    for part in range(2):
+        attrs = {"size": size, "part": part}
+        made, wanted = both(device, "block_conv", [x, changes], SEQ, [w], **attrs)
+        assert made.tobytes() == wanted.tobytes()

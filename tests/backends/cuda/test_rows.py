@@ -65,6 +65,14 @@ def test_arithmetic_of_values(device, shape):
         assert same(carried_out(device, "shift_by", [a], [weight], row), weight + a)
 
 
+@pytest.mark.parametrize(("width", "n"), [(1, 1), (40, 1), (40, 256), (3000, 16)])
+def test_the_best_of_a_row(device, width, n):
+    x = of_all_sizes(6, 5, width)
+    x[:, ::3] = x[:, :1]
+    made = carried_out(device, "keep_best", [x], [], (width,), n=n)
+    assert same(made, np.stack([formulas.keep_best(row, n=n) for row in x]))
+
+
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_activations_are_those_of_the_definition(device, kind):
     x, up = of_all_sizes(4, 4, 300), of_all_sizes(5, 4, 300)

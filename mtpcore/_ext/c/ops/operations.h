@@ -33,6 +33,8 @@
     X(CAUSAL_CONV, causal_conv, SPREAD)                                                            \
     X(BLOCK_MEAN, block_mean, SPREAD)                                                              \
     X(BLOCK_MIX, block_mix, SPREAD)                                                                \
+    X(BLOCK_CONV, block_conv, SPREAD)                                                              \
+    X(KEEP_BEST, keep_best, ROWS)                                                                  \
     X(DELTA_RULE, delta_rule, SPREAD)                                                              \
     X(ROUTE, route, ROWS)                                                                          \
     X(SORT_BY_EXPERT, sort_by_expert, GATHER)                                                      \

@@ -20,6 +20,9 @@ MTP_DECLARE(mtp_op_embedding_rows);
 MTP_DECLARE(mtp_op_copy);
 /* out = rows `outputs` of in[0] */
 MTP_DECLARE(mtp_op_take);
+/* out = in[0] where it is one of the n[0] largest values of its row, the first ones among equals, or
+ * not a number; minus infinity elsewhere. */
+MTP_DECLARE(mtp_op_keep_best);
 /* out = in[0] as matrices want it: n[0] is an MTP_ACT_*. */
 MTP_DECLARE(mtp_op_prepare);
 /* out = matrix times in[0] (prepared) + weights[0]. The matmuls of a group share their threads'

@@ -382,6 +382,20 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
         if (op->kind == MTP_BLOCK_MIX && !op->weights[0])
             return "no weight for each two rows of a block";
         return op->n[0] >= 1 && op->n[0] <= MTP_BLOCK_ROWS ? NULL : "no size of a block";
+    case MTP_BLOCK_CONV:
+        if (op->axis != MTP_TOKENS || !is_alike(in, out) || in->n_heads != 1)
+            return "rows of different shapes";
+        if (op->n[1] < 1 || op->n[1] > MTP_TAPS || !op->weights[0])
+            return "more taps than there is room for";
+        if (op->n[2] < 1 || op->n[2] > in->width || in->width % op->n[2] || in[1].n_heads != 1 ||
+            in[1].width != op->n[1] * op->n[2])
+            return "not a change for each tap and group";
+        return op->n[0] >= 1 && op->n[0] <= MTP_BLOCK_ROWS ? NULL : "no size of a block";
+    case MTP_KEEP_BEST:
+        if (!is_alike(in, out) || in->n_heads != 1)
+            return "rows of different shapes";
+        return op->n[0] >= 1 && op->n[0] <= MTP_MOST_KEPT ? NULL
+                                                          : "more values than there is room for";
     case MTP_DELTA_RULE:
         return misfit_of_delta(op, bounds);
     case MTP_ADD:

@@ -26,16 +26,17 @@
 #include "core/pool.h"
 
 enum {
-    MTP_UNIT = MTP_TILE,  /* rows that stay together */
-    MTP_PAGE = 64,        /* places in a page of memory */
-    MTP_RANGE = 1024,     /* places whose sums attention makes in one go */
-    MTP_RANGE_LANES = 16, /* values of these sums come in whole lanes, behind a line of two more */
-    MTP_QUERY_ROWS = 8,   /* rows of one sequence that share each page of keys */
-    MTP_QUERIES = 128,    /* query heads of these rows that share it, at most */
-    MTP_CODES = 64,       /* entries of a key, a value or a query that share a scale as codes */
-    MTP_LOG = 17,         /* rows in the log of a recurrent state */
-    MTP_TAPS = 32,        /* of a convolution, at most */
-    MTP_BLOCK_ROWS = 1024 /* of a block whose rows are mixed, at most */
+    MTP_UNIT = MTP_TILE,   /* rows that stay together */
+    MTP_PAGE = 64,         /* places in a page of memory */
+    MTP_RANGE = 1024,      /* places whose sums attention makes in one go */
+    MTP_RANGE_LANES = 16,  /* values of these sums come in whole lanes, behind a line of two more */
+    MTP_QUERY_ROWS = 8,    /* rows of one sequence that share each page of keys */
+    MTP_QUERIES = 128,     /* query heads of these rows that share it, at most */
+    MTP_CODES = 64,        /* entries of a key, a value or a query that share a scale as codes */
+    MTP_LOG = 17,          /* rows in the log of a recurrent state */
+    MTP_TAPS = 32,         /* of a convolution, at most */
+    MTP_BLOCK_ROWS = 1024, /* of a block whose rows are mixed, at most */
+    MTP_MOST_KEPT = 256    /* values of a row that are kept, at most */
 };
 
 /* How keys and values are stored. */

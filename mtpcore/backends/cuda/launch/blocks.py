@@ -9,7 +9,8 @@ from mtpcore.backends.cuda.launch.step import Launch, Launcher, Step, blocks_of
 __all__ = ["KERNELS", "LAUNCHERS"]
 
 _MEAN, _MIX = (Kernel("block", (("MIX", str(i)),)) for i in range(2))
-KERNELS = (_MEAN, _MIX)
+_CONV = Kernel("block_conv")
+KERNELS = (_MEAN, _MIX, _CONV)
 
 
 def block_mean(step: Step, n_rows: int) -> list[Launch]:
@@ -20,6 +21,25 @@ def block_mean(step: Step, n_rows: int) -> list[Launch]:
 def block_mix(step: Step, n_rows: int) -> list[Launch]:
     """Mix the rows of a block, each with those before it."""
     return _over_blocks(_MIX, step, n_rows, step.weights[0], step.weights[0].shape[0])
+
+
+def block_conv(step: Step, n_rows: int) -> list[Launch]:
+    """Convolve the rows of a block, by a kernel that each changes."""
+    (x, changes), w, rows = step.inputs, step.weights[0], step.memory
+    arguments = _CONV.arguments(
+        x=x,
+        changes=changes,
+        w=w,
+        order=rows.order,
+        spans=rows.spans,
+        y=step.outputs[0],
+        width=x.shape[1],
+        size=step.attrs["size"],
+        part=step.attrs["part"],
+        n_taps=w.shape[1],
+        n_groups=changes.shape[1] // w.shape[1],
+    )
+    return [Launch(_CONV, (n_rows, blocks_of(x.shape[1])), arguments)]
 
 
 def _over_blocks(
@@ -38,4 +58,8 @@ def _over_blocks(
     return [Launch(kernel, (n_rows, blocks_of(x.shape[1])), arguments)]
 
 
-LAUNCHERS: dict[str, Launcher] = {"block_mean": block_mean, "block_mix": block_mix}
+LAUNCHERS: dict[str, Launcher] = {
+    "block_mean": block_mean,
+    "block_mix": block_mix,
+    "block_conv": block_conv,
+}

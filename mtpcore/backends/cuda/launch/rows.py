@@ -53,6 +53,7 @@ _NORMALISE = {
 }
 _ROPE = {style: Kernel("rope", (("PAIRS", str(i)),)) for i, style in enumerate(("halves", "pairs"))}
 _COPY, _MIX, _NOT_FINITE = Kernel("copy"), Kernel("mix"), Kernel("not_finite")
+_KEEP_BEST = Kernel("keep_best")
 KERNELS = (
     *_ELEMENTWISE.values(),
     *_NORMALISE.values(),
@@ -60,6 +61,7 @@ KERNELS = (
     _COPY,
     _MIX,
     _NOT_FINITE,
+    _KEEP_BEST,
 )
 
 
@@ -307,6 +309,13 @@ def mix(step: Step, n_rows: int) -> list[Launch]:
     return [Mix(step).launch(n_rows)]
 
 
+def keep_best(step: Step, n_rows: int) -> list[Launch]:
+    """Keep the largest values of each row, by one block of threads."""
+    x, y = step.inputs[0], step.outputs[0]
+    arguments = _KEEP_BEST.arguments(x=x, y=y, n_columns=x.shape[1], n=step.attrs["n"])
+    return [Launch(_KEEP_BEST, (n_rows, 1), arguments, block=1024)]
+
+
 class Norm(msgspec.Struct, frozen=True):
     """Rows that may be normalised where they are made, by the block that ends last.
 
@@ -437,4 +446,5 @@ LAUNCHERS: dict[str, Launcher] = {
     "merge_heads": seen_otherwise,
     "outputs": outputs,
     "mix": mix,
+    "keep_best": keep_best,
 }

@@ -62,6 +62,7 @@ OPERATIONS: dict[str, Operation] = {
     "causal_conv": causal_conv(recurrent.convolve),
     "block_mean": by_block(block_rows.block_mean),
     "block_mix": by_block(block_rows.block_mix),
+    "block_conv": by_block(block_rows.block_conv),
     "delta_rule": delta_rule(recurrent.read_state),
     "route": at_once(experts.route),
     "expert_matmul": at_once(experts.expert_matmul),
