@@ -289,7 +289,9 @@ class Model(Closing, Uncopied):
         fitted = None if name is None else self._find_fitted(name)
         if fitted is not None:
             spec = fitted.spec
-            if isinstance(drafter, DrafterSpec) and drafter.shape in ("chain", "tree"):
+            if isinstance(drafter, DrafterSpec) and (
+                drafter.shape in ("chain", "tree") or drafter.schedule is not None
+            ):
                 spec = msgspec.structs.replace(spec, shape=drafter.shape, tree=drafter.tree)
                 check_shape(spec)
             return spec

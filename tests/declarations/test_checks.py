@@ -66,7 +66,6 @@ NO_AXES = {
     "Companion.metadata": ALONE,
     "Companion.tensors": ALONE,
     "Feed.missing": "no family here has rows for some tokens alone, as DeepStack has for images",
-    "DrafterSpec.schedule": "rounds of all shapes are built by the core; examples build their own",
     "DrafterSpec.version": "is filled in at load, from the distribution",
     "ModelSpec.version": "is filled in at load, from the distribution",
     "Shards.parts": "one family alone has shards",

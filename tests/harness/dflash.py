@@ -4,6 +4,7 @@ The witness works on a whole text at once, in float64, on weights by their publi
 ``.weight``.
 """
 
+import heapq
 import json
 from pathlib import Path
 from typing import NamedTuple
@@ -72,11 +73,6 @@ VARIANTS = {
         "DSparkDraftModel", speculators=True, markov=True, n_draft=N_DRAFT, own_tables=True
     ),
     "dspark in place": Variant("DSparkDraftModel", markov=True, from_anchor=False, size=4),
-    "dflash2": Variant("DFlash2DraftModel", n_taps=2),
-    "speculators' dflash2": Variant(
-        "DFlash2DraftModel", speculators=True, n_taps=3, windows=(0, 3, 4), windows_both_ways=True
-    ),
-    "causal dflash2": Variant("DFlash2DraftModel", n_taps=1, causal=True, size=4),
     "xpress": Variant("Qwen3XPressModel", passes=3),
     "speculators' xpress": Variant(
         "XPressSpeculator", speculators=True, passes=6, n_draft=N_DRAFT, own_tables=True
@@ -84,6 +80,11 @@ VARIANTS = {
     "xpress from the pending token": Variant(
         "XPressDraftModel", passes=1, from_anchor=True, causal=True
     ),
+    "dflash2": Variant("DFlash2DraftModel", n_taps=2),
+    "speculators' dflash2": Variant(
+        "DFlash2DraftModel", speculators=True, n_taps=3, windows=(0, 3, 4), windows_both_ways=True
+    ),
+    "causal dflash2": Variant("DFlash2DraftModel", n_taps=1, causal=True, size=4),
 }
 REFINER = {
     "w1": "token_embed",
@@ -441,6 +442,33 @@ def drafts(
         margin = min(margin, first - second)
         found.append(int(row.argmax()))
     return found, float(margin)
+
+
+def likeliest(
+    c: Variant, w: dict[str, np.ndarray], text: list[int], taps: np.ndarray, k: int, n: int
+) -> tuple[set[tuple[int, ...]], float]:
+    """Return the n likeliest nodes of a block's tree, k deep, as the tokens on their ways.
+
+    As published: from a heap the best one, which then has its next sibling and its first child in
+    it. The second value is how much better the last one is than the next, in logarithms.
+    """
+    logits = rounds(c, w, text, taps)[-1][c.first :][:k]
+    log_p = logits - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True))
+    log_p -= logits.max(1, keepdims=True)
+    ranked = np.argsort(-log_p, axis=1)
+    tokens = ranked + w["d2t"][ranked].astype(int) if "d2t" in w else ranked
+    heap, found = [(-log_p[0, ranked[0, 0]], (0,))], list[tuple[float, tuple[int, ...]]]()
+    while heap and len(found) <= n:
+        cost, ranks = heapq.heappop(heap)
+        found.append((cost, ranks))
+        depth, rank = len(ranks), ranks[-1]
+        row = log_p[depth - 1, ranked[depth - 1]]
+        if rank + 1 < len(row):
+            heapq.heappush(heap, (cost + row[rank] - row[rank + 1], (*ranks[:-1], rank + 1)))
+        if depth < len(log_p):
+            heapq.heappush(heap, (cost - log_p[depth, ranked[depth, 0]], (*ranks, 0)))
+    ways = {tuple(int(tokens[i, r]) for i, r in enumerate(ranks)) for _, ranks in found[:n]}
+    return ways, found[n][0] - found[n - 1][0]
 
 
 def read_weights(c: Variant, seed: int, target) -> dict[str, np.ndarray]:

@@ -5,8 +5,9 @@ import pytest
 from harness import dflash
 from harness.dflash import N_VOCAB, SIZES, VARIANTS
 from harness.every_trunk import write_trunk
+from msgspec.structs import replace
 
-from mtpcore import Batch, Context, Generator, Sampling, link, load_model
+from mtpcore import Batch, Context, Generator, Sampling, TreeShape, link, load_model
 from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.reference import ReferenceBackend
@@ -140,6 +141,46 @@ def test_drafts_of_a_linked_drafter(name, backend, target, tmp_path):
     c, drafter = VARIANTS[name], drafter_of(name, target, tmp_path)
     w = dflash.read_weights(c, seed_of(name), target)
     check_drafts_at_every_place(c, w, drafter, target, backend)
+
+
+def ways_of(tree):
+    """Return the tokens on the way to each node."""
+    ways = []
+    for token, above in zip(tree.tokens.tolist(), tree.parent.tolist(), strict=True):
+        ways.append((*(ways[above] if above >= 0 else ()), token))
+    assert len({*ways}) == len(ways)
+    return {*ways}
+
+
+@pytest.mark.parametrize("name", ["z-lab", "speculators", "causal", "speculators' windows"])
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_trees_have_the_likeliest_nodes_of_a_block(name, backend, target, tmp_path):
+    """Those that a heap gives, whatever the size, unless the last one and the next are near."""
+    c, drafter = VARIANTS[name], drafter_of(name, target, tmp_path)
+    w = dflash.read_weights(c, seed_of(name), target)
+    near = 0
+    for n in (1, 2, 5, 16):
+        llm = Context(target, 64, kv_dtype="f32", threads=1, backend=backend)
+        cross = link(llm, draft_model=drafter, tree=TreeShape(depth=8, width=16, n_nodes=n))
+        rows = []
+        for place, token in enumerate(TOKENS):
+            made = llm.process(Batch.of([token], pos=place))
+            rows.append(np.concatenate([made.tap(tap)[0] for tap in taps_of(c)]))
+            text = [*TOKENS[: place + 1].tolist(), cross.pending(0, Sampling.greedy())]
+            for k in (2, 8):
+                taps = np.array(rows, np.float64)
+                wanted, margin = dflash.likeliest(c, w, text, taps, k, n)
+                near += margin < 1e-2
+                assert margin < 1e-2 or ways_of(cross.draft(0, k)) == wanted
+    assert near < 32
+
+
+def test_trees_change_no_text(target, tmp_path):
+    drafter = dflash.write_drafter(tmp_path, VARIANTS["z-lab"], 0)
+    subject = Subject("trees", str(target.path), str(drafter))
+    spec = replace(subject.spec, tree=TreeShape(depth=8, width=16, n_nodes=7))
+    for sampling in (Sampling.greedy(), Sampling(temperature=1.0, seed=3)):
+        check_texts(subject, Texts(k=4, sampling=sampling), spec)
 
 
 @pytest.fixture(scope="module", params=["qwen35", "qwen35moe", "gemma4", "gpt_oss", "mimo2"])

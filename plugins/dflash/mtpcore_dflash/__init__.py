@@ -19,6 +19,7 @@ from mtpcore_dflash.graph import (
     refiner,
     selector,
 )
+from mtpcore_dflash.tree import draft
 
 _TENSORS = ("fc.weight", "enc.output_norm.weight", "output_norm.weight")
 _MARKOV = ("markov_w1.weight", "markov_w2.weight")
@@ -58,6 +59,7 @@ DFLASH = DrafterSpec(
     shape="block",
     block=_BLOCK,
     build=block,
+    schedule=draft,
     graphs=(("entries", entries),),
     feeds=(_TAPS,),
     ties=(
@@ -81,6 +83,7 @@ DFLASH2 = msgspec.structs.replace(
         tensors=(*_TENSORS, *_SELECTOR),
         sidecars=("dflash2-*.gguf",),
     ),
+    schedule=None,
     block=msgspec.structs.replace(_BLOCK, post_head="selector"),
     build=paired_block,
     graphs=(("entries", entries), ("selector", selector)),
@@ -112,6 +115,7 @@ DSPARK = msgspec.structs.replace(
         tensors=(*_TENSORS, *_MARKOV),
         sidecars=("dspark-*.gguf",),
     ),
+    schedule=None,
     block=msgspec.structs.replace(
         _BLOCK, from_pending=Key("{arch}.sample_from_anchor", True), post_head="markov"
     ),
@@ -144,6 +148,7 @@ XPRESS = msgspec.structs.replace(
         tensors=(*_TENSORS, *_REFINER),
         sidecars=("xpress-*.gguf",),
     ),
+    schedule=None,
     block=msgspec.structs.replace(
         _BLOCK, post_head="refiner", passes=Key("{arch}.refiner_passes", 6)
     ),

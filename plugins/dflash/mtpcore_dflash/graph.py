@@ -158,9 +158,9 @@ def _branch(
         return made_of(y)
     changes = g.matmul(y, f"{name}_conv_proj.weight")
     half = int(changes.shape[1]) // 2
-    before, behind = g.slice(changes, 0, half), g.slice(changes, half, 2 * half)
+    before, after = g.slice(changes, 0, half), g.slice(changes, half, 2 * half)
     y = made_of(g.block_conv(y, before, kernels, size=h.block_size, part=0))
-    return g.block_conv(y, behind, kernels, size=h.block_size, part=1)
+    return g.block_conv(y, after, kernels, size=h.block_size, part=1)
 
 
 def block(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Outputs:
