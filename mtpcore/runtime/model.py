@@ -290,7 +290,7 @@ class Model(Closing, Uncopied):
         if fitted is not None:
             spec = fitted.spec
             if isinstance(drafter, DrafterSpec) and (
-                drafter.shape in ("chain", "tree") or drafter.schedule is not None
+                drafter.shape in ("chain", "tree") or drafter.tree != spec.tree
             ):
                 spec = msgspec.structs.replace(spec, shape=drafter.shape, tree=drafter.tree)
                 check_shape(spec)

@@ -277,10 +277,11 @@ def test_a_post_head_without_context_is_missed(pair):
         Cross(llm=Context(target, 64), draft=draft, draft_entries=entries)
 
 
-def test_a_block_is_no_tree(pair):
+def test_a_block_whose_rounds_are_the_cores_is_no_tree(pair):
+    target, _, drafter = pair
     shape = mtpcore.TreeShape(depth=2, width=2, n_nodes=3)
     with pytest.raises(LinkError, match="token by token"):
-        link(Context(pair[0], 64), draft_model=pair[1], tree=shape)
+        link(Context(target, 64), draft_model=drafter, tree=shape)
 
 
 def test_logits_that_are_no_numbers_end_a_draft(pair, caplog):
