@@ -175,10 +175,29 @@ def test_trees_have_the_likeliest_nodes_of_a_block(name, backend, target, tmp_pa
     assert near < 32
 
 
-def test_trees_change_no_text(target, tmp_path):
+FIXED = TreeShape(paths=((0,), (1,), (0, 0), (1, 0), (0, 0, 0), (0, 2)))
+
+
+def test_a_fixed_tree_has_the_ranks_of_the_rows(target, tmp_path):
+    """Rows do not depend on drafts: the best ones are those of the block, after whichever draft."""
+    drafter = drafter_of("z-lab", target, tmp_path)
+    plain = link(Context(target, 64), draft_model=drafter)
+    fixed = link(Context(target, 64), draft_model=drafter, tree=FIXED)
+    for cross in (plain, fixed):
+        cross.llm.process(Batch.of(TOKENS))
+    chain, tree = plain.draft(0, 3), fixed.draft(0, 3)
+    first, second, third = chain
+    assert tree.parent.tolist() == [-1, -1, 0, 1, 2, 0]
+    assert tree.tokens[[0, 2, 3, 4]].tolist() == [first, second, second, third]
+    assert len({*tree.tokens[[0, 1]].tolist()}) == len({*tree.tokens[[2, 5]].tolist()}) == 2
+    assert fixed.draft(0, 1).tokens.tolist() == tree.tokens[:2].tolist()
+
+
+@pytest.mark.parametrize("shape", [TreeShape(depth=8, width=16, n_nodes=7), FIXED], ids=str)
+def test_trees_change_no_text(shape, target, tmp_path):
     drafter = dflash.write_drafter(tmp_path, VARIANTS["z-lab"], 0)
     subject = Subject("trees", str(target.path), str(drafter))
-    spec = replace(subject.spec, tree=TreeShape(depth=8, width=16, n_nodes=7))
+    spec = replace(subject.spec, tree=shape)
     for sampling in (Sampling.greedy(), Sampling(temperature=1.0, seed=3)):
         check_texts(subject, Texts(k=4, sampling=sampling), spec)
 

@@ -22,8 +22,24 @@ from mtpcore.plugin import (
 
 
 def draft(inputs: RoundInput) -> Round:
-    """Draft a token for each row of a block, or the best tree where one is asked for."""
-    return draft_block(inputs) if inputs.tree is None else draft_best(inputs, inputs.tree)
+    """Draft a token for each row of a block, or a tree where one is asked for."""
+    if inputs.tree is None:
+        return draft_block(inputs)
+    return (draft_fixed if inputs.tree.paths else draft_best)(inputs, inputs.tree)
+
+
+def draft_fixed(inputs: RoundInput, shape: TreeShape) -> Round:
+    """Draft the nodes on fixed paths of ranks."""
+    (block,), first = inputs.passes, 0
+    drafts, picks = list[DraftToken](), list[Pick]()
+    for text, n_rows in enumerate(inputs.wanted):
+        starts = (path[:n] for path in shape.paths for n in range(1, min(len(path), n_rows) + 1))
+        number = {path: len(drafts) + i for i, path in enumerate(dict.fromkeys(starts))}
+        drafts += [DraftToken(text, number.get(path[:-1], PENDING)) for path in number]
+        level_by_level = sorted(number, key=lambda path: (len(path), path))
+        picks += [Pick(first + len(path) - 1, number[path], path[-1]) for path in level_by_level]
+        first += n_rows
+    return Round(stages=[replace(block, picks=picks, ends_at_nan=True)], drafts=drafts)
 
 
 def draft_best(inputs: RoundInput, shape: TreeShape) -> Round:
