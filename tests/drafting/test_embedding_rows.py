@@ -10,7 +10,7 @@ from mtpcore.drafting.embedding_rows import NO_ROWS, RowChunk
 
 N = 24
 actions = st.lists(
-    st.tuples(st.sampled_from(["put", "until", "behind"]), st.integers(0, N), st.integers(1, 5)),
+    st.tuples(st.sampled_from(["put", "until", "after"]), st.integers(0, N), st.integers(1, 5)),
     max_size=8,
 )
 
@@ -32,7 +32,7 @@ def test_what_each_place_holds(steps, a, b, seed):
         elif what == "until":
             rows, held = rows.until(place), {p: row for p, row in held.items() if p < place}
         else:
-            rows, held = rows.behind(place), {p: row for p, row in held.items() if p >= place}
+            rows, held = rows.after(place), {p: row for p, row in held.items() if p >= place}
     assert rows.end == max(held, default=-1) + 1
     history = rng.integers(0, 9, max(rows.end, N) + 6).astype(np.int32)  # rows may end behind N
     history[np.array([*held], np.intp)] = -1
