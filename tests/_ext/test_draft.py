@@ -24,13 +24,14 @@ class Given:
         self.schedule, self.names = schedule, schedule.names
         self.stages = backend._by_buffers(schedule, [stage.plan for stage in schedule.stages])
 
-    def run(self, *, stage=None, texts=None, drafts=None, n_names=None, **fields):
+    def run(self, *, stage=None, texts=None, drafts=None, bests=None, n_names=None, **fields):
         """Run it with some fields of a stage, or some arguments, in place of what they are."""
         stages = [{**one, **(fields if i == stage else {})} for i, one in enumerate(self.stages)]
         schedule = self.schedule
         return run(
             schedule.texts if texts is None else texts,
             schedule.drafts if drafts is None else drafts,
+            schedule.bests if bests is None else bests,
             stages,
             len(self.names) if n_names is None else n_names,
             schedule.token_ids,
@@ -96,8 +97,9 @@ def test_a_stage_that_does_not_fit_is_refused(make):
             given.run(stage=1, **fields)
         tried += 1
     assert tried > 30
-    tokens, ran = given.run()
+    tokens, best_of, ran = given.run()
     assert min(tokens) >= 0
+    assert best_of == [*range(len(tokens))]
     assert all(ran)
     clear(*made)
 
@@ -122,6 +124,23 @@ def test_drafts_of_no_text_are_refused(make):
             given.run(n_names=n_names + (n_names == len(given.names)))
 
 
+def test_bests_of_other_drafts_are_refused():
+    _, given = heads()
+    far = 1 << 40
+    for wrong in (
+        ([0], [0], False),
+        ([0], [99], False),
+        ([99], [0], False),
+        ([-1], [0], True),
+        ([0], [far], True),
+        ([], [0], False),
+        ([0], [], False),
+        (0,),
+    ):
+        with pytest.raises(REFUSED):
+            given.run(bests=[wrong])
+
+
 def test_stages_of_other_threads_are_refused():
     _, given = heads(2)
     _, others = heads(1)
@@ -132,7 +151,7 @@ def test_stages_of_other_threads_are_refused():
 @pytest.mark.parametrize("stages", [[], None, [None], [()], [{}], [object()]])
 def test_impossible_stages_are_refused(stages):
     with pytest.raises(REFUSED):
-        run([], [], stages, 0, None)
+        run([], [], [], stages, 0, None)
 
 
 def test_texts_of_impossible_sizes_are_refused():
