@@ -164,7 +164,10 @@ def test_activations_are_quantised_as_defined(device, block):
         device.empty((6, 48), np.int16),
     )
     execute(device, [quantise_rows(device.upload(x), made, 6)])
-    laid, got_scales, got_sums = (device.download(array, 6) for array in arrays_of(made))
+    arrays = arrays_of(made)
+    laid, got_scales, got_sums = (
+        device.download(arrays[of], 6) for of in ("codes", "scales", "sums")
+    )
     # by q of a lane, then by step and half of 32 columns
     laid = laid.reshape(6, -1, 4, block // 32, 2, 4)
     got_codes = laid.transpose(0, 1, 3, 4, 2, 5).reshape(6, -1, block)
