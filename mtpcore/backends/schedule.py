@@ -53,6 +53,7 @@ __all__ = [
     "Schedule",
     "Stage",
     "Text",
+    "are_ranked",
     "check_schedule",
     "n_embeddings",
 ]
@@ -294,10 +295,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def branches(self) -> bool:
         """Whether its drafts are trees, or a batch is."""
-        return any(
-            stage.batch.parent is not None or any(pick.rank != CHOICE for pick in stage.picks)
-            for stage in self.stages
-        )
+        has_trees = any(stage.batch.parent is not None for stage in self.stages)
+        return has_trees or are_ranked(self.stages)
 
     def by_text(self, tokens: Iterable[int]) -> list[list[int]]:
         """Return the drafts of each text, of the tokens of all; below 0 where one is none."""
@@ -306,6 +305,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             if token >= 0:
                 found[draft.text].append(token)
         return found
+
+
+def are_ranked(stages: Iterable[Stage]) -> bool:
+    """Say whether outputs rank any draft: then the drafts are trees."""
+    return any(pick.rank != CHOICE for stage in stages for pick in stage.picks)
 
 
 def n_embeddings(program: Program) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.backends.base import Plan
-from mtpcore.backends.schedule import CHOICE, Drafts, Schedule, Stage
+from mtpcore.backends.schedule import Drafts, Schedule, Stage, are_ranked
 from mtpcore.drafting.drafters import DraftJob, Verify, texts_of
 from mtpcore.drafting.rounds import Round
 from mtpcore.errors import BatchError
@@ -99,7 +99,7 @@ def run_drafts(
 
     ``plan`` is that of the first stage.
     """
-    if any(pick.rank != CHOICE for stage in built.stages for pick in stage.picks):
+    if are_ranked(built.stages):
         verify = None  # which drafts it has to verify is known afterwards
     n_drafts = Counter(draft.text for draft in built.drafts)
     schedule = Schedule(

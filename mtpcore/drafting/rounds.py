@@ -1,4 +1,4 @@
-"""What a round of drafts is built from, what is built of it, and running that."""
+"""What a round of drafts is built from, what is built of it, and the drafts that it made."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from mtpcore.backends.schedule import (
     DraftToken,
     Schedule,
     Stage,
+    are_ranked,
 )
 from mtpcore.declarations.draft_tree import Draft, DraftTree
 from mtpcore.declarations.spec import DrafterSpec, TreeShape
@@ -78,7 +79,7 @@ def drafts_of(schedule: Schedule, drafted: Drafts) -> list[Draft]:
 
     A tree has the drafts that nothing comes after, if there are such, the best ones; else all.
     """
-    if not any(pick.rank != CHOICE for stage in schedule.stages for pick in stage.picks):
+    if not are_ranked(schedule.stages):
         return list(schedule.by_text(drafted.tokens))
     last = [draft for best in schedule.bests if not best.goes_on for draft in best.drafts]
     nodes: list[list[int]] = [[] for _ in schedule.texts]
