@@ -22,7 +22,7 @@ class VerificationAhead:
     ----------
     target : GraphRunner
     rows : RoundBatch
-        With placeholders for the drafted tokens, and the parents that the drafts will have.
+        With placeholders for the drafted tokens.
     fused : FusedSampling, optional
         The samplers that choose the target's tokens.
     drafted : sequence of int
