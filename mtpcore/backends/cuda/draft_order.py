@@ -70,7 +70,7 @@ class DraftOrder:
     def __init__(self, schedule: Schedule) -> None:
         self._schedule, stages = schedule, schedule.stages
         self._parents = [parent for _, parent in schedule.drafts]
-        self._n_behind = Counter(self._parents)
+        self._n_after = Counter(self._parents)
         self._anew = {pick.draft for stage in stages if stage.repeats for pick in stage.picks}
         self._sources = _sources(schedule)
         self.keeps: list[set[KeptRows]] = [set() for _ in stages]
@@ -129,7 +129,7 @@ class DraftOrder:
                 return False
             parent = self._parents[draft]
             at = -1 if parent in levels else self._chosen_in.get(parent, -1)
-            if len(waits) == self._n_behind[parent] == 1 and waits[0] < self.first_kept[at + 1]:
+            if len(waits) == self._n_after[parent] == 1 and waits[0] < self.first_kept[at + 1]:
                 self._reads_next[at, parent] = waits[0]
             levels[draft] = levels.get(parent, -1) + 1
         self._chosen_in |= dict.fromkeys(levels, number)
@@ -212,7 +212,7 @@ class DraftOrder:
         told = [
             (
                 self._text(draft).p_min if step.asks_p_min else 0,
-                *(draft, self._parents[draft], draft in self._n_behind, levels[draft] - first),
+                *(draft, self._parents[draft], draft in self._n_after, levels[draft] - first),
                 *(reads[draft].start, len(reads[draft])),
                 self._reads_next.get((step.stage, draft), self.first_kept[-1]),
             )

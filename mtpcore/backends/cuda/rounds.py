@@ -114,7 +114,7 @@ class Rounds:
         stages: Sequence[DeviceStage],
         launches: Callable[[DeviceStage, bool, Any], Iterator[Launch]],
     ) -> None:
-        """Start stages; ``launches`` are those of a stage behind what it is brought.
+        """Start stages; ``launches`` are those of a stage, after what it is brought.
 
         They depend on nothing but ``shape`` and the stage. ``launches`` is told whether it is the
         last one that drafts, and the condition of the following one, if that may be left out.

@@ -82,7 +82,7 @@ class DevicePlan(Protocol):
         """Return a run whose rows of floats, and page tables, are on the device already."""
 
     def launches(self, run: PlannedRun, drafted: Drafted | None = None) -> Iterator[Launch]:
-        """Yield the launches of a run, behind those that spread its parts."""
+        """Yield the launches of a run, after those that spread its parts."""
 
     def result(self, batch: CheckedBatch) -> dict[str, NDArray[Any]]:
         """Return what the last run made of a batch."""

@@ -501,7 +501,7 @@ static void choose_none(mtp_schedule *schedule, const mtp_stage *stage)
     find_best(schedule, stage, stage->n_picks);
 }
 
-/* Begin with this stage, or the first one behind it that has something to do. */
+/* Begin with this stage, or the first one after it that has something to do. */
 static void begin(loop *self, mtp_stage *stage)
 {
     mtp_schedule *schedule = self->schedule;
@@ -554,7 +554,7 @@ static int is_cut_off(const mtp_schedule *schedule, const mtp_draft_token *draft
     return draft->parent >= 0 && schedule->drafts[draft->parent].token < 0;
 }
 
-/* Write the drafts before one behind its text; returns the text's length. */
+/* Append to its text the drafts before one; returns the text's length. */
 static int64_t write_text(const mtp_schedule *schedule, const mtp_draft_token *draft)
 {
     const mtp_text *text = &schedule->texts[draft->text];
@@ -730,8 +730,8 @@ static void run_as_task(void *argument, int thread, int n_threads)
     } while (self->stage);
 }
 
-/* Leave out drafts that are not probable enough, and those behind none, or behind one that no stage
- * can read. */
+/* Leave out drafts that are not probable enough, and those whose draft before is none, or is one
+ * that no stage can read. */
 static void end_drafts(const mtp_schedule *schedule)
 {
     for (int64_t i = 0; i < schedule->n_drafts; i++) {
