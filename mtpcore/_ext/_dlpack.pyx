@@ -63,7 +63,7 @@ cdef dict CODES = {"i": 0, "u": 1, "f": 2}
 
 
 cdef struct Given:
-    # One of the two is in use. The axes of the array come behind the struct.
+    # One of the two is in use. The axes of the array come after the struct.
     Managed managed
     Versioned versioned
 

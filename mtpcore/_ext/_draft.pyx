@@ -66,7 +66,7 @@ def run(texts, drafts, bests, list stages not None, int64_t n_names, token_ids):
         mtp_interrupt_begin(&first.interrupt)
         for one in executors:
             with nogil:
-                one.pack_behind(&first.interrupt)
+                one.pack_before_run(&first.interrupt)
         begin = mtp_now_ns()
         with nogil:
             mtp_schedule_run(&loop)
@@ -461,7 +461,7 @@ cdef int check_parent(mtp_schedule *loop, mtp_stage *stage, int64_t row, int64_t
 
 
 cdef int check_samplers(mtp_schedule *loop, tuple texts, token_ids) except -1:
-    """Check that samplers can choose of such logits, behind such texts."""
+    """Check that samplers can choose of such logits, after such texts."""
     cdef const int32_t[::1] ids = token_ids
     cdef const mtp_text *own
     cdef int64_t i, last

@@ -35,7 +35,7 @@ def holding(
     """Call a function while holding a lock, and wait for that before.
 
     The lock is free afterwards, whatever raises, and at whichever bytecode. ``with`` cannot say so:
-    a signal's exception comes up behind a call, and from CPython 3.14 on the call that takes the
+    a signal's exception comes up after a call, and from CPython 3.14 on the call that takes the
     lock is one of these.
     """
 

@@ -29,7 +29,7 @@ def packed_bytes(type: int, n_rows: int, n_cols: int) -> int:
     """
 
 class PackedMemory:
-    """A block of memory that packed matrices lie in, one behind the other.
+    """A block of memory that packed matrices lie in, one after the other.
 
     Large blocks lie in huge pages. A block lives as long as the last matrix in it.
 

@@ -14,8 +14,8 @@ cdef extern from "core/memory.h" nogil:
     void *mtp_memory_new(size_t size)
     void mtp_memory_free(void *memory)
     bint MTP_HAS_ASAN
-    void mtp_poison_behind(void *memory, size_t bytes)
-    void mtp_poison_behind_copies(void *memory, size_t bytes, size_t each, int64_t n_copies)
+    void mtp_poison_after(void *memory, size_t bytes)
+    void mtp_poison_after_copies(void *memory, size_t bytes, size_t each, int64_t n_copies)
 
 
 cdef extern from "ops/rows.h" nogil:
@@ -379,7 +379,7 @@ cdef class Executor:
     cdef int raise_interrupt(self) except -1
     cdef int queue_matrices(self) except -1
     cdef int settle(self) except -1
-    cdef void pack_behind(self, mtp_interrupt *interrupt) noexcept nogil
+    cdef void pack_before_run(self, mtp_interrupt *interrupt) noexcept nogil
     cdef void pack_for(self, int64_t ns, mtp_interrupt *interrupt) noexcept nogil
     cdef mtp_view view(self, object found, int axis, bint is_written,
                        bint holds_embeddings) except *

@@ -39,7 +39,7 @@ BY_COLUMNS: int
 UNIT: int
 """Rows that one thread keeps together."""
 HAS_ASAN: bool
-"""Whether this is a build with AddressSanitizer: buffers have a poisoned line behind them."""
+"""Whether this is a build with AddressSanitizer: buffers have a poisoned line after them."""
 MAX_THREADS: int
 ORDERS: tuple[str, ...]
 
@@ -161,7 +161,7 @@ class Executor:
 
     @property
     def bytes_to_pack(self) -> int:
-        """Bytes, as packed, of the rows that are still to be packed behind runs.
+        """Bytes, as packed, of the rows that are still to be packed between runs.
 
         Any thread may ask.
         """

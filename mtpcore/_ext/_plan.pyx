@@ -85,7 +85,7 @@ cdef int run_signal_handlers(void *executor) noexcept nogil:
 
 
 cdef int check_state(const int32_t *entry, int64_t seq, int64_t place, bint is_first) except -1:
-    """Check that a row's place is reserved, and a pass's first row comes behind a state."""
+    """Check that a row's place is reserved, and a pass's first row comes after a state."""
     cdef bint goes_on = entry[MTP_BEGIN] < place and (
         entry[MTP_OPENED_SLOT] < 0 or entry[MTP_OPENED_BASE] <= place)
     if place >= entry[MTP_END] or (is_first and place != entry[MTP_BEGIN] and not goes_on):
@@ -159,9 +159,9 @@ cdef class Executor:
                               "buffer outside the arena", f"0 to {arena_bytes}",
                               (offset, offset + size))
                 self.run_state.buffers[i] = <char *> self.arena + <size_t> offset
-                mtp_poison_behind(self.run_state.buffers[i], size)
-                mtp_poison_behind_copies(self.run_state.buffers[i], self.capacities[i], copies[i],
-                                         n_threads)
+                mtp_poison_after(self.run_state.buffers[i], size)
+                mtp_poison_after_copies(self.run_state.buffers[i], self.capacities[i], copies[i],
+                                        n_threads)
         self.n_pages = [store.n_pages for store in stores]
         self.remembered, self.attended, self.followed = set(), set(), set()
         for i, store in enumerate(stores):
@@ -413,7 +413,7 @@ cdef class Executor:
             raise CapacityError("no memory for a plan", wanted=f"{each} bytes a thread")
         for i in range(self.plan.n_threads):
             self.run_state.scratch[i] = <char *> self.scratch_memory + each * i
-            mtp_poison_behind(self.run_state.scratch[i], used)
+            mtp_poison_after(self.run_state.scratch[i], used)
         self.plan.work, self.plan.work_of_row = work, work_of_row
         self.plan.worth_sharing = worth_sharing
         self.worth_prefetching = worth_prefetching
@@ -482,7 +482,7 @@ cdef class Executor:
                 return False
         return True
 
-    cdef void pack_behind(self, mtp_interrupt *interrupt) noexcept nogil:
+    cdef void pack_before_run(self, mtp_interrupt *interrupt) noexcept nogil:
         """Pack some of the matrices before a run: the fewer runs are slow until all are packed."""
         if self.queue != NULL and self.run_ns > 0:
             self.pack_for(min(PACKING * self.run_ns, self.most_packing_ns), interrupt)
@@ -675,7 +675,7 @@ cdef class Executor:
             is_source = self.is_source(i)
             for t in range(n if self.run_state.until != NULL and not is_source else 0):
                 if seq.data[t] < length.n and until.data[t] > length.data[seq.data[t]]:
-                    raise BatchError("span ends behind what is reserved", where=f"row {t}",
+                    raise BatchError("span ends past what is reserved", where=f"row {t}",
                                      wanted=f"at most {length.data[seq.data[t]]}",
                                      got=until.data[t])
             for t in range(n):
@@ -753,7 +753,7 @@ cdef class Executor:
                 chosen = int32s_of(found, 1).data
                 if self.run_state.n_rows[0] > 0:
                     with nogil:
-                        self.pack_behind(&self.interrupt)
+                        self.pack_before_run(&self.interrupt)
                         begin = mtp_now_ns()
                         mtp_plan_choose(&self.plan, &self.run_state, &self.sampling, chosen)
                         self.run_ns = mtp_now_ns() - begin
@@ -761,7 +761,7 @@ cdef class Executor:
                 return found
             if self.run_state.n_rows[0] > 0:
                 with nogil:
-                    self.pack_behind(&self.interrupt)
+                    self.pack_before_run(&self.interrupt)
                     begin = mtp_now_ns()
                     mtp_plan_run(&self.plan, &self.run_state)
                     self.run_ns = mtp_now_ns() - begin

@@ -1,4 +1,4 @@
-"""States of recurrent layers as kernels store them, settled: behind the rows of their log."""
+"""States of recurrent layers as kernels store them, settled: after the rows of their log."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def delta_sizes(layer: Any) -> tuple[int, int]:
     """
 
 def settle_delta(layer: Any, base: F32, log: F32, rows: NDArray[np.int32]) -> F32:
-    """Return the state behind a base and rows of a log, float32[n_heads, k_width, v_width].
+    """Return the state after a base and rows of a log, float32[n_heads, k_width, v_width].
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""States of recurrent layers as kernels store them, settled: behind the rows of their log."""
+"""States of recurrent layers as kernels store them, settled: after the rows of their log."""
 
 import numpy as np
 

@@ -1,8 +1,6 @@
 """Prose and source use the field's words; README begins with those that people search for."""
 
-import io
 import re
-import tokenize
 from pathlib import Path
 
 import pytest
@@ -31,15 +29,11 @@ PRIVATE = {
     r"\bdecod\w+ plainly\b": "without drafts",
     r"\bentrants?\b|\bhopeless\b": "candidates",
     r"\bbest token\b": "most probable token",
+    r"(?<!left )(?<!lag )\bbehind\b": "after, past the end of, or in the background",
 }
 """Words that this project once had for things that the field has a word for."""
-BEHIND = r"(?<!left )(?<!lag )\bbehind\b"
-IN_SOURCE = PRIVATE | {BEHIND: "after, or in the background"}
-"""Those of comments, docstrings and messages of the source."""
 NAMES = {"behind": "after", "dice": "noise", "turned": "rotated"}
 """Parts of names that the source does not use."""
-WHO_WAITS = ("mtpcore/backends/cuda/", "mtpcore/backends/draft.py", "mtpcore/backends/schedule.py")
-"""Files whose words are still to be changed."""
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -48,32 +42,46 @@ PAGES = [
     *sorted((ROOT / "plugins").glob("*/README.md")),
     *sorted((ROOT / "examples").glob("*/README.md")),
 ]
+SOURCES = {
+    "Python": ["py", "pyi", "pyx", "pxd"],
+    "C": ["c", "h", "inc", "cu", "cuh"],
+}
+PROSE = {
+    "Python": r"""#[^\n]*|("{3}|'{3}|["'])(?:\\.|(?!\1).)*\1""",
+    "C": r"""//[^\n]*|/\*.*?\*/|(["'])(?:\\.|(?!\1).)*\1""",
+}
+"""Comments, docstrings and messages of each language; Cython is written as Python is."""
 
 
-SOURCES = [
-    path
-    for path in sorted([*ROOT.glob("mtpcore/**/*.py"), *ROOT.glob("plugins/*/mtpcore_*/**/*.py")])
-    if not str(path.relative_to(ROOT)).startswith(WHO_WAITS)
-]
+def sources():
+    """Yield each file of the package and of plugins, and the language it is written in."""
+    for language, endings in SOURCES.items():
+        for ending in endings:
+            for folder in ("mtpcore", "plugins/*/mtpcore_*"):
+                for path in sorted(ROOT.glob(f"{folder}/**/*.{ending}")):
+                    yield pytest.param(path, language, id=str(path.relative_to(ROOT)))
 
 
-def private(text, words=PRIVATE):
+def private(text):
     """Return the private words in the prose of a page; code is not looked at."""
     prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", text, flags=re.MULTILINE | re.DOTALL)
     prose = " ".join(prose.split())
-    return [(m[0], better) for w, better in words.items() for m in re.finditer(w, prose, re.I)]
+    return [(m[0], better) for w, better in PRIVATE.items() for m in re.finditer(w, prose, re.I)]
 
 
-def private_in_source(source):
-    """Return the private words of a module: of comments, docstrings, messages and names."""
-    texts, found = [], []
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.NAME:
-            parts = token.string.lower().split("_")
-            found += [(token.string, NAMES[part]) for part in parts if part in NAMES]
-        elif token.type in (tokenize.COMMENT, tokenize.STRING):
-            texts.append(token.string)
-    return found + [each for text in texts for each in private(text, IN_SOURCE)]
+def private_in_source(source, language):
+    """Return the private words of a file: of comments, docstrings, messages and names."""
+    pattern = re.compile(PROSE[language], re.DOTALL)
+    code = pattern.sub(" ", source)
+    found = [
+        (name, NAMES[part.lower()])
+        for name in re.findall(r"[A-Za-z_]\w*", code)
+        for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)
+        if part.lower() in NAMES
+    ]
+    for prose in pattern.finditer(source):
+        found += private(re.sub(r"\n *\*", " ", prose[0]) if language == "C" else prose[0])
+    return found
 
 
 @pytest.mark.parametrize(
@@ -89,24 +97,40 @@ def test_private_words_are_seen_in_prose_alone():
     assert private("`dice`\n\n```python\ndice = 1\n```\n") == []
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_no_private_words_in_source(path):
-    assert private_in_source(path.read_text("utf-8")) == []
+@pytest.mark.parametrize(("path", "language"), [*sources()])
+def test_no_private_words_in_source(path, language):
+    assert private_in_source(path.read_text("utf-8"), language) == []
 
 
 @pytest.mark.parametrize(
-    ("source", "word"),
+    ("language", "source", "word"),
     [
-        ('def f():\n    """Return what is behind it."""\n', "behind"),
-        ("x = 1  # keys are\n# turned by position\n", "turned by"),
-        ('raise ValueError("a row behind the end")\n', "behind"),
-        ("n_rows_behind = 1\n", "n_rows_behind"),
-        ("def f(*, turned): ...\n", "turned"),
+        ("Python", 'def f():\n    """Return what is behind it."""\n', "behind"),
+        ("Python", "x = 1  # keys are\n# turned by position\n", "turned by"),
+        ("Python", 'raise ValueError(f"a row behind {end}")\n', "behind"),
+        ("Python", "n_rows_behind = 1\n", "n_rows_behind"),
+        ("Python", "def f(*, turned): ...\n", "turned"),
+        ("Python", "cdef void pack_behind(int32s *rows) noexcept nogil:\n", "pack_behind"),
+        ("C", "/* a row that\n * is behind it */\n", "behind"),
+        ("C", 'return "it\'s \\"behind\\"";\n', "behind"),
+        ("C", "const char quote = '\"'; // behind\n", "behind"),
+        ("C", "write(own.behind, '\"', '\"');\n", "behind"),
+        ("C", "enum { MTP_BEHIND };\n", "MTP_BEHIND"),
     ],
 )
-def test_private_words_are_seen_in_source(source, word):
-    assert private_in_source(source)[0][0] == word
-    assert private_in_source("'nothing is left behind'\nlookbehind = take_turns\n") == []
+def test_private_words_are_seen_in_source(language, source, word):
+    assert private_in_source(source, language)[0][0] == word
+
+
+@pytest.mark.parametrize(
+    ("language", "source"),
+    [
+        ("Python", "'nothing is left behind'\nlookbehind = take_turns\n"),
+        ("C", "/* what is left\n * behind; `behind` */\nint lookbehind = turns;\n"),
+    ],
+)
+def test_other_words_are_not_private(language, source):
+    assert private_in_source(source, language) == []
 
 
 def test_the_first_lines_have_the_words_that_people_search_for():

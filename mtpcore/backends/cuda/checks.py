@@ -71,7 +71,7 @@ def check_places(batch: CheckedBatch, pages: PageTables, n_pages: int) -> None:
     of_row = pages.tables[seq, np.minimum(place // PAGE, pages.tables.shape[1] - 1)]
     _check(place, (of_row >= 0) & (of_row < n_pages), "place has no page")
     if batch.until is not None:
-        _check(batch.until, batch.until <= pages.length[seq], "span ends behind what is reserved")
+        _check(batch.until, batch.until <= pages.length[seq], "span ends past what is reserved")
 
 
 def check_sequences(batch: CheckedBatch, pages: PageTables, n_pages: int, is_source: bool) -> None:

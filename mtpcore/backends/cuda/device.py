@@ -96,13 +96,13 @@ class Device(Protocol):
         """Make memory of the host that the device can read while the host goes on."""
 
     def send(self, source: NDArray[np.uint8], target: DeviceArray, at: int) -> None:
-        """Begin to copy pinned memory to byte ``at`` of an array, behind what was sent before.
+        """Begin to copy pinned memory to byte ``at`` of an array, after what was sent before.
 
         It must not change until the copy is done; launches do not wait for that.
         """
 
     def mark(self) -> Any:
-        """Return a mark behind all that was sent."""
+        """Return a mark after all that was sent."""
 
     def wait(self, mark: Any) -> None:
         """Wait until all that was sent before a mark has arrived: later launches find it."""
@@ -302,7 +302,7 @@ class CudaDevice:
         return np.frombuffer(memory, np.uint8)
 
     def send(self, source: NDArray[np.uint8], target: DeviceArray, at: int) -> None:
-        """Begin to copy pinned memory to byte ``at`` of an array, behind what was sent before."""
+        """Begin to copy pinned memory to byte ``at`` of an array, after what was sent before."""
         begin, stream = int(target.memory.handle) + at, self._sending
         with self._working("a copy to the device failed"):
             stream.wait(self._stream)  # memory is given to arrays in that stream's order
@@ -313,7 +313,7 @@ class CudaDevice:
             )
 
     def mark(self) -> Any:
-        """Return a mark behind all that was sent."""
+        """Return a mark after all that was sent."""
         with self._working("copies to the device failed"):
             return self._sending.record()
 
@@ -438,7 +438,7 @@ class CudaDevice:
     def _working(self, what: str) -> Iterator[None]:
         """Make the device that of this thread; name it in errors, which come with any later call.
 
-        A kernel that fails does so behind its launch, and what waits for it is told.
+        A kernel that fails does so after its launch, and what waits for it is told.
         """
         try:
             self._device.set_current()

@@ -167,7 +167,7 @@ class DeviceRows:
 class Lent:
     """Keeps rows for another library, which read them in a stream of its own.
 
-    When it lets go of them, the memory may be given to others only behind what it began with them.
+    When it lets go of them, the memory may be given to others only after what it began with them.
     Of streams with other numbers than the legacy default one nobody knows whether they are still
     there.
     """

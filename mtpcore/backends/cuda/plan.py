@@ -247,7 +247,7 @@ class CudaPlan:
         return PlannedRun(shape, parts)
 
     def launches(self, run: PlannedRun, drafted: Drafted | None = None) -> Iterator[Launch]:
-        """Yield the launches of a run, behind those that spread its parts."""
+        """Yield the launches of a run, after those that spread its parts."""
         shape = run.shape
         for visible, n_ranges in zip(self._visible.values(), shape.n_ranges, strict=True):
             visible.n_ranges = n_ranges

@@ -55,7 +55,7 @@ class Ring:
 
     @exclusive
     def mark(self) -> Any:
-        """Return a mark behind all that was sent, for ``Device.wait``."""
+        """Return a mark after all that was sent, for ``Device.wait``."""
         return self._device.mark()
 
     def _find_room(self) -> NDArray[np.uint8]:

@@ -47,8 +47,8 @@ def stack_shared_experts(program: Program, are_alike: Callable[[Weight, Weight],
     """Return a program in which shared experts are chosen, where they can be.
 
     Ids and shares have a rank more than the route has experts to choose: a route whose outputs are
-    that wide chooses the expert behind all others last. The node of a product names the tensor
-    behind its stack in the attribute ``SHARED``.
+    that wide chooses the expert after all others last. The node of a product names the tensor
+    after its stack in the attribute ``SHARED``.
 
     Parameters
     ----------

@@ -34,7 +34,7 @@ class Advance(NamedTuple):
     slot: int
     depth: int
     before: int = NO_SLOT
-    behind: int = NO_SLOT
+    after: int = NO_SLOT
     kept: int = _NOWHERE
     wanted: int = 0
 
@@ -67,7 +67,7 @@ class StateWalks:
     def part_of(self, walks: Sequence[Sequence[Advance]]) -> Part:
         """Return the advances of each sequence, to be held.
 
-        There is room for a whole log wherever a walk begins, so that where others begin behind it
+        There is room for a whole log wherever a walk begins, so that where others begin after it
         does not depend on what is replayed: else every token changes the graphs of rounds.
         """
         sequences = np.zeros((self.n_seq, 2), np.int32)
@@ -100,7 +100,7 @@ def _walk(one: StatePass) -> list[Advance]:
         walk.append(Advance(row, one.read, depth, before, NO_SLOT, kept, wanted=1))
         depth += 1
     if one.base_at == len(one.rows):
-        walk[-1] = walk[-1]._replace(behind=one.written)
+        walk[-1] = walk[-1]._replace(after=one.written)
     return walk
 
 
@@ -171,10 +171,10 @@ class CudaStateStore:
         raise BackendError("recurrent layer has no memory", where=node.name, got=f"layer {number}")
 
     def settle(self, slot: int, rows: Sequence[int]) -> bytes:
-        """Return the state behind a slot's base and these rows, layer by layer."""
+        """Return the state after a slot's base and these rows, layer by layer."""
         walk = [Advance(~(slot * LOG + row), 0, depth) for depth, row in enumerate(rows)]
         if walk:  # slot 0 is a copy of the base
-            walk[-1] = walk[-1]._replace(behind=0)
+            walk[-1] = walk[-1]._replace(after=0)
             self._device.upload(*self._settling.part_of([walk]))
         return b"".join(self._settle(states, slot, rows) for states in self._layers)
 

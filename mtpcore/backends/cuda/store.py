@@ -34,7 +34,7 @@ class StoredLayer(msgspec.Struct, frozen=True):
 
 
 class CudaStore:
-    """Rows behind paged memory on a device; implements ``mtpcore.backends.base.Store``.
+    """Rows of paged memory on a device; implements ``mtpcore.backends.base.Store``.
 
     Of each layer the places of all pages follow each other. What is read, and written, comes home
     in the same order as that of the ``cpu`` backend.

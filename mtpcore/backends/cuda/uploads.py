@@ -92,7 +92,7 @@ class Upload:
     ----------
     device : Device
     tensors : sequence of WeightTensor
-        Parts of the matrix, or of the stack, one behind the other, of one type that has kernels;
+        Parts of the matrix, or of the stack, one after the other, of one type that has kernels;
         their file may be closed afterwards.
     shape : tuple of int
     """

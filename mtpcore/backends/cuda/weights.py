@@ -90,8 +90,8 @@ class CudaWeights:
         form = MATRICES.get(node.op, "vector") if index == 0 else "vector"
         if node.op == "attention" and index == 1:
             form = f"bias by distance, {node.attrs['mask']}, {node.attrs['max_distance']}"
-        behind = [node.attrs[SHARED].tensor] if index == 0 and SHARED in node.attrs else []
-        key = ("cuda", f"{form}, {self._device.name}", weight.tensor, *behind)
+        shared = [node.attrs[SHARED].tensor] if index == 0 and SHARED in node.attrs else []
+        key = ("cuda", f"{form}, {self._device.name}", weight.tensor, *shared)
         packed = self._source.packed
         if key not in packed:
             packed[key] = self._make(form, node, weight)

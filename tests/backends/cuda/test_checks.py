@@ -38,7 +38,7 @@ MISFITS = {
         "earlier row",
         lambda b: change(b, seq=int32(0, 1, 0), place=int32(0, 0, 1), parent=int32(-1, 0, 0)),
     ),
-    "span too long": ("span ends behind", lambda b: change(b, until=int32(3, 3, 4))),
+    "span too long": ("span ends past", lambda b: change(b, until=int32(3, 3, 4))),
     "axes": ("positions do not fit", lambda b: change(b, positions=np.zeros((3, 2), np.int32))),
     "embeddings": ("no embedding rows", lambda b: change(b, embeddings=np.zeros((3, 4)))),
     "slot missing": ("slot rows do not fit", lambda b: change(b, slots={})),

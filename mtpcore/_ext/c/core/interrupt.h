@@ -5,7 +5,7 @@
  * so that all of them leave the region together. What the run wrote is undefined then.
  *
  * An operation that runs never reads what another one skipped: where threads read of each other
- * there is a barrier, and behind it they all see what each of them saw before it.
+ * there is a barrier, and after it they all see what each of them saw before it.
  */
 #ifndef MTPCORE_INTERRUPT_H
 #define MTPCORE_INTERRUPT_H
@@ -39,7 +39,7 @@ static inline int mtp_is_interrupted(mtp_interrupt *self)
     return self != NULL && mtp_interrupt_check(self);
 }
 
-/* The same without asking: behind a barrier the answer is one for all threads. */
+/* The same without asking: after a barrier the answer is one for all threads. */
 static inline int mtp_was_interrupted(mtp_interrupt *self)
 {
     return self != NULL && atomic_load_explicit(&self->is_set, memory_order_relaxed);

@@ -226,7 +226,7 @@ INLINE void lanes_store_half(uint16_t *p, lanes a)
 
 #endif
 
-/* The first n values of p, zeros behind them; n from 0 to 16. */
+/* The first n values of p, zeros after them; n from 0 to 16. */
 INLINE lanes lanes_load_some(const float *p, int64_t n)
 {
     float all[LANES] = {0};
@@ -242,7 +242,7 @@ INLINE void lanes_store_some(float *p, lanes a, int64_t n)
 #endif
 
 /* Where stores need not read what they write over, and leave nothing in the caches: p is on a line,
- * and others see the values behind lanes_end_streams. */
+ * and others see the values after lanes_end_streams. */
 #if defined(__AVX2__)
 INLINE void lanes_end_streams(void) { _mm_sfence(); }
 #else

@@ -17,7 +17,7 @@ INLINE code_lanes codes_load(const int8_t *p)
 {
     return _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8((char)0x80));
 }
-/* As assembly, because gcc copies each sum before the intrinsic and back behind it. */
+/* As assembly, because gcc copies each sum before the intrinsic and back after it. */
 INLINE whole_lanes codes_dot(whole_lanes sum, code_lanes codes, int32_t q)
 {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(_mm512_set1_epi32(q)));

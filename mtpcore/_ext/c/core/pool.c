@@ -11,8 +11,8 @@
 #include "core/clock.h"
 #include "core/rounding.h"
 
-/* Who waits longer than a phase's threads differ by yields: a sibling may be queued behind this
- * thread. It sleeps only much later: a virtual core that rests is woken through the host, which
+/* Who waits longer than a phase's threads differ by yields: a sibling may be waiting for this
+ * core. It sleeps only much later: a virtual core that rests is woken through the host, which
  * takes longer than a phase, and then the others fall asleep at the next barrier in their turn. */
 enum {
     LINE = 64,

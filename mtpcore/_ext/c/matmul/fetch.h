@@ -29,7 +29,7 @@ enum {
 /* The way of the matmul that this thread computes: an MTP_FETCH_*. */
 extern _Thread_local int mtp_fetch_way MTP_FETCH_TLS;
 
-/* Ask for as many lines as lie in the n bytes here, behind the end of the weights as well: asking
+/* Ask for as many lines as lie in the n bytes here, past the end of the weights as well: asking
  * for what is not there does nothing. Lines that come next go into the first-level cache or, further
  * ahead, into the second. The first has no room for two windows, so those go into the second; they
  * are asked for eight lines at a time, so that where n is no multiple of 512 some are left to the

@@ -7,9 +7,9 @@
  *
  * Activations come in tiles of at most 8 (MTP_ACT_Q8_256: 4) tokens, the tokens interleaved: word
  * `w` of token `t` in a tile of T tokens is at [w * T + t]. I8MM takes eight columns at a time: for
- * it words w and w + 1 of four codes each, w even, are at [w * T + 2t] and behind that. Tile registers
+ * it words w and w + 1 of four codes each, w even, are at [w * T + 2t] and after that. Tile registers
  * take 64 columns of up to 16 tokens: so wide is a tile then, and words w to w + 15, w a multiple of
- * 16, are at [w * T + 16t] and behind that; of MTP_ACT_Q8_32, whose blocks have 32 columns, words 0 to
+ * 16, are at [w * T + 16t] and after that; of MTP_ACT_Q8_32, whose blocks have 32 columns, words 0 to
  * 7 at [8t]. A tile of tokens t, t+1, ... begins at
  * t * mtp_token_bytes(), whatever its width.
  */

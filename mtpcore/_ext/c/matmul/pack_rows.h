@@ -19,7 +19,7 @@ static inline void fetch_ahead(const uint8_t *from, int64_t n_bytes)
 }
 
 /* `rows` rows (16 or 32) lie in a packed block; of the group's 32 `n_rows` are there. Meanwhile
- * the next group, which lies right behind, comes into the second cache. */
+ * the next group, which lies right after it, comes into the second cache. */
 static inline __attribute__((always_inline)) void pack_blocks(mtp_pack_block *pack, int type,
                                                               int rows, const uint8_t *from,
                                                               int64_t row_bytes, int64_t n_blocks,

@@ -13,8 +13,8 @@
 #include "core/pool.h"
 #include "matmul/matmul.h"
 
-/* A mapped matrix and the memory for its groups. `offset` is how far behind the beginning of a
- * mapped file its rows lie, whose pages are given back to the system as they are packed; below 0:
+/* A mapped matrix and the memory for its groups. `offset` is where in a mapped file
+ * its rows begin, whose pages are given back to the system as they are packed; below 0:
  * they lie in no file. NULL if there is no memory. */
 mtp_packing *mtp_packing_new(const mtp_matrix *mapped, void *packed, int64_t offset);
 void mtp_packing_free(mtp_packing *self);

@@ -11,7 +11,7 @@ typedef struct {
     int64_t n_batch, n_vocab, n_groups, slot_bytes;
 } mtp_bounds;
 
-/* NULL where operation `at`, behind those that it reads, stays inside of what it is given,
+/* NULL where operation `at`, run after those that it reads, stays inside of what it is given,
  * whatever the rows hold: ids, places and numbers; else what it does not fit. Its views lie in
  * their buffers. */
 const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *bounds);

@@ -29,7 +29,7 @@ enum {
     MTP_UNIT = MTP_TILE,   /* rows that stay together */
     MTP_PAGE = 64,         /* places in a page of memory */
     MTP_RANGE = 1024,      /* places whose sums attention makes in one go */
-    MTP_RANGE_LANES = 16,  /* values of these sums come in whole lanes, behind a line of two more */
+    MTP_RANGE_LANES = 16,  /* values of these sums come in whole lanes, after a line of two more */
     MTP_QUERY_ROWS = 8,    /* rows of one sequence that share each page of keys */
     MTP_QUERIES = 128,     /* query heads of these rows that share it, at most */
     MTP_CODES = 64,        /* entries of a key, a value or a query that share a scale as codes */
@@ -121,7 +121,7 @@ typedef struct {
     int64_t n_rows[2]; /* by axis */
     const int32_t *tokens, *positions, *seq, *place, *outputs;
     const int32_t *parent; /* or NULL */
-    const int32_t *until;  /* or NULL: of rows in spans, the place behind what they see of theirs */
+    const int32_t *until;  /* or NULL: of rows in spans, the place after what they see of theirs */
     int64_t n_axes;        /* of a position */
     void **buffers;
     mtp_memory *memory; /* by group */

@@ -147,7 +147,7 @@ INLINE lanes walk_on(delta_walk *w, const float *q, int begins, const delta_row 
     return sum_of_chains(chains.read);
 }
 
-/* End the row that is begun, if one is: return what q, if there is one, reads behind it. */
+/* End the row that is begun, if one is: return what q, if there is one, reads after it. */
 static inline lanes delta_end(delta_walk *w, const float *q)
 {
     return w->is_begun ? walk_on(w, q, 0, NULL, 0) : lanes_all(0);

@@ -1,4 +1,4 @@
-/* The state of a delta rule behind a base and rows of its log. */
+/* The state of a delta rule after a base and rows of its log. */
 #ifndef MTPCORE_SETTLE_H
 #define MTPCORE_SETTLE_H
 

@@ -1,4 +1,4 @@
-/* States of recurrent layers: slots of a base and a log of rows behind it, and how the rows of a
+/* States of recurrent layers: slots of a base and a log of rows after it, and how the rows of a
  * sequence go on from them. memory/recurrent.py decides that, and says what is never overwritten.
  *
  * In a slot each layer has a base and a log of MTP_LOG rows, at offsets of its own:
@@ -19,13 +19,13 @@ enum {
     MTP_OPENED_BASE, /* place of its base */
     MTP_BEGIN,       /* places that are reserved: of the first pass over them .. */
     MTP_END,         /* .. to the last one's end */
-    MTP_LOGGED,      /* rows in the log of the slot that is read, of the places behind its base */
+    MTP_LOGGED,      /* rows in the log of the slot that is read, of the places after its base */
     MTP_STATE_COLUMNS = MTP_LOGGED + MTP_LOG
 };
 
 /* How the rows of one sequence in a batch go on. */
 typedef struct {
-    const char *read;        /* the slot with the state behind which they come; NULL: zeros */
+    const char *read;        /* the slot with the state after which they come; NULL: zeros */
     const int32_t *replayed; /* rows of its log that come first; NULL: 0, 1, ... */
     int64_t n_replayed;
     char *opened;          /* the slot that gets a base, or NULL */

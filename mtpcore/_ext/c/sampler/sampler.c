@@ -2,8 +2,8 @@
  *
  * One pass finds the largest logit of every 64; most of the rest looks only at chunks whose
  * largest logit is high enough. The three cuts are prefixes of one descending order, so a heap
- * gives it up from the top until the first of them ends. Noise is turned from bits into a double
- * only where a bound on it says that the token may still win. */
+ * gives it up from the top until the first of them ends. Bits of noise become a double only
+ * where a bound on it says that the token may still win. */
 #include "sampler/sampler.h"
 
 #include <math.h>

@@ -2,7 +2,7 @@
  * penalties are computed in double from what that leaves, and rounded once.
  *
  * A row has a list of tokens, in their order, with what its text says of each. Drafts that the host
- * does not know yet are text behind that: they count for tokens of the list, and any other one is
+ * does not know yet are text after that: they count for tokens of the list, and any other one is
  * adjusted where it comes first.
  * Grid: rows. Block: 256.
  */

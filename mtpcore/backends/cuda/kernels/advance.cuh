@@ -13,12 +13,12 @@ struct Advance {
     int slot;   /* of the base at which the walk began; NOTHING: zeros */
     int depth;  /* advances since then */
     int before; /* slot whose base the state before the row becomes, or NOTHING */
-    int behind; /* that of the state behind it */
+    int after;  /* that of the state after it */
     int kept;   /* row of the log, over all slots, as which the row is kept, or NOTHING */
     int wanted; /* whether the row is here for what it makes, and not on the way to another */
 };
 
-/* All advances, behind the numbers of sequences and rows. */
+/* All advances, after the numbers of sequences and rows. */
 static __device__ __forceinline__ const Advance *advances_of(const int *walks, int n_seq,
                                                              int n_rows)
 {

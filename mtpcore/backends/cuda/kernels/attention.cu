@@ -59,7 +59,7 @@ typedef float4 Chunk;
 #define PARTS (PIECE / CODES)
 
 /* The ring of values: a stage has whole rows, four or more. */
-#define ROW (V_THREADS * COLUMNS) /* entries, of which those behind the width are noise */
+#define ROW (V_THREADS * COLUMNS) /* entries, of which those past the width are noise */
 #define ROW_SCALES (ROW / CODES)
 #define ROW_BYTES (ROW * (int)sizeof(Entry))
 #define STAGE_BYTES (ROW_BYTES > 1024 ? 4 * ROW_BYTES : 4096)
@@ -167,7 +167,7 @@ static __device__ __forceinline__ Taken next_taken(Tile &tile, int n, int range)
     return taken;
 }
 
-/* The parts of a range: what is there for all rows, and behind that what a row has for itself. */
+/* The parts of a range: what is there for all rows, and after that what a row has for itself. */
 static __device__ __forceinline__ Part part_of(const Taken &taken, int number)
 {
     const int begin = larger(taken.begin - taken.first, 0);
@@ -237,7 +237,7 @@ static __device__ __forceinline__ void bring_queries(Tile &tile, const Heads &he
     __syncthreads();
 }
 
-/* Sixteen bytes of a key, number `chunk`; zeros behind the last entry. */
+/* Sixteen bytes of a key, number `chunk`; zeros after the last entry. */
 static __device__ __forceinline__ uint4 load_chunk(const Entry *key, int chunk, int width)
 {
 #if ALIGNED

@@ -56,8 +56,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
 
     if (own.before >= 0)
         write_base(channel, bases, own.before, at, 1);
-    if (own.behind >= 0)
-        write_base(channel, bases, own.behind, at, 0);
+    if (own.after >= 0)
+        write_base(channel, bases, own.after, at, 0);
     float total = 0.0f;
     for (int tap = 0; tap < n_taps; tap++)
         total =

@@ -283,8 +283,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, ENTRIES > 32 ? 2 : 4)
             const float made = update(state, shelf, i, change, part);
             if (own.wanted && chain == 0 && part.has_column)
                 y[((size_t)own.row * n_heads + head) * v_width + column] = made;
-            if (own.behind >= 0)
-                write_base(state, part, own.behind);
+            if (own.after >= 0)
+                write_base(state, part, own.after);
         }
     }
 }

@@ -38,7 +38,7 @@ static __device__ __forceinline__ void unpack(float (&out)[4], Four in)
 #endif
 }
 
-/* Columns column .. column + 3 of a row, zeros behind its end. */
+/* Columns column .. column + 3 of a row, zeros past its end. */
 template <bool IS_ALIGNED>
 static __device__ __forceinline__ void read(float (&out)[4], const float *row, int column,
                                             int n_cols)

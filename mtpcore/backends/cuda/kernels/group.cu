@@ -1,7 +1,7 @@
 /* Sort slots into tiles of at most `width` that use the same matrix of a stack.
  *
  * Tiles are in the order of their matrices, and the slots of a matrix ascend through its tiles.
- * members[n_tiles][width] are slots, -1 behind the last one of a matrix; matrices[n_tiles] is -1 for
+ * members[n_tiles][width] are slots, -1 after the last one of a matrix; matrices[n_tiles] is -1 for
  * a tile that is not needed.
  *
  * Each warp counts the slots of each matrix in a part of all slots; then tiles are counted out to the

@@ -1,6 +1,6 @@
 /* Work that needs what several CTAs of a launch make, done by the one of them that ends last.
  *
- * Each group of CTAs has a counter, which is zero before the launch and behind it: graphs launch a
+ * Each group of CTAs has a counter, which is zero before the launch and after it: graphs launch a
  * kernel again and again. What other CTAs have written is read through pointers of which the kernel
  * does not say __restrict__, or the compiler may read it before they have.
  */
@@ -14,7 +14,7 @@ static __device__ __forceinline__ bool ends_last(unsigned *counter, unsigned n_c
     if (threadIdx.x == 0) {
         /* What was written is for others to see before the CTA is counted, and read after that. */
         __threadfence();
-        n_before = atomicInc(counter, n_ctas - 1); /* zero behind the last one */
+        n_before = atomicInc(counter, n_ctas - 1); /* zero after the last one */
         if (n_before == n_ctas - 1)
             __threadfence();
     }

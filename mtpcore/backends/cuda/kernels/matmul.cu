@@ -26,7 +26,7 @@
  * heads, as one that multiplies these reads them. HEADS: CTAs of a head of queries rotate it, or of keys,
  * and these are stored, as a head of values is (stored.cuh). JOINED: the products are parts of queries by
  * head, and for each head a CTA after theirs rotates the other part; these also store the keys of rows
- * (join.cuh), whose parts lie behind each other in `latent`. Where there are `shares`, CTAs that have the
+ * (join.cuh), whose parts lie one after the other in `latent`. Where there are `shares`, CTAs that have the
  * same columns of slots mix these to rows (mix.cuh), of which there are up to 16, and NORM is of those.
  * Grid: (row tiles / ROW_TILES of each, or as many CTAs as have warps for these, tiles of slots from
  * `from_tile` on, heads). Block: 256.
@@ -145,7 +145,7 @@ struct Inputs {
     }
 };
 
-/* Starts copying consecutive blocks into a piece, as planes one behind the other; `left` there are. */
+/* Starts copying consecutive blocks into a piece, as planes one after the other; `left` there are. */
 __device__ __forceinline__ void fetch(char *piece, const Weights &from, int left, int lane)
 {
     const int n = PIECE == 1 || left > PIECE ? PIECE : left;
@@ -717,7 +717,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
         return;
     }
     if (shares) {
-        /* Tiles that slots need count by columns, behind the norm's counter; a thread mixes a value. */
+        /* Tiles that slots need count by columns, after the norm's counter; a thread mixes a value. */
         int n_used = 0;
         for (int i = 0; i < (int)gridDim.y; i++)
             n_used += matrices[i] >= 0;
@@ -738,7 +738,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
             return;
         const Norm norm = {weight_of_norm, bias_of_norm, codes,         scales_of_codes,
                            sums_of_codes,  n_rows,       (float)n_rows, eps};
-        float *partial = (float *)rings[0] + 256; /* behind what the first warp has */
+        float *partial = (float *)rings[0] + 256; /* after what the first warp has */
 #pragma unroll 1
         for (int row = 0; row < n_slots; row++) {
             const size_t begin = (size_t)row * n_rows;

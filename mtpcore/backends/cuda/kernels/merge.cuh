@@ -71,7 +71,7 @@ struct Attended {
     int block;
 };
 
-/* Stores values `at` .. of heads, N in each lane of a warp, behind `before` others of all rows. There
+/* Stores values `at` .. of heads, N in each lane of a warp, after `before` others of all rows. There
  * are `n_values` of them, and `head_of` has the sums of each head. */
 template <int N, class HeadOf>
 static __device__ __forceinline__ void store_merged(const Attended &to, const HeadOf &head_of,

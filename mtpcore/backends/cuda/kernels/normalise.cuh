@@ -32,7 +32,7 @@ static __device__ __forceinline__ float total_of(float sum, float *partial)
     return total;
 }
 
-/* Asks for what this thread has of stretches `first`, first + 1, ...; `missing` behind the row's end. */
+/* Asks for what this thread has of stretches `first`, first + 1, ...; `missing` past the row's end. */
 template <int HELD>
 static __device__ __forceinline__ void load(float (&into)[HELD][EACH], const float *row, int first,
                                             int width, float missing)
@@ -92,8 +92,8 @@ normalise_row(const Norm &norm, bool is_centred, int block, const float *x, floa
     for_stretches([&](int stretch, int j) {
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            const bool is_behind = stretch * OF_STRETCH + (int)threadIdx.x * EACH + i >= width;
-            const float centred = is_centred && is_behind ? 0.0f : values[j][i] - mean;
+            const bool is_past_end = stretch * OF_STRETCH + (int)threadIdx.x * EACH + i >= width;
+            const float centred = is_centred && is_past_end ? 0.0f : values[j][i] - mean;
             squares = fmaf(centred, centred, squares);
         }
     });

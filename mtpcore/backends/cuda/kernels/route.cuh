@@ -6,7 +6,7 @@
  * The gate is a sigmoid, or a softmax where SOFTMAX: its sum is made in sixteen lanes (expert i in
  * lane i mod 16, ascending), these are added 8, 4, 2 and 1 apart. The weights are the gates chosen,
  * where `normalise` divided by their sum in the order of ranks, times scale, times the expert's
- * factor. Ranks behind those chosen, of which there are n_ranks in all, are experts behind all others, with
+ * factor. Ranks after those chosen, of which there are n_ranks in all, are experts after all others, with
  * a share of one: every row chooses them.
  */
 #define NOBODY 0x7fffffff

@@ -31,7 +31,7 @@ __device__ __forceinline__ int n_kept(int width) { return n_kept(TYPE, width); }
 #endif
 
 /* Stores entries 64 part .. of a head's row, two in each lane of a warp, rounded to the memory's type;
- * what is behind the row's end must be zeros. */
+ * what is past the row's end must be zeros. */
 __device__ __forceinline__ void store_part(int type, char *rows, int n_heads, int width, int head,
                                            int part, const float (&value)[2])
 {

@@ -64,7 +64,7 @@ class FusedStep(msgspec.Struct, frozen=True):
 def fused(step: FusedStep, n_rows: int) -> list[Launch]:
     """Make rows, quantise them before they are stored, and multiply."""
     if step.op == "mix":
-        return [_mix_of(step, n_rows).launch(n_rows), *_norm_behind(step, n_rows)]
+        return [_mix_of(step, n_rows).launch(n_rows), *_norm_after(step, n_rows)]
     if not step.products:
         return _attend(step, n_rows)
     codes = _codes_for(step)
@@ -97,7 +97,7 @@ def _mix_of(step: FusedStep, n_rows: int) -> Mix:
     return Mix(step.maker, step.totals, norm if norm and norm.fits(n_rows) else None)
 
 
-def _norm_behind(step: FusedStep, n_rows: int) -> list[Launch]:
+def _norm_after(step: FusedStep, n_rows: int) -> list[Launch]:
     """Return the norm of what a step makes last as a launch of its own, if that is more rows."""
     norm = _norm_of(step)
     return [] if norm is None or norm.fits(n_rows) else [norm.launch(n_rows)]
@@ -170,7 +170,7 @@ def _multiply(step: FusedStep, codes: Codes, n_rows: int) -> list[Launch]:
             launches += _multiply(follower, made[number], n_rows)
         else:
             launches += fused(follower, n_rows)
-    return launches + _norm_behind(step, n_rows)
+    return launches + _norm_after(step, n_rows)
 
 
 def _multiply_all(

@@ -244,7 +244,7 @@ def cluster_matmul(step: Step, n_rows: int) -> list[Launch]:
 def route(step: Step, n_rows: int) -> list[Launch]:
     """Multiply with the router's matrix in floating point, then choose the experts.
 
-    Outputs may have more ranks than there are to choose: those behind them are shared experts.
+    Outputs may have more ranks than there are to choose: those after them are shared experts.
 
     Raises
     ------

@@ -78,7 +78,7 @@ def delta_rule(step: Step, n_rows: int) -> list[Launch]:
 
 
 def settle(states: StepStates) -> Launch:
-    """Write a delta rule's base behind rows of a log, as the one sequence in ``walks`` says."""
+    """Write a delta rule's base after rows of a log, as the one sequence in ``walks`` says."""
     return _advance(states, 1)
 
 
