@@ -1,4 +1,15 @@
-"""The executor of plans (``c/plan/plan.h``, ``c/core/pool.h``); checks its arguments."""
+"""The executor of plans (``c/plan/plan.h``, ``c/core/pool.h``); checks its arguments.
+
+C trusts what it is told. So all that an address depends on is checked here:
+
+==============  ===================================================================  ==============
+for             what                                                                 by
+==============  ===================================================================  ==============
+an operation    views inside their buffers, as many weights as are read              ``add``
+the whole plan  operations beside each other, their matrices and memory              ``finish``
+each run        rows, pages, states, and the arrays of the caller                    ``take_...``
+==============  ===================================================================  ==============
+"""
 
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uintptr_t
@@ -123,9 +134,11 @@ cdef class Executor:
         self.run_state.buffers = <void **> zeros(n_buffers, sizeof(void *))
         self.run_state.buffers_seen = <void **> zeros(n_threads * n_buffers, sizeof(void *))
         self.run_state.scratch = <char **> zeros(n_threads, sizeof(char *))
+        # From here to `tiles`, which has one more: seven numbers of each row, in one block.
         self.run_state.base = <int32_t *> zeros(7 * n_batch + 1, sizeof(int32_t))
         self.run_state.memory = <mtp_memory *> zeros(len(stores), sizeof(mtp_memory))
         self.own_rows = <int32_t *> zeros(4 * n_batch, sizeof(int32_t))
+        # Matmuls hand over whole units of rows, the last one filled up.
         self.sampling.most = (n_batch + MTP_UNIT - 1) // MTP_UNIT * MTP_UNIT
         self.sampling.samplers = <mtp_row_sampler *> zeros(self.sampling.most,
                                                            sizeof(mtp_row_sampler))
@@ -222,12 +235,14 @@ cdef class Executor:
         # In Python's integers, which do not overflow.
         end_of_row = int(offset) + (int(n_heads) - 1) * int(head_stride) + int(width)
         last = end_of_row + (int(self.n_batch) - 1) * int(row_stride)
+        # Threads have copies only while there is one unit of rows at most, and room for no more.
         few = end_of_row + (min(self.n_batch, MTP_UNIT) - 1) * int(row_stride)
         copied = self.copy_bytes[<int64_t> buffer]
         if not (4 * last <= self.capacities[buffer] and (copied == 0 or 4 * few <= copied)):
             raise BackendError("view outside its buffer", got=found)
         view.buffer, view.n_heads, view.offset = buffer, n_heads, offset
         view.row_stride, view.head_stride, view.width = row_stride, head_stride, width
+        # How far a run reaches depends on its rows: of the caller's arrays `take_arrays` asks that.
         own = &self.reaches[view.buffer]
         own.row_stride[axis] = max(own.row_stride[axis], view.row_stride)
         own.end[axis] = max(own.end[axis], <int64_t> end_of_row)
@@ -289,7 +304,7 @@ cdef class Executor:
         self.check_lengths(op, matrices, weights, numbers, axes)
         if rows is not None:
             self.unpacked.append((self.plan.n_ops, matrices, rows))
-        self.kept.append((matrices, weights, numbers, axes))
+        self.kept.append((matrices, weights, numbers, axes))  # the record points into them
         if op.kind == MTP_REMEMBER:
             self.remembered.add(memory)
         elif op.kind == MTP_ATTENTION:
@@ -339,6 +354,7 @@ cdef class Executor:
                     or columns.min() < 0 or columns.max() >= op.out[0].width):
                 raise BackendError("not a column of the output for each value of a cluster",
                                    wanted=(op.n[0], op.n[1]), got=len(columns))
+        # Attention whose ranges threads share leaves a sum for each, for which it has a buffer.
         if op.kind in (MTP_ATTENTION, MTP_MERGE) and op.n[5] > 1:
             self.most_places = min(self.most_places, op.n[5] * MTP_RANGE)
         return 0
@@ -407,6 +423,7 @@ cdef class Executor:
         cdef int64_t i
         for i in range(self.plan.n_ops):
             each = max(each, mtp_scratch_bytes(&self.ops[i]))
+        # A line more than is used: no two threads write one, and AddressSanitizer guards it.
         used, each = each, (each + 127) // 64 * 64
         self.scratch_memory = mtp_memory_zeros(each * self.plan.n_threads)
         if self.scratch_memory == NULL:
@@ -446,6 +463,7 @@ cdef class Executor:
         """Let operations whose matrices are packed forget the mapped rows."""
         cdef int64_t at, i
         cdef list left = []
+        # Between runs, when no thread reads the records.
         for operation in self.unpacked:
             at, matrices, _ = operation
             is_packed = True
@@ -484,6 +502,7 @@ cdef class Executor:
 
     cdef void pack_before_run(self, mtp_interrupt *interrupt) noexcept nogil:
         """Pack some of the matrices before a run: the fewer runs are slow until all are packed."""
+        # Nothing before the first run, so that the first token is there soon.
         if self.queue != NULL and self.run_ns > 0:
             self.pack_for(min(PACKING * self.run_ns, self.most_packing_ns), interrupt)
 
@@ -499,7 +518,7 @@ cdef class Executor:
         try:
             self.settle()
             mtp_interrupt_begin(&self.interrupt)
-            while self.queue != NULL:
+            while self.queue != NULL:  # what another plan was packing is looked at again
                 with nogil:
                     self.pack_for(INT64_MAX, &self.interrupt)
                 self.raise_interrupt()
@@ -560,7 +579,7 @@ cdef class Executor:
                 raise BatchError("sequence without memory", got=run.seq[t],
                                  wanted=f"below {table.n}")
             entry = table.data + run.seq[t] * table.width
-            before = t - 1
+            before = t - 1  # the row before it: nearly always the neighbour
             while before >= 0 and run.seq[before] != run.seq[t]:
                 before -= 1
             if before >= 0 and run.place[t] != run.place[before] + 1:
@@ -575,7 +594,13 @@ cdef class Executor:
         return 0
 
     cdef int check_entry(self, const int32_t *entry, int64_t seq) except -1:
-        """Check that what memory has decided for a sequence stays inside of slots and logs."""
+        """Check that what memory has decided for a sequence stays inside of slots and logs.
+
+        In the order of places, where rows are logged in the slot that is read, or one is opened:
+
+            base read -- rows of its log --> begin -- logged after them --> end
+            base read -- rows of its log --> begin --> base opened -- logged as 0, 1, ... --> end
+        """
         cdef int64_t begin = entry[MTP_BEGIN], end = entry[MTP_END], i
         cdef int64_t read = entry[MTP_READ_SLOT], opened = entry[MTP_OPENED_SLOT]
         cdef int64_t n_read = begin - entry[MTP_READ_BASE], n_slots = self.run_state.states.n_slots
@@ -625,6 +650,7 @@ cdef class Executor:
         if not (n <= self.n_batch and seq.n == n and place.n == n and positions.n == n and m <= n):
             raise BatchError("rows do not fit the plan", wanted=f"at most {self.n_batch} rows",
                              got=f"{n} tokens, {m} outputs")
+        # Not places and outputs, which were made for this run; and no address depends on positions.
         tokens.data = <int32_t *> memcpy(self.own_rows, tokens.data, n * sizeof(int32_t))
         seq.data = <int32_t *> memcpy(self.own_rows + self.n_batch, seq.data, n * sizeof(int32_t))
         self.run_state.n_rows[0], self.run_state.n_rows[1] = n, m
@@ -712,7 +738,7 @@ cdef class Executor:
         cdef int64_t i, n, wanted
         cdef floats values
         cdef reach *own
-        for n in range(self.n_outside):
+        for n in range(self.n_outside):  # those of the run before are not taken for new ones
             self.reaches[self.outside[n]].given = -1
         for buffer, array in external:
             i = buffer
@@ -807,7 +833,7 @@ cdef class Executor:
                                 wanted=f"{n_logits} ids", got=ids.shape[0])
         if ids is not None:
             self.sampling.token_ids = &ids[0]
-        self.choosing = samplers
+        self.choosing = samplers  # whose settings the records point to
         for i in range(n):
             if samplers[i] is None:
                 self.sampling.samplers[i] = mtp_row_sampler(NULL, 0, kept + at * n_logits)
@@ -822,7 +848,7 @@ cdef class Executor:
 
     cdef char *reserve(self, size_t size) except NULL:
         """Return memory that is kept from draft to draft, its contents undefined."""
-        if size > self.draft_bytes:
+        if size > self.draft_bytes:  # twice as much, so that growing drafts seldom ask again
             mtp_memory_free(self.draft_memory)
             self.draft_bytes = 0
             self.draft_memory = mtp_memory_new(2 * size)

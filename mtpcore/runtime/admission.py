@@ -1,4 +1,16 @@
-"""Checks of batches: every row is checked here before a plan runs it."""
+"""Checks of batches: every row is checked here before a plan runs it.
+
+A *place* is where a row is stored, a *position* is what it is rotated by. For text alone they are
+the same number; ``Batch.pos`` has one or the other:
+
+===========  =============================  =====================  =================================
+rows         ``Batch.pos``                  place                  position
+===========  =============================  =====================  =================================
+text         [n], the places                on from the sequence   the place, shifted after an image
+draft tree   [n], the parent's and one      on from the sequence   ``pos``, shifted after an image
+image        [n, axes], the positions       on from the sequence   ``pos``
+===========  =============================  =====================  =================================
+"""
 
 from __future__ import annotations
 
@@ -70,6 +82,7 @@ class Admission:
         self._n_axes, self._slots = program.n_axes, program.slots()
         self._whole_slot = program.whole_slot
         self._n_codes, self._n_per_codebook = program.n_codes, program.n_per_codebook
+        # Which token ids there are then depends on the position; `_chains` knows one limit for all.
         self._has_parts = program.n_tokens_at(np.zeros(1, np.int32)) is not None
 
     def admit(self, batch: Batch, fused_sampling: FusedSampling | None = None) -> Admitted:
@@ -88,6 +101,9 @@ class Admission:
             )
         if not len(batch.tokens):
             raise BatchError("an empty batch", fix="leave the call out")
+        # A round's batch is nearly always text, which is checked by one loop in C: a batch of a few
+        # rows takes microseconds there, and NumPy's calls take a hundred. What that loop does not
+        # accept is looked at again by the code that knows what is wrong with it.
         place, ranges, rows_of_seq, outputs = self._chains(batch) or self._look_closer(batch)
         if self._whole_slot is not None:
             self._check_delivered(ranges)
@@ -127,7 +143,7 @@ class Admission:
             return None
         if batch.codes is not None or self._has_parts:
             return None
-        if self._sequences.undecided:
+        if self._sequences.undecided:  # perhaps of other sequences
             return None
         return place_rows(
             batch.tokens,
@@ -164,6 +180,7 @@ class Admission:
         axis = batch.pos if batch.pos.ndim == 1 else batch.pos[:, 0]
         if (of_parts := self._program.n_tokens_at(axis)) is not None:
             n_vocab = np.minimum(n_vocab, of_parts)
+        # -1 stands for no token: the row is an embedding row, or codes alone.
         low = 0 if batch.embeddings is None and batch.codes is None else -1
         bad = np.flatnonzero((batch.tokens < low) | (batch.tokens >= n_vocab))
         if len(bad):
@@ -191,6 +208,7 @@ class Admission:
         inputs = self._program.inputs
         if "embeddings" not in inputs:
             raise BatchError("this graph takes no rows without tokens", where=self._program.name)
+        # The embeddings of codes are added to a row's own, which such a row does not have.
         width = int(self._program.values[inputs["embeddings"]].shape[1])
         return np.zeros((len(batch), width), np.float32)
 
@@ -223,6 +241,7 @@ class Admission:
         return codes
 
     def _places(self, batch: Batch) -> tuple[I32, Ranges, RowsOfSeq]:
+        """Return the place of each row, and the places and rows of each sequence."""
         place = np.empty(len(batch), np.int32)
         ranges: Ranges = {}
         rows_of_seq: RowsOfSeq = {}
@@ -291,6 +310,7 @@ class Admission:
             return None
         if batch.parent is not None:
             raise BatchError("a draft tree has no spans", where=self._program.name)
+        # What a row of a span sees after itself has to be there when it runs, so in this batch.
         ends = np.array([ranges[seq][1] for seq in batch.seq.tolist()], np.int32)
         bad = np.flatnonzero((until <= place) | (until > ends))
         if len(bad):
@@ -303,6 +323,7 @@ class Admission:
         return until
 
     def _fetch(self, batch: Batch, place: I32) -> dict[str, NDArray[np.float32]]:
+        """Return the rows of each slot: those that the batch brings, or else those of its link."""
         slots: dict[str, NDArray[np.float32]] = {}
         if not self._slots and not batch.slots:
             return slots
@@ -336,12 +357,16 @@ class Admission:
 
 
 def _check_chain(batch: Batch, indices: NDArray[np.intp], place: I32, begin: int, seq: int) -> None:
+    """Refuse rows of a sequence that do not follow each other, or their parents."""
     wanted = place
     if batch.parent is not None:
+        # Each row of a tree is stored in a place of its own, but siblings have one position: they
+        # are alternatives for the same place of the text.
         wanted = place.copy()
         for row in indices.tolist():
             parent = int(batch.parent[row])
             wanted[row] = begin if parent < 0 else wanted[parent] + 1
+    # A drafter's first row says itself where its sequence begins, so that even -1 would be wanted.
     bad = indices[(batch.pos[indices] != wanted[indices]) | (batch.pos[indices] < 0)]
     if len(bad):
         raise BatchError(

@@ -9,6 +9,28 @@ itself. Two ways lead there:
   number of parts, the most that suits them all.
 - What is cheap and feeds a matmul, such as a norm and its quantisation, is computed by every
   thread for itself while there are few rows.
+
+A layer of 2048 columns with 8 key heads and 8192 columns inside, in Q4_K, on two threads; few rows:
+
+============================  ======================  ============================================
+steps                         parts                   because
+============================  ======================  ============================================
+norm, prepare                 a copy for each thread  they are cheap
+q, k, v                       8 of 256, 64, 64        as many as there are key heads
+rope, remember, attention,    8, a key head each      each thread has made these heads
+prepare
+*all wait for each other*                             the next matmul reads all heads
+output matrix, add            64 of 32                kernels compute 32 columns together
+*all wait for each other*                             the norm reads all columns
+norm, prepare                 a copy for each thread
+gate, up                      32 of 256               codes of 256 columns share a scale
+gated, prepare                the same 32             each thread has made these columns
+*all wait for each other*                             the next matmul reads all columns
+down, add                     64 of 32
+*all wait for each other*                             the next layer's norm reads all columns
+============================  ======================  ============================================
+
+``arrangement.py`` finds where they wait, by what each step reads and writes (``accesses``).
 """
 
 from __future__ import annotations
@@ -57,7 +79,8 @@ def _without_merges(steps: Sequence[ExecutorStep]) -> list[ExecutorStep]:
         if step.kind == "attention" and step.sharing is Sharing.COLUMNS:
             unused |= {view.buffer for view in step.outputs[1:]}
             step.outputs, step.writes = step.outputs[:1], {step.outputs[0].buffer}
-            step.ints = [*step.ints[:5], 1, *step.ints[6:]]  # its ranges are shared out no more
+            # One thread has all of a key head: it sums over all ranges itself, and nobody merges.
+            step.ints = [*step.ints[:5], 1, *step.ints[6:]]
     return [step for step in steps if step.kind != "merge" or not step.reads & unused]
 
 
@@ -83,7 +106,7 @@ class _Cluster:
 
     def wastes(self, n_units: int, n_threads: int) -> bool:
         """Say whether threads would wait too long in a matmul that is cut in ``n_units`` parts."""
-        if n_units == self.n_units or n_units % n_threads == 0:
+        if n_units == self.n_units or n_units % n_threads == 0:  # no larger parts, or equal ones
             return False
         largest = -(-n_units // n_threads) / n_units
         return any(
@@ -111,17 +134,20 @@ def _largest_alone(matmul: ExecutorStep, cut: _Cut, n_threads: int) -> float:
 
 
 def _share_columns(steps: Sequence[ExecutorStep], n_threads: int) -> None:
+    # Attention and its merge write one value; where attention is cut by columns, there is no merge.
     makers_of_values = (step for step in steps if step.kind != "merge")
     n_writers = Counter(buffer for step in makers_of_values for buffer in step.writes)
     makers: dict[Access, _Cluster] = {}  # by what they leave to readers
     for step in steps:
         cut = _cut_of(step)
+        # Of a value that several steps write a part of, no single one is the maker.
         if cut is None or any(n_writers[buffer] > 1 for buffer in step.writes):
             continue
-        if step.kind in _MATMULS:
+        if step.kind in _MATMULS:  # which reads whole rows, so that it waits for all threads anyhow
             cluster = _Cluster(cut.most)
         else:
             sources = [makers[access].whole for access in cut.accesses if access in makers]
+            # So that a part is a whole number of parts of each: heads, blocks of codes, ...
             n_units = gcd(cut.most, *(source.n_units for source in sources))
             if not sources or any(source.wastes(n_units, n_threads) for source in sources):
                 continue
@@ -134,14 +160,28 @@ def _share_columns(steps: Sequence[ExecutorStep], n_threads: int) -> None:
             if access.writes:
                 makers[access._replace(writes=False)] = cluster
     for cluster in {id(maker.whole): maker.whole for maker in makers.values()}.values():
-        if len(cluster.members) > 1:
+        if len(cluster.members) > 1:  # a matmul for itself is cut more evenly (`share_matmuls`)
             for step, cut in cluster.members:
                 step.sharing, step.n_units = Sharing.COLUMNS, cluster.n_units
                 step.accesses = cut.accesses
 
 
 def _cut_of(step: ExecutorStep) -> _Cut | None:
-    """Return how a step can be shared by columns, if at all."""
+    """Return how a step can be shared by columns, if at all.
+
+    ===========================  =================================  ================================
+    steps                        cut between                        because
+    ===========================  =================================  ================================
+    matmuls                      ``GROUP`` outputs                  a kernel computes them together
+    of each value, mix           ``_LANES`` values                  two threads write no cache line
+    prepare                      blocks of codes                    they share a scale
+    norms of heads, rope         heads                              a head is read as a whole
+    remember, attention          key heads                          queries of one share its keys
+    ===========================  =================================  ================================
+
+    Inputs that are no rows of these columns, such as angles or the shares of experts, are read as a
+    whole.
+    """
     ins, outs = step.inputs, step.outputs
     if step.kind in _MATMULS:
         n_outputs = step.matrices[0].shape[0]
@@ -179,6 +219,7 @@ def _read_whole(views: Sequence[View]) -> list[Access]:
 
 def _by_width(view: View, writes: bool = False) -> Access:
     """Cut each head's width, so that a thread has its part of all heads."""
+    # The stride of a single head means nothing, and equal cuts are told by equal views.
     if view.n_heads == 1 and view.head_stride != view.width:
         view = view._replace(head_stride=view.width)
     return Access(view.buffer, writes, view)
@@ -193,7 +234,11 @@ def _by_head(view: View, writes: bool = False) -> Access:
 
 
 def _make_copies(steps: Sequence[ExecutorStep], buffers: Sequence[Buffer]) -> None:
-    """Let every thread have its copy of what steps on rows make for other steps."""
+    """Let every thread have its copy of what steps on rows make for other steps.
+
+    While rows are few they are all the first thread's: the others would wait for it, and then read
+    its cache. What each of them computes for itself takes as long, and nobody waits.
+    """
     candidates = [step for step in steps if _can_copy(step, buffers)]
     shared = {buffer for step in steps if not _can_copy(step, buffers) for buffer in step.writes}
     n_before = -1
@@ -210,6 +255,7 @@ def _make_copies(steps: Sequence[ExecutorStep], buffers: Sequence[Buffer]) -> No
 
 
 def _can_copy(step: ExecutorStep, buffers: Sequence[Buffer]) -> bool:
+    """Say whether threads may all compute a step; memory, and the caller's arrays, are one each."""
     return (
         step.sharing in (Sharing.ROWS, Sharing.GATHER)
         and step.kind != "remember"
