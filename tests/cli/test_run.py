@@ -7,13 +7,12 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 
 import mtpcore
 from mtpcore.backends.cpu.backend import CpuPlan
-from mtpcore.cli import run
+from mtpcore.cli import prompts, run
 from mtpcore.cli.prompts import TokenizedPrompt
 from mtpcore.decoding import Generator
 from mtpcore.sampling import USUAL
@@ -365,12 +364,17 @@ def test_what_comes_through_a_pipe_precedes_the_prompt(command, glm, monkeypatch
 
 
 def test_a_silent_pipe_is_waited_for_aloud(command, glm, monkeypatch):
-    monkeypatch.setattr("mtpcore.cli.prompts._PATIENCE", 0)
+    monkeypatch.setattr(prompts, "_PATIENCE", 0)
     reader, writer = os.pipe()
-    closer = threading.Timer(0.2, os.close, [writer])
+    read = prompts._read
+
+    def read_to_the_end(name):
+        os.close(writer)
+        return read(name)
+
+    monkeypatch.setattr(prompts, "_read", read_to_the_end)
     with os.fdopen(reader) as stream:
         monkeypatch.setattr(sys, "stdin", stream)
-        closer.start()
         code, _, err = command("run", glm, *PROMPT, "-n", 1)
     assert (code, "reading standard input until it ends" in err) == (0, True)
 
