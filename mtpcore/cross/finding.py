@@ -70,7 +70,7 @@ def find_with_tree(
     Raises
     ------
     LinkError
-        None has it, or it does not draft token by token.
+        None has it, or it cannot draft trees.
     """
     try:
         found = find_drafter(model, draft_model, drafter)
@@ -85,8 +85,9 @@ def find_with_tree(
         return source, msgspec.structs.replace(spec, tree=tree)
     if spec.shape not in ("chain", "tree"):
         raise LinkError(
-            "only a drafter that drafts token by token can grow trees",
+            "this drafter cannot draft trees",
             where=f"drafter {spec.full_name}",
+            wanted="one whose shape is chain or tree, or that has rounds of its own",
             got=f"shape {spec.shape}",
             fix="leave tree= (--draft-tree) out",
         )

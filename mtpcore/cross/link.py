@@ -61,8 +61,8 @@ def link(
         (``"draft_model"`` is its name), or a drafter in a file of its own. Default: the drafter
         that ``load_model`` found beside the model.
     tree : TreeShape, optional
-        Let a drafter that drafts token by token grow trees of this shape; default: what its
-        declaration says.
+        Let a drafter draft trees of this shape, if it drafts token by token or has rounds of its
+        own; default: what its declaration says.
     draft_vocabulary : DraftVocabulary or path, optional
         The tokens that drafters with graphs may draft: only these rows of their output matrices
         are read, which makes drafts cheaper if the vocabulary is large. The text is the same.

@@ -280,7 +280,7 @@ def test_a_post_head_without_context_is_missed(pair):
 def test_a_block_whose_rounds_are_the_cores_is_no_tree(pair):
     target, _, drafter = pair
     shape = mtpcore.TreeShape(depth=2, width=2, n_nodes=3)
-    with pytest.raises(LinkError, match="token by token"):
+    with pytest.raises(LinkError, match="cannot draft trees"):
         link(Context(target, 64), draft_model=drafter, tree=shape)
 
 
