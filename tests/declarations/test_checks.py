@@ -150,17 +150,19 @@ def test_junk_in_a_declaration_is_refused_or_harmless(spec, field, inner, junk):
 def test_a_further_graph_feeds_the_first_or_is_fed_by_it(name):
     (spec,) = (model for model in DECLARED.models if model.name == name)
     (feed,) = spec.feeds
-    (other,) = dict(spec.graphs)
+    ((other, build),) = spec.graphs
+    graphs = ((other, build), ("another", build))
     for src, graph, is_sound in (
         (other, "", True),
         ("llm", other, True),
         ("target", "", True),
         (other, other, False),
+        (other, "another", False),
         ("llm", "", False),
         ("target", other, False),
     ):
         made = msgspec.structs.replace(feed, slot="rows", src=src, graph=graph)
-        changed = msgspec.structs.replace(spec, feeds=(made,))
+        changed = msgspec.structs.replace(spec, graphs=graphs, feeds=(made,))
         if is_sound:
             check_spec(changed)
             continue

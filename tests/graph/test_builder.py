@@ -395,6 +395,16 @@ def test_a_stack_of_other_experts_is_named():
     assert error.fix
 
 
+def test_one_slot_is_fed_whole_sequences():
+    g, x = builder(slots={"picture": W, "sound": W}, whole=("picture", "sound"))
+    for layer, slot in enumerate(("picture", "sound")):
+        seen = heads(g, g.inputs[slot])
+        x = g.merge_heads(g.cross_attention(heads(g, x), seen, seen, layer=layer, scale=1.0))
+    with pytest.raises(GraphError, match="one slot of a graph is fed whole") as caught:
+        g.finish(Outputs(y=x))
+    assert caught.value.got == "picture, sound"
+
+
 def test_memory_layers():
     g, x = builder()
     q = heads(g, x)
