@@ -110,6 +110,7 @@ def fuse(program: Program, block_of: Callable[[Node], int]) -> list[Group]:
         choosing = [node for node in own if node.op in _SORTING]
         kinds = {_kind_of_sort(node, block_of) for node in choosing}
         only = kinds.pop() if len(kinds) == 1 else None
+        # All sort in the same memory: what is there stays until rows are sorted by another choice.
         is_sorted = only is not None and only == last
         last = only if choosing else last
         followers = tuple(map(marked, group.followers))
@@ -187,7 +188,7 @@ class _Fusion:
             if i in self._taken and i not in found:
                 continue
             group = found.get(i) or self._found_at(i)
-            if len(group.members) > 1:
+            if len(group.members) > 1:  # now, as `_with_next` asks what still runs in between
                 self._taken.update(group.members)
             self._stored.update(group.all_stored)
             group = self._with_next(i, group)

@@ -13,6 +13,7 @@ from mtpcore.backends.cuda import CudaBackend
 from mtpcore.backends.cuda.drafts import DraftLoop
 from mtpcore.backends.draft import run_schedule
 from mtpcore.backends.schedule import (
+    KNOWN,
     OF_DRAFT,
     PENDING,
     DraftToken,
@@ -65,9 +66,10 @@ class Rows:
         )
 
 
-def schedule_of(graphs, texts, later, bad, ids):
+def schedule_of(graphs, texts, later, *, repeats=0, bad=99, ids=False):
     """Return a schedule that begins with a block of so many drafts of each (k, p_min, sampling).
 
+    The other graph may choose these anew, from rows that get the draft before and the block's row.
     Of each later stage (graph, is_branch, is_of_draft, texts) the rows get the last drafts of these
     texts, or the first ones, and the row that chose them, or the last one of the text in the block.
     Row ``bad`` of the block, if there are so many, reads what is not finite.
@@ -84,6 +86,16 @@ def schedule_of(graphs, texts, later, bad, ids):
             drafts.append(DraftToken(i, own[i][j - 1] if j else PENDING))
     picks = [Pick(n, n) for n in range(len(drafts))]
     stages = [Stage(plan=graphs[0].plan, memory=graphs[0].memory, batch=batch, picks=picks)]
+    if repeats:
+        before = [KNOWN if parent == PENDING else parent for _, parent in drafts]
+        stages.append(
+            Stage(
+                **{"plan": graphs[1].plan, "memory": graphs[1].memory},
+                **{"batch": rows[1].batch([(i, k) for i, (k, *_) in enumerate(texts)])},
+                **{"picks": picks, "feeds": FED, "repeats": repeats},
+                fills=[Fill(n, draft, 0, n) for n, draft in enumerate(before)],
+            )
+        )
     for graph, is_branch, is_of_draft, which in later:
         which = sorted({i % len(texts) for i in which})
         fills, picks = [], []
@@ -138,14 +150,16 @@ def rows_with(batch, hidden):
         max_size=4,
     ),
     st.integers(0, 12),
+    st.sampled_from([0, 0, 1, 2, 4]),
     st.booleans(),
 )
-def test_any_stages_behind_each_other(graphs, texts, later, bad, ids):
+def test_any_stages_after_each_other(graphs, texts, later, bad, repeats, ids):
     """Launched, recorded and replayed: the drafts are those of the definition."""
+    bad = 99 if repeats else bad  # what is not finite is none there, whatever the block chose
     found = []
     plan = graphs[0].plan
     for run in (run_schedule, *[plan.run_schedule] * 3):
-        schedule = schedule_of(graphs, texts, later, bad, ids)
+        schedule = schedule_of(graphs, texts, later, repeats=repeats, bad=bad, ids=ids)
         assert DraftLoop(plan).order(schedule) is not None
         found.append(run(schedule))
         clear(*graphs)

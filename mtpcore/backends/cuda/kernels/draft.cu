@@ -1,9 +1,9 @@
 /* What becomes of the tokens that a pass chose: each is a draft if there is one (no negative number), if
- * its sequence had all before, if the rows that were read for it are finite, and if it is probable enough; and the sequence goes on if it
- * is to, the token has an embedding, and the row that is read for the next one is finite. A condition,
- * where there is one, is set if any goes on; where the pass repeats one before, if it changed a token.
- * It is not put back: passes may set it together, and it does not hold when a graph begins
- * (`Device.condition`).
+ * its sequence had all before, if the rows that were read for it are finite, and if it is probable
+ * enough; and the sequence goes on if it is to, the token has an embedding, and the row that is read for
+ * the next one is finite. A condition, where there is one, is set if any goes on; where the pass repeats
+ * one before, if it changed a token. It is not put back: passes may set it together, and it does not hold
+ * when a graph begins (`Device.condition`).
  * Where a pass chose several tokens of a sequence, those at a depth are judged before deeper ones.
  * Grid: 1. Block: 256.
  */

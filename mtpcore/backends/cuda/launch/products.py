@@ -493,6 +493,7 @@ def multiply_codes(
     """
     by_type: dict[tuple[int, int], list[Factor]] = {}
     for number, factor in enumerate(factors):
+        # The kernel puts the first of its products alone among columns of wider rows.
         alone = number if factor.y.pitch else -1
         by_type.setdefault((factor.w.type, alone), []).append(factor)
     return [
@@ -625,12 +626,11 @@ def _parts_of(slots: Slots) -> list[tuple[int, int]]:
 
 
 def _tiles(n_rows: Sequence[int], slots: Slots) -> tuple[int, int, int]:
-    """Return the tiles of products with matrices of so many rows.
-
-    They keep a GPU busy with as little work as they can.
-    """
+    """Return the tiles of products with matrices of so many rows."""
     if not slots.is_wide:
         return NARROW
+    # In LONG ones each warp goes through all columns, so that a CTA adds up no eighths. That takes
+    # an eighth of the CTAs: only where these are still enough to keep a GPU busy.
     is_busy = sum(_n_ctas(n, LONG) for n in n_rows) * slots.n_tiles * slots.n_heads >= _MANY
     return LONG if is_busy else WIDE
 
