@@ -1,12 +1,13 @@
 """Schedules of no shape that has a name, on the device and by their definition."""
 
+import msgspec
 import numpy as np
 import pytest
 from harness.head_runs import GREEDY, HIDDEN, HISTORY, IDS, clear
 from harness.search import searching
 from hypothesis import given
 from hypothesis import strategies as st
-from programs import N_LOGITS, N_VOCAB, WIDTH, head
+from programs import N_LOGITS, N_VOCAB, WIDTH, head, random_tensors
 
 from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.cuda import CudaBackend
@@ -23,8 +24,9 @@ from mtpcore.backends.schedule import (
     Stage,
     Text,
 )
+from mtpcore.graph import GraphBuilder, Outputs
 from mtpcore.sampling import Sampler, Sampling, Scratch
-from mtpcore.testing import Runner
+from mtpcore.testing import Runner, Weights
 
 SAMPLINGS = [
     GREEDY,
@@ -165,3 +167,43 @@ def test_any_stages_after_each_other(graphs, texts, later, bad, repeats, ids):
         clear(*graphs)
     assert [one.tokens for one in found[1:]] == [found[0].tokens] * 3
     assert bad < 9 or found[1:] == found[:1] * 3  # the device may run rows that are not finite
+
+
+@pytest.fixture(scope="module")
+def passing(emulated):
+    """A graph that hands on the rows of its slot, and whose logits are of its tokens alone."""
+    tensors = random_tensors(5, embd=(N_VOCAB, WIDTH), head=(N_LOGITS, WIDTH))
+    g = GraphBuilder("passing", tensors, slots={"hidden": WIDTH})
+    x = g.output_rows(g.embed(g.inputs.tokens, "embd.weight"))
+    made = Outputs(g.matmul(x, "head.weight"), hidden=g.scale(g.inputs["hidden"], 1.0))
+    return Runner(CudaBackend(emulated), g.finish(made), Weights(tensors), n_batch=16)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("chooses", [True, False], ids=["drafts first", "rows first"])
+def test_a_row_that_is_not_finite_ends_drafts_whose_logits_are(passing, n, chooses):
+    """Of its text alone; where a draft came before, nothing is run for it."""
+    found, of = [], {"plan": passing.plan, "memory": passing.memory}
+    for run in (run_schedule, *[passing.plan.run_schedule] * 3):
+        rows, scratch = Rows(passing), Scratch(N_LOGITS, N_VOCAB)
+        batches = [rows.batch([(i, 1) for i in range(n)]) for _ in range(2)]
+        hidden = HIDDEN[:n].copy()
+        hidden[0, 3] = np.nan
+        first = Stage(**of, batch=rows_with(batches[0], hidden))
+        drafts = [DraftToken(i, PENDING) for i in range(n)]
+        fills = [Fill(i, KNOWN, 0, i) for i in range(n)]
+        if chooses:
+            first = msgspec.structs.replace(first, picks=[Pick(i, i) for i in range(n)])
+            drafts += [DraftToken(i, i) for i in range(n)]
+            fills = [Fill(i, i) for i in range(n)]
+        picks = [Pick(i, len(drafts) - n + i) for i in range(n)]
+        second = Stage(**of, batch=batches[1], fills=fills, feeds=FED, picks=picks)
+        texts = [Text(Sampler(GREEDY, scratch), HISTORY[:1], 1, 1) for _ in range(n)]
+        schedule = Schedule(stages=[first, second], texts=texts, drafts=drafts)
+        assert DraftLoop(passing.plan).order(schedule) is not None
+        found.append(run(schedule))
+        clear(passing)
+    ends = [token < 0 for token in found[0].tokens]
+    assert ends == [False] * n * chooses + [True] + [False] * (n - 1)
+    assert [one.tokens for one in found[1:]] == [found[0].tokens] * 3
+    assert not chooses or found[1:] == found[:1] * 3
