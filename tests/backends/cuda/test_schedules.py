@@ -37,9 +37,19 @@ SAMPLINGS = [
 FED = {"hidden": ("hidden",)}
 
 
+def passing():
+    """Return a graph that hands its slot on, and whose logits are of its tokens alone."""
+    tensors = random_tensors(5, embd=(N_VOCAB, WIDTH), head=(N_LOGITS, WIDTH))
+    g = GraphBuilder("passing", tensors, slots={"hidden": WIDTH})
+    x = g.output_rows(g.embed(g.inputs.tokens, "embd.weight"))
+    made = Outputs(g.matmul(x, "head.weight"), hidden=g.scale(g.inputs["hidden"], 1.0))
+    return g.finish(made), Weights(tensors)
+
+
 @pytest.fixture(scope="module")
 def graphs(emulated):
-    return [Runner(CudaBackend(emulated), *head(seed=seed), n_batch=32) for seed in (9, 20)]
+    made = head(seed=9), head(seed=20), passing()
+    return [Runner(CudaBackend(emulated), *one, n_batch=32) for one in made]
 
 
 class Rows:
@@ -71,7 +81,7 @@ class Rows:
 def schedule_of(graphs, texts, later, *, repeats=0, bad=99, ids=False):
     """Return a schedule that begins with a block of so many drafts of each (k, p_min, sampling).
 
-    The other graph may choose these anew, from rows that get the draft before and the block's row.
+    The last graph may choose these anew, from rows that get the draft before and the block's row.
     Of each later stage (graph, is_branch, is_of_draft, texts) the rows get the last drafts of these
     texts, or the first ones, and the row that chose them, or the last one of the text in the block.
     Row ``bad`` of the block, if there are so many, reads what is not finite.
@@ -92,8 +102,8 @@ def schedule_of(graphs, texts, later, *, repeats=0, bad=99, ids=False):
         before = [KNOWN if parent == PENDING else parent for _, parent in drafts]
         stages.append(
             Stage(
-                **{"plan": graphs[1].plan, "memory": graphs[1].memory},
-                **{"batch": rows[1].batch([(i, k) for i, (k, *_) in enumerate(texts)])},
+                **{"plan": graphs[2].plan, "memory": graphs[2].memory},
+                **{"batch": rows[2].batch([(i, k) for i, (k, *_) in enumerate(texts)])},
                 **{"picks": picks, "feeds": FED, "repeats": repeats},
                 fills=[Fill(n, draft, 0, n) for n, draft in enumerate(before)],
             )
@@ -152,7 +162,7 @@ def rows_with(batch, hidden):
         max_size=4,
     ),
     st.integers(0, 12),
-    st.sampled_from([0, 0, 1, 2, 4]),
+    st.sampled_from([0, 0, 1, 3, 4]),
     st.booleans(),
 )
 def test_any_stages_after_each_other(graphs, texts, later, bad, repeats, ids):
@@ -166,26 +176,18 @@ def test_any_stages_after_each_other(graphs, texts, later, bad, repeats, ids):
         found.append(run(schedule))
         clear(*graphs)
     assert [one.tokens for one in found[1:]] == [found[0].tokens] * 3
-    assert bad < 9 or found[1:] == found[:1] * 3  # the device may run rows that are not finite
-
-
-@pytest.fixture(scope="module")
-def passing(emulated):
-    """A graph that hands on the rows of its slot, and whose logits are of its tokens alone."""
-    tensors = random_tensors(5, embd=(N_VOCAB, WIDTH), head=(N_LOGITS, WIDTH))
-    g = GraphBuilder("passing", tensors, slots={"hidden": WIDTH})
-    x = g.output_rows(g.embed(g.inputs.tokens, "embd.weight"))
-    made = Outputs(g.matmul(x, "head.weight"), hidden=g.scale(g.inputs["hidden"], 1.0))
-    return Runner(CudaBackend(emulated), g.finish(made), Weights(tensors), n_batch=16)
+    # The device may run rows that are not finite, and asks `p_min` at once of what is chosen anew.
+    assert bad < 9 or repeats or found[1:] == found[:1] * 3
 
 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("chooses", [True, False], ids=["drafts first", "rows first"])
-def test_a_row_that_is_not_finite_ends_drafts_whose_logits_are(passing, n, chooses):
+def test_a_row_that_is_not_finite_ends_drafts_whose_logits_are(graphs, n, chooses):
     """Of its text alone; where a draft came before, nothing is run for it."""
-    found, of = [], {"plan": passing.plan, "memory": passing.memory}
-    for run in (run_schedule, *[passing.plan.run_schedule] * 3):
-        rows, scratch = Rows(passing), Scratch(N_LOGITS, N_VOCAB)
+    one, found = graphs[2], []
+    of = {"plan": one.plan, "memory": one.memory}
+    for run in (run_schedule, *[one.plan.run_schedule] * 3):
+        rows, scratch = Rows(one), Scratch(N_LOGITS, N_VOCAB)
         batches = [rows.batch([(i, 1) for i in range(n)]) for _ in range(2)]
         hidden = HIDDEN[:n].copy()
         hidden[0, 3] = np.nan
@@ -200,10 +202,10 @@ def test_a_row_that_is_not_finite_ends_drafts_whose_logits_are(passing, n, choos
         second = Stage(**of, batch=batches[1], fills=fills, feeds=FED, picks=picks)
         texts = [Text(Sampler(GREEDY, scratch), HISTORY[:1], 1, 1) for _ in range(n)]
         schedule = Schedule(stages=[first, second], texts=texts, drafts=drafts)
-        assert DraftLoop(passing.plan).order(schedule) is not None
+        assert DraftLoop(one.plan).order(schedule) is not None
         found.append(run(schedule))
-        clear(passing)
+        clear(one)
     ends = [token < 0 for token in found[0].tokens]
     assert ends == [False] * n * chooses + [True] + [False] * (n - 1)
-    assert [one.tokens for one in found[1:]] == [found[0].tokens] * 3
+    assert [made.tokens for made in found[1:]] == [found[0].tokens] * 3
     assert not chooses or found[1:] == found[:1] * 3
