@@ -231,19 +231,21 @@ cdef extern from "plan/draft.h" nogil:
         int32_t stage
         int32_t pick
 
-    ctypedef struct mtp_made:
+    ctypedef struct mtp_part:
         int32_t buffer
         int32_t axis
         int64_t width
-        int64_t column
 
-    ctypedef struct mtp_feed:
-        int32_t slot
-        int32_t name
-        int64_t column
+    ctypedef struct mtp_kept:
+        mtp_part *parts
+        int64_t n_parts
+        int64_t width
+        float *rows
+        int8_t *is_finite
 
     ctypedef struct mtp_slot:
         int32_t buffer
+        int32_t kind
         int64_t width
         const float *given
         float *rows
@@ -277,15 +279,12 @@ cdef extern from "plan/draft.h" nogil:
         int64_t n_fills
         mtp_pick *picks
         int64_t n_picks
-        mtp_slot *slots  # of an array
+        mtp_slot *slots
         int64_t n_slots
-        mtp_feed *feeds  # of an array
-        int64_t n_feeds
-        mtp_made *made
+        mtp_kept *kept
         int64_t repeats
         int runs_whole
         int ends_at_nan
-        int is_given
         int64_t n_rows
         int64_t n_outputs
         int64_t n_axes
@@ -299,9 +298,6 @@ cdef extern from "plan/draft.h" nogil:
         int32_t *before
         int32_t *until
         int32_t *at
-        int32_t *row
-        int8_t *is_finite
-        int64_t kept_width
         int has_run
 
     ctypedef struct mtp_schedule:
@@ -311,19 +307,27 @@ cdef extern from "plan/draft.h" nogil:
         int64_t n_drafts
         mtp_best *bests
         int64_t n_bests
-        int32_t *members
         mtp_stage *stages
         int64_t n_stages
-        int64_t n_names
+        int64_t n_kinds
+        int keeps_logits
         int64_t n_logits
         int64_t n_tokens
+        int32_t *tokens
+        int32_t *seq
+        int32_t *place
+        int32_t *positions
+        int32_t *parent
+        int32_t *until
+        int32_t *outputs
+        int32_t *is_dead
+        int32_t *row_at
         int32_t *row_of
-        int64_t n_ranked
+        int32_t *ids
+        float *probabilities
+        double *shares
 
-    int64_t MTP_MOST_SLOTS
     int32_t MTP_KNOWN, MTP_OF_DRAFT, MTP_CHOICE, MTP_BEST
-    size_t mtp_schedule_lay_out(mtp_schedule *schedule, int64_t most, int64_t n_members,
-                                char *memory)
     void mtp_schedule_run(mtp_schedule *schedule)
 
 

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore._ext._draft import check
 from mtpcore._ext._sampling import NO_TOKEN, Sampler
 from mtpcore.backends.base import CHOSEN, F32, CheckedBatch, FusedSampling
 from mtpcore.backends.schedule import (
@@ -23,7 +24,6 @@ from mtpcore.backends.schedule import (
     Schedule,
     Stage,
     Text,
-    check_schedule,
 )
 from mtpcore.graph.program import OUTPUTS
 
@@ -58,7 +58,7 @@ def run_schedule(schedule: Schedule) -> Drafts:
     Where a plan chooses after texts, it does: logits are asked for only where a draft's probability
     matters.
     """
-    check_schedule(schedule)
+    check(schedule)
     return _Round(schedule).run()
 
 

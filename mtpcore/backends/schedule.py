@@ -20,21 +20,19 @@ grown tree             the same, but the rows of a stage get the best drafts of 
 =====================  ===========================================================================
 
 ``backends/draft.py`` runs a schedule by the words of this page; other loops give the same drafts.
+All of them begin with the same check (``mtpcore._ext._draft.check``).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
 from typing import NamedTuple
 
 import msgspec
 
 from mtpcore._ext._sampling import Sampler
 from mtpcore.backends.batch import I32, ChangeLogits, CheckedBatch, RunsBatches, Verification
-from mtpcore.errors import BatchError
 from mtpcore.graph.parts import part_sizes
 from mtpcore.graph.program import Program
 from mtpcore.memory.base import Memory
@@ -54,7 +52,6 @@ __all__ = [
     "Stage",
     "Text",
     "are_ranked",
-    "check_schedule",
     "n_embeddings",
 ]
 
@@ -252,41 +249,6 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         for best in self.found_with.get(draft, ()):
             yield from best.drafts
 
-    @cached_property
-    def feeders(self) -> list[set[int]]:
-        """Which stages feed slots of each."""
-        chosen: dict[int, int] = {}  # the stage that chose each draft last
-        feeders: list[set[int]] = []
-        # The best of drafts are found in the stage that chooses these.
-        of_best = {draft: best.candidates[0] for best in self.bests for draft in best.drafts}
-        for number, stage in enumerate(self.stages):
-            of = set[int]()
-            for _, draft, source, _ in stage.fills if stage.feeds else ():
-                if source == OF_DRAFT:
-                    source = chosen.get(of_best.get(draft, draft), KNOWN)
-                of.add(source)
-            feeders.append({n for n in of if 0 <= n < number})  # others are refused later
-            chosen.update((pick.draft, number) for pick in stage.picks)
-        return feeders
-
-    @cached_property
-    def read_late(self) -> set[int]:
-        """The stages whose plan runs again before another stage reads what they made."""
-        late = set[int]()
-        for number, feeders in enumerate(self.feeders):
-            again = int(self.stages[number].repeats > 0)
-            for feeder in feeders:
-                plan = self.stages[feeder].plan
-                if any(self.stages[n].plan is plan for n in range(feeder + 1, number + again)):
-                    late.add(feeder)
-        return late
-
-    @cached_property
-    def names(self) -> list[str]:
-        """The outputs that feed slots."""
-        feeds = [names for stage in self.stages for names in stage.feeds.values()]
-        return [*dict.fromkeys(chain.from_iterable(feeds))]
-
     @property
     def takes_host(self) -> bool:
         """Whether anything but plans has a part in it: then it runs stage by stage."""
@@ -323,154 +285,3 @@ def n_embeddings(program: Program) -> int:
         (max(part_sizes(table.shape[0], n, first)) for table, n, first in tables if table),
         default=0,
     )
-
-
-def check_schedule(schedule: Schedule) -> None:
-    """Raise BatchError where a schedule does not fit itself or the programs of its stages."""
-    _check_drafts(schedule)
-    chosen: dict[int, int] = {}  # the stage that chose each draft last
-    for number, stage in enumerate(schedule.stages):
-        if "codes" in stage.plan.program.inputs:
-            raise BatchError("a graph that reads codes cannot draft", where=f"stage {number}")
-        _check_fills(schedule, number, chosen)
-        if stage.batch.parent is not None:
-            _check_tree(schedule, number)
-        _check_picks(schedule, number, chosen)
-    if len(chosen) < len(schedule.drafts):
-        missing = {*range(len(schedule.drafts))} - chosen.keys()
-        raise BatchError("a draft that nothing chooses", got=min(missing))
-    _check_bests(schedule, chosen)
-
-
-def _check_drafts(schedule: Schedule) -> None:
-    n_found = Counter(draft for best in schedule.bests for draft in best.drafts)
-    for number, (text, parent) in enumerate(schedule.drafts):
-        is_there = 0 <= text < len(schedule.texts) and BEST <= parent < number
-        is_there &= n_found[number] == (parent == BEST)
-        if not is_there or (parent >= 0 and schedule.drafts[parent].text != text):
-            raise BatchError(
-                "a draft of no text, or after none before it",
-                where=f"draft {number}",
-                wanted=f"texts 0..{len(schedule.texts) - 1}, drafts before {number}",
-                got=(text, parent),
-            )
-    for number, best in enumerate(schedule.bests):
-        of = {schedule.drafts[draft].text for draft in (*best.candidates, *best.drafts)}
-        is_before = max(best.candidates, default=-1) < min(best.drafts, default=0)
-        if len(of) != 1 or not is_before or min(best.candidates) < 0:
-            raise BatchError("the best of drafts of one text before them", where=f"best {number}")
-
-
-def _check_bests(schedule: Schedule, chosen: Mapping[int, int]) -> None:
-    """Raise BatchError where candidates are not ranked, or drafts come after what is not read."""
-    ranked = {p.draft for stage in schedule.stages for p in stage.picks if p.rank != CHOICE}
-    last = set[int]()
-    for number, best in enumerate(schedule.bests):
-        candidates = {*best.candidates}
-        are_alike = len({(chosen[n], schedule.depths[n]) for n in candidates}) == 1
-        if not candidates <= ranked or (best.goes_on and not are_alike):
-            raise BatchError(
-                "candidates that are ranked, those of drafts that go on by one stage",
-                where=f"best {number}",
-                got=best.candidates,
-            )
-        last |= {*best.drafts} if not best.goes_on else set()
-    read = {fill.draft for stage in schedule.stages for fill in stage.fills}
-    if wrong := last & (read | {draft.parent for draft in schedule.drafts}):
-        raise BatchError("a draft after one that does not go on", got=min(wrong))
-
-
-def _check_fills(schedule: Schedule, number: int, chosen: Mapping[int, int]) -> None:
-    """Raise BatchError where a row gets what is not there, or of another width."""
-    stage, where = schedule.stages[number], f"stage {number}"
-    n_rows, slots, before = len(stage.batch.tokens), stage.plan.program.slots(), -1
-    if lost := stage.feeds.keys() - slots.keys():
-        raise BatchError("slots that the graph does not have", where=where, got=sorted(lost))
-    feeders, n_fed = set[int](), 0
-    for row, draft, source, output in stage.fills:
-        if not before < row < n_rows:
-            wanted = f"rows of 0..{n_rows - 1}, one after the other"
-            raise BatchError("fills by row", where=where, wanted=wanted, got=row)
-        before = row
-        if draft != KNOWN and draft not in chosen:
-            raise BatchError("a draft before it is chosen", where=f"{where}, row {row}", got=draft)
-        if source == KNOWN:
-            continue
-        if source != OF_DRAFT:
-            of = source
-            is_there = 0 <= of < number and 0 <= output < len(schedule.stages[of].batch.outputs)
-        else:  # which changes with each time that a stage repeats
-            of = chosen.get(draft, KNOWN)
-            is_there = of != KNOWN and not stage.repeats
-        if not is_there:
-            raise BatchError("a row before it is made", where=f"{where}, row {row}", got=source)
-        feeders.add(of)
-        n_fed += 1
-    for of in feeders:
-        _check_feeds(stage, slots, schedule.stages[of].plan.program, where)
-    missing = slots.keys() - stage.batch.slots.keys()
-    if missing and (n_fed < n_rows or missing - stage.feeds.keys()):
-        raise BatchError(
-            "a slot that nothing feeds", where=where, got=sorted(missing), wanted="an output for it"
-        )
-
-
-def _check_feeds(stage: Stage, slots: Mapping[str, int], made: Program, where: str) -> None:
-    """Raise BatchError where a slot is not fed by outputs of its width."""
-    for slot, names in stage.feeds.items():
-        widths = [int(made.shape(name)[1]) for name in names if name in made.outputs]
-        if len(widths) < max(len(names), 1) or sum(widths) != slots[slot]:
-            raise BatchError(
-                "a slot is fed by outputs of its width",
-                where=f"{where}: feeds[{slot!r}]",
-                wanted=", ".join(made.outputs),
-                got=names,
-            )
-
-
-def _check_tree(schedule: Schedule, number: int) -> None:
-    """Raise BatchError where a row of a tree may come after none before it."""
-    stage, where = schedule.stages[number], f"stage {number}"
-    if stage.repeats:
-        raise BatchError("a tree does not repeat", where=where)
-    seq = stage.batch.seq
-    rows = {fill.draft: fill.row for fill in stage.fills if fill.draft != KNOWN}
-    if len(rows) < sum(fill.draft != KNOWN for fill in stage.fills):
-        raise BatchError("a draft in two rows of a tree", where=where)
-    of = {draft: best.candidates for best in schedule.bests for draft in best.drafts}
-    for draft, row in rows.items():
-        for candidate in of.get(draft, (draft,)):
-            before = rows.get(schedule.drafts[candidate].parent, -1)
-            if before >= row or (before >= 0 and seq[before] != seq[row]):
-                raise BatchError(
-                    "a row of a tree comes after a row of its sequence before it",
-                    where=f"{where}, row {row}",
-                    got=before,
-                )
-
-
-def _check_picks(schedule: Schedule, number: int, chosen: dict[int, int]) -> None:
-    """Raise BatchError where a draft cannot be chosen; note what is."""
-    stage, where = schedule.stages[number], f"stage {number}"
-    if stage.picks and "logits" not in stage.plan.program.outputs:
-        raise BatchError("a graph without logits cannot draft", where=where)
-    n_outputs, n_drafts, is_anew = len(stage.batch.outputs), len(schedule.drafts), stage.repeats > 0
-    of_output: dict[int, set[bool]] = {}  # whether its drafts are ranked, and there are several
-    for output, draft, rank in stage.picks:
-        is_first = chosen.get(draft, number) < number if is_anew else draft not in chosen
-        is_there = 0 <= output < n_outputs and 0 <= draft < n_drafts
-        if not is_first or not is_there or schedule.drafts[draft].parent == BEST:
-            raise BatchError(
-                "no output, or a draft that is chosen elsewhere",
-                where=where,
-                wanted=f"outputs 0..{n_outputs - 1}",
-                got=(output, draft),
-            )
-        if schedule.drafts[draft].parent not in chosen and schedule.drafts[draft].parent != PENDING:
-            raise BatchError("a draft before the one before it", where=where, got=draft)
-        if rank < CHOICE or (rank != CHOICE and is_anew):
-            raise BatchError("a rank from 0 on, of drafts not chosen anew", where=where, got=rank)
-        if (rank == CHOICE and output in of_output) or False in of_output.get(output, ()):
-            raise BatchError("an output that chooses twice", where=where, got=stage.picks)
-        of_output.setdefault(output, set()).add(rank != CHOICE)
-        chosen.update(dict.fromkeys(schedule.after(draft), number))

@@ -1,5 +1,6 @@
 """What the compiled loop of schedules is given is checked there, whoever gives it."""
 
+import msgspec
 import numpy as np
 import pytest
 from harness.block_runs import after_block
@@ -8,9 +9,9 @@ from harness.head_runs import GREEDY, SAMPLINGS, clear, make_run, runners
 from programs import N_LOGITS, head, post_head
 
 from mtpcore._ext._draft import run
-from mtpcore.backends.cpu import CpuBackend, backend
+from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.schedule import Text
-from mtpcore.errors import BackendError, BatchError, CapacityError, MtpcoreError, SamplingError
+from mtpcore.errors import BackendError, CapacityError, MtpcoreError
 from mtpcore.sampling import Sampler, Sampling, Scratch
 from mtpcore.testing import Runner
 
@@ -18,24 +19,26 @@ REFUSED = (MtpcoreError, TypeError, ValueError, OverflowError, KeyError, Attribu
 
 
 class Given:
-    """The arguments of a schedule that runs."""
+    """A schedule that runs, and what its plans are bound to."""
 
     def __init__(self, schedule):
-        self.schedule, self.names = schedule, schedule.names
-        self.stages = backend._by_buffers(schedule, [stage.plan for stage in schedule.stages])
+        self.schedule = schedule
+        plans = {stage.plan: None for stage in schedule.stages}
+        stages = {plan: [one for one in schedule.stages if one.plan is plan] for plan in plans}
+        self.bindings = {plan: plan._bind(of) for plan, of in stages.items()}
 
-    def run(self, *, stage=None, texts=None, drafts=None, bests=None, n_names=None, **fields):
-        """Run it with some fields of a stage, or some arguments, in place of what they are."""
-        stages = [{**one, **(fields if i == stage else {})} for i, one in enumerate(self.stages)]
-        schedule = self.schedule
-        return run(
-            schedule.texts if texts is None else texts,
-            schedule.drafts if drafts is None else drafts,
-            schedule.bests if bests is None else bests,
-            stages,
-            len(self.names) if n_names is None else n_names,
-            schedule.token_ids,
-        )
+    def run(self, *, stage=None, binding=None, **fields):
+        """Run it with some fields of a stage and its binding, or of the schedule, as given."""
+        schedule, bindings = self.schedule, dict(self.bindings)
+        if stage is None:
+            schedule = msgspec.structs.replace(schedule, **fields)
+        else:
+            stages = [*schedule.stages]
+            stages[stage] = msgspec.structs.replace(stages[stage], **fields)
+            schedule = msgspec.structs.replace(schedule, stages=stages)
+            plan = stages[stage].plan
+            bindings[plan] = bindings[plan]._replace(**(binding or {}))
+        return run(schedule, bindings)
 
 
 def heads(threads=1):
@@ -58,34 +61,38 @@ def changed(entries, at, **fields):
 
 
 def wrong_stages(given):
-    """Return fields of stage 1, none of which fit the others."""
-    stage = given.stages[1]
-    fills, picks, made, slots = (stage[name] for name in ("fills", "picks", "made", "slots"))
-    n_rows, n_outputs = len(stage["batch"].tokens), len(stage["batch"].outputs)
-    far = 1 << 40
+    """Return fields of stage 1 and of what its plan is bound to, none of which fit the others."""
+    stage = given.schedule.stages[1]
+    fills, picks, feeds, batch = stage.fills, stage.picks, stage.feeds, stage.batch
+    bound = given.bindings[stage.plan]
+    n_rows, n_outputs = len(batch.tokens), len(batch.outputs)
+    far, (slot, names) = 1 << 40, next(iter(feeds.items()))
     yield from ({"fills": changed(fills, 0, row=row)} for row in (-1, n_rows, far))
     yield from ({"fills": changed(fills, 0, draft=draft)} for draft in (-2, 99, far))
     yield from ({"fills": changed(fills, 0, stage=source)} for source in (1, 2, -3, far))
-    yield {"fills": changed(fills, 0, stage=0, output=99)}
+    yield from ({"fills": changed(fills, 0, stage=0, output=at)} for at in (99, -1, far))
     yield {"fills": [*fills, fills[-1]]}
     yield {"fills": [(0, 0)]}
-    yield {"is_given": True}
+    yield {"fills": fills[:-1], "batch": msgspec.structs.replace(batch, slots={})}
     yield from ({"picks": changed(picks, 0, output=at)} for at in (-1, n_outputs, far))
     yield from ({"picks": changed(picks, 0, draft=at)} for at in (-1, 99, far))
-    yield from ({"n_logits": n} for n in (0, -1, N_LOGITS - 1, N_LOGITS + 1, far))
-    yield from ({"logits": buffer} for buffer in (-1, 1000))
-    yield from ({"made": [(*made[0][:2], width)]} for width in (far,))
-    yield {"made": []}
-    yield {"slots": []}
-    yield from ({"slots": [(buffer, *slots[0][1:])]} for buffer in (-1, 1000, stage["logits"]))
-    yield from ({"slots": [(slots[0][0], width, None)]} for width in (0, 1, far))
-    yield {"slots": [(*slots[0][:2], np.zeros(1, np.float32))]}
-    yield {"slots": [*slots] * 9}
-    yield from ({"feeds": [feed]} for feed in ((9, 0, 0), (0, 9, 0), (0, 0, 1 << 20), (0, 0, -1)))
-    yield {"feeds": [(0, 0, 0)] * 9}
-    yield {"external": []}
-    yield {"pages": []}
-    yield {"executor": None}
+    yield from ({"picks": changed(picks, 0, rank=rank)} for rank in (-2, far))
+    yield from ({"feeds": {**feeds, slot: of}} for of in ((), ("nothing",), (*names, *names)))
+    yield {"feeds": {**feeds, "nothing": names}}
+    for name, values in {"seq": batch.seq[:-1], "tokens": batch.tokens[:-1]}.items():
+        yield {"batch": msgspec.structs.replace(batch, **{name: values})}
+    short = {slot: np.zeros(1, np.float32) for slot in batch.slots or feeds}
+    yield {"batch": msgspec.structs.replace(batch, slots=short)}
+    for buffers in ({}, dict.fromkeys(bound.slots, 1000), dict.fromkeys(bound.slots, -1)):
+        yield {"binding": {"slots": buffers}}
+    yield {"binding": {"slots": dict.fromkeys(bound.slots, bound.logits)}}
+    yield {"binding": {"rows": {}}}
+    yield {"binding": {"rows": short}}
+    yield from ({"binding": {"n_logits": n}} for n in (0, -1, N_LOGITS - 1, N_LOGITS + 1, far))
+    yield from ({"binding": {"logits": buffer}} for buffer in (-1, 1000))
+    yield {"binding": {"outputs": []}}
+    yield {"binding": {"pages": []}}
+    yield {"binding": {"executor": None}}
 
 
 @pytest.mark.parametrize("make", [heads, block])
@@ -119,9 +126,20 @@ def test_drafts_of_no_text_are_refused(make):
     ):
         with pytest.raises(REFUSED):
             given.run(drafts=wrong)
-    for n_names in (0, 2, -1):
+
+
+def test_what_feeds_slots_has_a_buffer():
+    _, given = heads()
+    for buffer in (-1, 1000):
         with pytest.raises(REFUSED):
-            given.run(n_names=n_names + (n_names == len(given.names)))
+            given.run(
+                stage=0,
+                binding={
+                    "made": dict.fromkeys(
+                        given.bindings[given.schedule.stages[0].plan].made, buffer
+                    )
+                },
+            )
 
 
 def test_bests_of_other_drafts_are_refused():
@@ -144,14 +162,23 @@ def test_bests_of_other_drafts_are_refused():
 def test_stages_of_other_threads_are_refused():
     _, given = heads(2)
     _, others = heads(1)
+    plan, (other, binding) = given.schedule.stages[1].plan, next(iter(others.bindings.items()))
+    assert other is not plan
     with pytest.raises(BackendError, match="other threads"):
-        given.run(stage=1, **others.stages[1])
+        given.run(stage=1, binding={"executor": binding.executor})
 
 
 @pytest.mark.parametrize("stages", [[], None, [None], [()], [{}], [object()]])
 def test_impossible_stages_are_refused(stages):
+    _, given = heads()
     with pytest.raises(REFUSED):
-        run([], [], [], stages, 0, None)
+        given.run(stages=stages, drafts=[])
+
+
+def test_plans_that_are_not_bound_are_refused():
+    _, given = heads()
+    with pytest.raises(REFUSED):
+        run(given.schedule, {})
 
 
 def test_texts_of_impossible_sizes_are_refused():
@@ -159,7 +186,7 @@ def test_texts_of_impossible_sizes_are_refused():
     _, given = heads()
     one = Sampler(Sampling(), Scratch(N_LOGITS))
     text = Text(one, Long(), 0, 0)
-    with pytest.raises((CapacityError, BatchError, SamplingError), match="no memory for a draft"):
+    with pytest.raises(CapacityError, match="no memory for a draft"):
         given.run(texts=[text] * (1 << 12))
 
 

@@ -11,6 +11,7 @@ from hypothesis import example, given, note
 from hypothesis import strategies as st
 from programs import N_LOGITS, N_VOCAB, head
 
+from mtpcore._ext._draft import check
 from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.draft import run_schedule
@@ -27,7 +28,6 @@ from mtpcore.backends.schedule import (
     Schedule,
     Stage,
     Text,
-    check_schedule,
 )
 from mtpcore.errors import BatchError
 from mtpcore.sampling import Sampler, Scratch
@@ -419,7 +419,7 @@ def test_what_does_not_fit_is_refused(fields, what):
     good = make(CHAIN, runners)
     wrong = msgspec.structs.replace(good.stages[1], **fields)
     with pytest.raises(BatchError, match=what):
-        check_schedule(msgspec.structs.replace(good, stages=[good.stages[0], wrong]))
+        check(msgspec.structs.replace(good, stages=[good.stages[0], wrong]))
     clear(*runners)
 
 
@@ -431,5 +431,5 @@ def test_drafts_behind_none_are_refused(drafts):
     runners = plans("cpu", 1)
     good = make(CHAIN, runners)
     with pytest.raises(BatchError, match="a draft of no text"):
-        check_schedule(msgspec.structs.replace(good, drafts=[DraftToken(*one) for one in drafts]))
+        check(msgspec.structs.replace(good, drafts=[DraftToken(*one) for one in drafts]))
     clear(*runners)

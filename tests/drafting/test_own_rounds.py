@@ -127,8 +127,8 @@ def wrong(**changes):
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"fills": [Fill(0, 7)]}, "fills by row, of drafts"),
-        ({"fills": [Fill(3, 0)]}, "fills by row, of drafts"),
+        ({"fills": [Fill(0, 7)]}, "a draft before it is chosen"),
+        ({"fills": [Fill(3, 0)]}, "fills by row"),
         ({"picks": [Pick(2, 2)]}, "no output"),
         ({"picks": []}, "a draft that nothing chooses"),
         ({"feeds": {"nothing": ("hidden",)}}, "slots that the graph does not have"),

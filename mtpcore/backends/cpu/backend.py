@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +30,6 @@ from mtpcore.backends.cpu.weights import CpuWeights
 from mtpcore.backends.draft import run_schedule as run_by_definition
 from mtpcore.backends.host_rows import HostRows
 from mtpcore.backends.schedule import Drafts, Schedule, Stage, n_embeddings
-from mtpcore.declarations.spec import INPUTS
 from mtpcore.errors import BackendError, BatchError
 from mtpcore.graph.program import OUTPUTS, MemoryLayer, Program, StateLayer
 from mtpcore.memory.base import Memory, StateStore
@@ -39,12 +37,27 @@ from mtpcore.memory.grouped import GroupedKV
 from mtpcore.memory.kv import PagedKV
 from mtpcore.memory.pages import PageTables
 
-if TYPE_CHECKING:
-    from mtpcore._ext._draft import StageOfPlan
-
 __all__ = ["CpuBackend", "CpuPlan"]
 
-NOT_MADE = (-1, 0, 0)
+
+class Binding(NamedTuple):
+    """What a plan is bound to while a schedule runs: its executor, memory and arrays.
+
+    ``outputs`` are buffers, and arrays with room for the outputs of any stage; ``made`` and
+    ``slots`` are the buffers of outputs and inputs by name, and ``rows`` room for rows of slots,
+    where stages have fills. A row of the buffer ``logits`` has ``n_logits``.
+    """
+
+    executor: Executor
+    pages: list[PageTables]
+    states: NDArray[np.int32] | None
+    outputs: list[tuple[int, F32]]
+    made: dict[str, int]
+    slots: dict[str, int]
+    rows: dict[str, F32]
+    logits: int
+    n_logits: int
+
 
 WORTH_SHARING = 60_000.0
 """Nanoseconds of work below which other threads bring little, and a core that the host takes away
@@ -183,13 +196,9 @@ class CpuPlan:
             name: (buffer, int(self.program.values[self.program.inputs[name]].shape[1]))
             for name, buffer in lowered.inputs.items()
         }
-        self._made = {
-            name: (buffer, int(is_output), math.prod(shape))
-            for name, buffer, is_output, shape in self._outputs
-        }
-        self._can_choose = "logits" in self._made and self._executor.can_choose(
-            self._made["logits"][0]
-        )
+        self._made = dict(lowered.outputs)
+        self._n_logits = int(shapes["logits"][1]) if "logits" in shapes else 0
+        self._can_choose = "logits" in shapes and self._executor.can_choose(self._made["logits"])
 
     @property
     def bytes_to_pack(self) -> int:
@@ -236,7 +245,7 @@ class CpuPlan:
             arrays[name] = array = np.empty((n_rows, *shape), np.float32)
             external.append((buffer, array))
         pages = self._pages(memory)
-        logits = -1 if fused_sampling is None else self._made["logits"][0]
+        logits = -1 if fused_sampling is None else self._made["logits"]
         chosen = self._executor.run(
             batch, pages, external, logits, arrays.get("logits"), _states_of(memory)
         )
@@ -253,91 +262,43 @@ class CpuPlan:
         BatchError, SamplingError
             It does not fit itself or the plans; nothing was run.
         """
-        stages = schedule.stages
-        plans = [stage.plan for stage in stages if self._runs_with(stage.plan)]
-        memories = {id(stage.plan): stage.memory for stage in stages}
-        is_one_region = len(plans) == len(stages) and all(
-            stage.memory is memories[id(stage.plan)]
-            and (stage.batch.embeddings is None or stage is stages[0])
-            for stage in stages
-        )
-        if schedule.takes_host or not is_one_region:
+        stages_of = dict[CpuPlan, list[Stage]]()
+        for stage in () if schedule.takes_host else schedule.stages:
+            if not self._runs_with(stage.plan):
+                return run_by_definition(schedule)
+            first = stages_of.setdefault(stage.plan, [stage])[0]
+            is_first = stage.batch.embeddings is None or stage is schedule.stages[0]
+            if stage.memory is not first.memory or not is_first:
+                return run_by_definition(schedule)
+            stages_of[stage.plan] += [stage] * (stage is not first)
+        if not stages_of:
             return run_by_definition(schedule)
-        taken, n_names = _by_buffers(schedule, plans), len(schedule.names)
-        texts, drafts, bests = schedule.texts, schedule.drafts, schedule.bests
-        return Drafts(*run(texts, drafts, bests, taken, n_names, schedule.token_ids))
+        return Drafts(*run(schedule, {plan: plan._bind(of) for plan, of in stages_of.items()}))
 
     def _runs_with(self, plan: object) -> TypeGuard[CpuPlan]:
         """Whether stages of a plan can follow this one's without returning in between."""
         return isinstance(plan, CpuPlan) and plan.threads == self.threads
 
-    def _of_stages(self, schedule: Schedule) -> dict[str, Any]:
-        """Return what all stages of this plan have in common: arrays have room for any."""
-        batches = [stage.batch for stage in schedule.stages if stage.plan is self]
-        memory = next(stage.memory for stage in schedule.stages if stage.plan is self)
-        n = max(len(batch.tokens) for batch in batches)
-        n_outputs = max(len(batch.outputs) for batch in batches)
-        logits, _, n_logits = self._made.get("logits", NOT_MADE)
-        where = self.program.name
-        if "codes" in self.program.inputs:
-            raise BatchError("a graph that reads codes cannot draft", where=where)
-        if not n_logits and any(s.picks for s in schedule.stages if s.plan is self):
-            raise BatchError("a graph without logits cannot draft", where=where)
-        outputs = [
-            (buffer, self._keep(name, n_outputs if is_output else n, *shape))
-            for name, buffer, is_output, shape in self._outputs
-        ]
-        slots = [(slot, *sizes) for slot, sizes in self._slots.items() if slot not in INPUTS]
-        rows = [(buffer, self._keep(f"slot {slot}", n, width)) for slot, buffer, width in slots]
-        return {
-            "executor": self._executor,
-            "pages": self._pages(memory),
-            "states": _states_of(memory),
-            "external": outputs + rows,
-            "logits": logits,
-            "n_logits": n_logits,
-            "made": [self._made.get(name, NOT_MADE) for name in schedule.names],
-            "slots": [(buffer, width, None) for _, buffer, width in slots],
-            "is_given": False,
-        }
-
-    def _given(self, stage: Stage, common: dict[str, Any]) -> dict[str, Any]:
-        """Return what differs in a stage whose rows are as the batch says; the loop writes none."""
-        outputs = common["external"][: len(self._outputs)]
-        external = self._inputs(stage.batch) + outputs
-        return {"external": external, "slots": [], "feeds": [], "is_given": True}
-
-    def _slots_of(self, stage: Stage) -> list[tuple[int, int, F32 | None]]:
-        """Return the slots of a stage, with the rows that its batch brings."""
-        return [
-            (buffer, width, stage.batch.slots.get(slot))
-            for slot, (buffer, width) in self._slots.items()
-            if slot not in INPUTS
-        ]
-
-    def _feeds_of(self, schedule: Schedule, number: int) -> list[tuple[int, int, int]]:
-        """Return which slot each name feeds in a stage, and from which column on."""
-        stage, feeds = schedule.stages[number], list[tuple[int, int, int]]()
-        slots = [slot for slot in self._slots if slot not in INPUTS]
-        if lost := stage.feeds.keys() - {*slots}:
-            raise BatchError(
-                "slots that the graph does not have", where=f"stage {number}", got=sorted(lost)
-            )
-        for slot, names in stage.feeds.items():
-            column = 0
-            for name in names:
-                feeds.append((slots.index(slot), schedule.names.index(name), column))
-                column += self._width_of(schedule, number, name)
-        return feeds
-
-    @staticmethod
-    def _width_of(schedule: Schedule, number: int, name: str) -> int:
-        """Return the width of an output that feeds slots of a stage."""
-        for feeder in schedule.feeders[number]:
-            plan = schedule.stages[feeder].plan
-            assert isinstance(plan, CpuPlan)
-            return plan._made.get(name, NOT_MADE)[2]
-        return 0
+    def _bind(self, stages: Sequence[Stage]) -> Binding:
+        """Return what this plan is bound to while these stages of it run."""
+        n = max(len(stage.batch.tokens) for stage in stages)
+        n_outputs = max(len(stage.batch.outputs) for stage in stages)
+        has_fills = any(stage.fills for stage in stages)
+        slots = self.program.slots() if has_fills else {}
+        return Binding(
+            executor=self._executor,
+            pages=self._pages(stages[0].memory),
+            states=_states_of(stages[0].memory),
+            outputs=[
+                (buffer, self._keep(name, n_outputs if is_output else n, *shape))
+                for name, buffer, is_output, shape in self._outputs
+            ],
+            made=self._made,
+            slots={name: buffer for name, (buffer, _) in self._slots.items()},
+            rows={slot: self._keep(f"slot {slot}", n, width) for slot, width in slots.items()},
+            logits=self._made.get("logits", -1),
+            n_logits=self._n_logits,
+        )
 
     def _keep(self, name: str, n: int, *shape: int) -> F32:
         """Return room for n rows that is kept from draft to draft, their contents undefined."""
@@ -374,36 +335,6 @@ class CpuPlan:
                 )
             inputs.append((buffer, array))
         return inputs
-
-
-def _by_buffers(schedule: Schedule, plans: Sequence[CpuPlan]) -> list[StageOfPlan]:
-    """Return the stages of a schedule, whose plans these are, for the compiled loop."""
-    fields = {plan: plan._of_stages(schedule) for plan in dict.fromkeys(plans)}
-    known: dict[tuple[CpuPlan, int, tuple[int, ...]], list[tuple[int, int, int]]] = {}
-    begun: set[CpuPlan] = set()
-    taken: list[StageOfPlan] = []
-    for number, (plan, stage) in enumerate(zip(plans, schedule.stages, strict=True)):
-        own: dict[str, Any] = {}
-        if plan not in begun and not stage.fills:
-            own = plan._given(stage, fields[plan])
-        elif stage.batch.slots:
-            own = {"slots": plan._slots_of(stage)}
-        key = plan, id(stage.feeds), tuple(schedule.feeders[number])
-        if key not in known:
-            known[key] = plan._feeds_of(schedule, number)
-        fixed = {
-            "batch": stage.batch,
-            "fills": stage.fills,
-            "picks": stage.picks,
-            "feeds": known[key],
-            "repeats": stage.repeats,
-            "runs_whole": stage.runs_whole,
-            "ends_at_nan": stage.ends_at_nan,
-            "is_kept": number in schedule.read_late,
-        }
-        taken.append({**fields[plan], **fixed, **own})  # type: ignore[typeddict-item]
-        begun.add(plan)
-    return taken
 
 
 def _states_of(memory: Memory | None) -> NDArray[np.int32] | None:

@@ -15,6 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from mtpcore._ext._draft import check
 from mtpcore.backends.base import CheckedBatch, Verification
 from mtpcore.backends.cuda.choice import list_drafts
 from mtpcore.backends.cuda.draft_order import DraftOrder, DraftStep, KeptRows
@@ -34,7 +35,7 @@ from mtpcore.backends.cuda.launch.tokens import Drafted
 from mtpcore.backends.cuda.rounds import EVERY_TOKEN, DeviceStage, Rounds, n_tokens_of
 from mtpcore.backends.cuda.runs import DevicePlan, PlannedRun, plan_choice, plan_runs
 from mtpcore.backends.draft import run_schedule
-from mtpcore.backends.schedule import PENDING, Drafts, Schedule, Stage, check_schedule
+from mtpcore.backends.schedule import PENDING, Drafts, Schedule, Stage
 from mtpcore.graph.program import OUTPUTS
 
 __all__ = ["DraftLoop"]
@@ -76,9 +77,9 @@ class DraftLoop:
         Raises
         ------
         BatchError
-            As ``check_schedule``.
+            As ``mtpcore._ext._draft.check``.
         """
-        check_schedule(schedule)
+        check(schedule)
         stages = schedule.stages
         if (
             not (schedule.drafts and stages[-1].picks)

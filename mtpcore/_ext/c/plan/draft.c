@@ -4,76 +4,6 @@
 #include <math.h>
 #include <string.h>
 
-/* The next part of the memory, in whole lines. */
-static void *part(char *memory, size_t *used, size_t bytes)
-{
-    char *found = memory ? memory + *used : NULL;
-    *used += mtp_whole_lines(bytes);
-    return found;
-}
-
-static int32_t *integers(char *memory, size_t *used, int64_t n)
-{
-    return part(memory, used, (size_t)n * sizeof(int32_t));
-}
-
-static void lay_out_stage(const mtp_schedule *schedule, mtp_stage *stage, char *memory,
-                          size_t *used)
-{
-    const int64_t n = stage->n_rows, m = stage->n_outputs;
-    stage->fills = part(memory, used, (size_t)stage->n_fills * sizeof *stage->fills);
-    stage->picks = part(memory, used, (size_t)stage->n_picks * sizeof *stage->picks);
-    stage->made = part(memory, used, (size_t)schedule->n_names * sizeof *stage->made);
-    stage->tokens = integers(memory, used, n);
-    stage->seq = integers(memory, used, n);
-    stage->place = integers(memory, used, n);
-    stage->positions = integers(memory, used, n * stage->n_axes);
-    stage->parent = integers(memory, used, n);
-    stage->before = integers(memory, used, n);
-    stage->until = integers(memory, used, n);
-    stage->outputs = integers(memory, used, m);
-    stage->at = integers(memory, used, m);
-    stage->row = integers(memory, used, m);
-    stage->is_finite = part(memory, used, (size_t)m);
-    if (stage->kept_width > 0)
-        stage->kept = part(memory, used, (size_t)(m * stage->kept_width) * sizeof(float));
-}
-
-size_t mtp_schedule_lay_out(mtp_schedule *schedule, int64_t most, int64_t n_members, char *memory)
-{
-    int64_t most_rows = 1, most_positions = 1;
-    size_t used = 0;
-    for (int64_t s = 0; s < schedule->n_stages; s++) {
-        const mtp_stage *stage = &schedule->stages[s];
-        const int64_t n_positions = stage->n_rows * stage->n_axes;
-        most_rows = stage->n_rows > most_rows ? stage->n_rows : most_rows;
-        most_positions = n_positions > most_positions ? n_positions : most_positions;
-    }
-    schedule->texts = part(memory, &used, (size_t)schedule->n_texts * sizeof(mtp_text));
-    schedule->drafts = part(memory, &used, (size_t)schedule->n_drafts * sizeof(mtp_draft_token));
-    schedule->bests = part(memory, &used, (size_t)schedule->n_bests * sizeof(mtp_best));
-    schedule->members = integers(memory, &used, n_members);
-    schedule->ids = integers(memory, &used, schedule->n_ranked);
-    schedule->probabilities = part(memory, &used, (size_t)schedule->n_ranked * sizeof(float));
-    schedule->shares = part(memory, &used, (size_t)schedule->n_ranked * sizeof(double));
-    schedule->row_of = integers(memory, &used, schedule->n_drafts);
-    int32_t *histories = integers(memory, &used, most * schedule->n_texts);
-    for (int64_t i = 0; memory && i < schedule->n_texts; i++)
-        schedule->texts[i] = (mtp_text){.history = histories + i * most};
-    schedule->tokens = integers(memory, &used, most_rows);
-    schedule->seq = integers(memory, &used, most_rows);
-    schedule->place = integers(memory, &used, most_rows);
-    schedule->positions = integers(memory, &used, most_positions);
-    schedule->parent = integers(memory, &used, most_rows);
-    schedule->until = integers(memory, &used, most_rows);
-    schedule->outputs = integers(memory, &used, most_rows);
-    schedule->is_dead = integers(memory, &used, most_rows);
-    schedule->row_at = integers(memory, &used, most_rows);
-    for (int64_t s = 0; s < schedule->n_stages; s++)
-        lay_out_stage(schedule, &schedule->stages[s], memory, &used);
-    return used;
-}
-
 typedef struct {
     mtp_schedule *schedule;
     int shares; /* whether all threads choose together from logits that were written */
@@ -118,10 +48,8 @@ static void find_fused(mtp_schedule *schedule)
     }
     for (int64_t s = 0; s < schedule->n_stages; s++) {
         mtp_stage *stage = &schedule->stages[s];
-        stage->can_fuse = has_fused && stage->n_picks > 0 &&
+        stage->can_fuse = has_fused && stage->n_picks > 0 && !schedule->keeps_logits &&
                           mtp_plan_n_logits(stage->plan, stage->sampling.logits) > 0;
-        for (int64_t i = 0; i < schedule->n_names; i++)
-            stage->can_fuse &= stage->made[i].buffer != stage->sampling.logits;
     }
 }
 
@@ -149,65 +77,34 @@ static int has_nan(const float *x, int64_t n)
 
 /* -- before a stage runs --------------------------------------------------------------------- */
 
-/* What a stage made for an output, by name. */
-static const float *made(const mtp_stage *stage, int64_t output, int64_t name)
-{
-    const mtp_made *own = &stage->made[name];
-    if (stage->kept)
-        return stage->kept + output * stage->kept_width + own->column;
-    const int64_t row = own->axis == MTP_OUTPUTS ? stage->at[output] : stage->row[output];
-    return (const float *)stage->run->buffers[own->buffer] + row * own->width;
-}
-
-/* Whether what a stage made for the slots of another one's rows is finite. */
-static int feeds_are_finite(mtp_stage *source, int64_t output, const mtp_stage *stage)
-{
-    int8_t *known = &source->is_finite[output];
-    if (*known < 0) {
-        *known = 1;
-        for (int64_t i = 0; i < stage->n_feeds; i++) {
-            const int64_t name = stage->feeds[i].name;
-            *known &= (int8_t)are_finite(made(source, output, name), source->made[name].width);
-        }
-    }
-    return *known;
-}
-
-static void forget_finite(const mtp_schedule *schedule)
-{
-    for (int64_t s = 0; s < schedule->n_stages; s++)
-        memset(schedule->stages[s].is_finite, -1, (size_t)schedule->stages[s].n_outputs);
-}
-
 static int has_embedding(const mtp_schedule *schedule, int32_t token)
 {
     return schedule->n_tokens == 0 || token < schedule->n_tokens;
 }
 
-/* The stage and output that feed a fill's row; NULL where nothing does. */
-static mtp_stage *source_of(const mtp_schedule *schedule, const mtp_fill *fill, int64_t *output)
+/* The output that feeds the slots of a fill's row. */
+static int32_t output_of(const mtp_schedule *schedule, const mtp_fill *fill)
 {
-    *output = fill->output;
-    if (fill->stage == MTP_KNOWN)
-        return NULL;
-    if (fill->stage != MTP_OF_DRAFT)
-        return &schedule->stages[fill->stage];
-    const mtp_draft_token *draft = &schedule->drafts[fill->draft];
-    *output = draft->output;
-    return &schedule->stages[draft->stage];
+    return fill->output == MTP_OF_DRAFT ? schedule->drafts[fill->draft].output : fill->output;
 }
 
 /* Whether a row can have what its fill says. */
 static int can_fill(const mtp_schedule *schedule, const mtp_stage *stage, const mtp_fill *fill)
 {
-    int64_t output;
     if (fill->draft != MTP_KNOWN) {
         const int32_t token = schedule->drafts[fill->draft].token;
         if (token < 0 || (stage->repeats == 0 && !has_embedding(schedule, token)))
             return 0;
     }
-    mtp_stage *source = source_of(schedule, fill, &output);
-    return !source || (source->at[output] >= 0 && feeds_are_finite(source, output, stage));
+    if (fill->stage == MTP_KNOWN)
+        return 1;
+    const mtp_stage *source = &schedule->stages[fill->stage];
+    const int32_t output = output_of(schedule, fill);
+    int can = source->at[output] >= 0;
+    for (int64_t i = 0; can && i < stage->n_slots; i++)
+        if (stage->slots[i].kind >= 0)
+            can &= source->kept[stage->slots[i].kind].is_finite[output];
+    return can;
 }
 
 /* Say which row each row of a tree comes after, with the drafts that they get. */
@@ -273,7 +170,7 @@ static int64_t open_picks(const mtp_schedule *schedule, const mtp_stage *stage)
             is_open = parent->is_open >= 0 ? parent->is_open : parent->token >= 0;
         }
         is_open &= stage->repeats == 0 || draft->token >= 0;
-        is_open &= stage->is_given || !schedule->is_dead[stage->outputs[pick->output]];
+        is_open &= !schedule->is_dead[stage->outputs[pick->output]];
         draft->is_open = is_open;
         n += is_open;
     }
@@ -322,25 +219,19 @@ static int32_t next_place(const mtp_schedule *schedule, const mtp_stage *stage, 
     return stage->place[first];
 }
 
-/* Write the slots of a row. */
+/* Write the slots of a row, which becomes row `to` of the run. */
 static void fill_slots(const mtp_schedule *schedule, const mtp_stage *stage, const mtp_fill *fill,
                        int64_t row, int64_t to)
 {
-    int64_t output;
-    mtp_stage *source = fill ? source_of(schedule, fill, &output) : NULL;
     for (int64_t i = 0; i < stage->n_slots; i++) {
         const mtp_slot *slot = &stage->slots[i];
-        if (slot->given)
-            memcpy(slot->rows + to * slot->width, slot->given + row * slot->width,
-                   (size_t)slot->width * sizeof(float));
-    }
-    if (!source || source->at[output] < 0)
-        return;
-    for (int64_t i = 0; i < stage->n_feeds; i++) {
-        const mtp_feed *feed = &stage->feeds[i];
-        const mtp_slot *slot = &stage->slots[feed->slot];
-        memcpy(slot->rows + to * slot->width + feed->column, made(source, output, feed->name),
-               (size_t)source->made[feed->name].width * sizeof(float));
+        const float *from = slot->given ? slot->given + row * slot->width : NULL;
+        if (fill && fill->stage != MTP_KNOWN && slot->kind >= 0) {
+            const mtp_kept *kept = &schedule->stages[fill->stage].kept[slot->kind];
+            from = kept->rows + output_of(schedule, fill) * slot->width;
+        }
+        if (slot->rows && from)
+            memcpy(slot->rows + to * slot->width, from, (size_t)slot->width * sizeof(float));
     }
 }
 
@@ -355,41 +246,36 @@ static int32_t token_of(const mtp_schedule *schedule, const mtp_stage *stage, co
 }
 
 /* Write the rows that have to run. */
-static void write_rows(mtp_schedule *schedule, mtp_stage *stage, int64_t n)
+static void write_rows(const mtp_schedule *schedule, const mtp_stage *stage)
 {
     const mtp_fill *next = stage->fills, *end = next + stage->n_fills;
-    const int are_the_same = stage->n_composed == n; /* but for tokens: rows never come back */
     const int64_t n_axes = stage->n_axes;
     for (int64_t row = 0; row < stage->n_rows; row++) {
         const mtp_fill *fill = next < end && next->row == row ? next++ : NULL;
         const int64_t to = schedule->row_at[row];
         if (to < 0)
             continue;
+        const int32_t before = stage->before[row];
         schedule->tokens[to] = token_of(schedule, stage, fill, row);
-        if (are_the_same)
-            continue;
         schedule->seq[to] = stage->seq[row];
         schedule->place[to] =
             stage->is_tree ? next_place(schedule, stage, row, to) : stage->place[row];
-        if (stage->is_tree)
-            schedule->parent[to] =
-                stage->before[row] < 0 ? -1 : schedule->row_at[stage->before[row]];
+        schedule->parent[to] = before < 0 ? -1 : schedule->row_at[before];
         if (stage->until)
             schedule->until[to] = stage->until[row];
         memcpy(schedule->positions + to * n_axes, stage->positions + row * n_axes,
                (size_t)n_axes * sizeof(int32_t));
         fill_slots(schedule, stage, fill, row, to);
     }
-    stage->n_composed = n;
 }
 
 /* Point the run at the rows that have to run, and note where outputs are among them. */
-static void compose(mtp_schedule *schedule, mtp_stage *stage)
+static void compose(const mtp_schedule *schedule, const mtp_stage *stage)
 {
     mtp_run *run = stage->run;
-    const int64_t n = find_rows(schedule, stage);
     int64_t m = 0;
-    write_rows(schedule, stage, n);
+    run->n_rows[MTP_TOKENS] = find_rows(schedule, stage);
+    write_rows(schedule, stage);
     for (int64_t i = 0; i < stage->n_outputs; i++)
         stage->at[i] = runs_all(stage) ? 0 : -1;
     for (int64_t i = 0; i < stage->n_picks; i++)
@@ -398,11 +284,9 @@ static void compose(mtp_schedule *schedule, mtp_stage *stage)
     for (int64_t i = 0; i < stage->n_outputs; i++) {
         if (stage->at[i] < 0)
             continue;
-        stage->row[i] = schedule->row_at[stage->outputs[i]];
-        schedule->outputs[m] = stage->row[i];
+        schedule->outputs[m] = schedule->row_at[stage->outputs[i]];
         stage->at[i] = (int32_t)m++;
     }
-    run->n_rows[MTP_TOKENS] = n;
     run->n_rows[MTP_OUTPUTS] = m;
     run->n_axes = stage->n_axes;
     run->tokens = schedule->tokens;
@@ -412,8 +296,10 @@ static void compose(mtp_schedule *schedule, mtp_stage *stage)
     run->outputs = schedule->outputs;
     run->parent = stage->is_tree ? schedule->parent : NULL;
     run->until = stage->until ? schedule->until : NULL;
-    for (int64_t i = 0; i < stage->n_slots; i++)
-        run->buffers[stage->slots[i].buffer] = stage->slots[i].rows;
+    for (int64_t i = 0; i < stage->n_slots; i++) {
+        const mtp_slot *slot = &stage->slots[i];
+        run->buffers[slot->buffer] = slot->rows ? (void *)slot->rows : (void *)slot->given;
+    }
 }
 
 /* Where the stage writes row `at` of its logits. */
@@ -476,7 +362,6 @@ static void take_best(const mtp_schedule *schedule, const mtp_best *best)
         const mtp_draft_token *candidate = &drafts[draft->best_of];
         draft->parent = candidate->parent;
         draft->token = candidate->token;
-        draft->stage = candidate->stage;
         draft->output = candidate->output;
         draft->worth = candidate->worth;
     }
@@ -509,16 +394,12 @@ static void begin(loop *self, mtp_stage *stage)
     if (stage != self->stage)
         self->n_runs = 0;
     for (; stage < end; stage++, self->n_runs = 0) {
-        if (self->n_runs == 0)
-            forget_finite(schedule);
-        if (!stage->is_given)
-            find_dead(schedule, stage);
+        find_dead(schedule, stage);
         if (open_picks(schedule, stage) == 0 && stage->n_picks > 0) {
             choose_none(schedule, stage);
             continue;
         }
-        if (!stage->is_given)
-            compose(schedule, stage);
+        compose(schedule, stage);
         set_samplers(self, stage);
         self->stage = stage;
         self->n_runs++;
@@ -532,18 +413,23 @@ static void begin(loop *self, mtp_stage *stage)
 
 /* -- after it ran ---------------------------------------------------------------------------- */
 
-/* Note what a stage made, where its plan runs again before that is read. */
+/* Keep the rows of outputs that feed slots of later stages, and whether they are finite. */
 static void keep(const mtp_schedule *schedule, const mtp_stage *stage)
 {
-    for (int64_t output = 0; stage->kept && output < stage->n_outputs; output++) {
-        for (int64_t i = 0; stage->at[output] >= 0 && i < schedule->n_names; i++) {
-            const mtp_made *own = &stage->made[i];
-            if (own->buffer < 0)
-                continue;
-            const int64_t row = own->axis == MTP_OUTPUTS ? stage->at[output] : stage->row[output];
-            memcpy(stage->kept + output * stage->kept_width + own->column,
-                   (const float *)stage->run->buffers[own->buffer] + row * own->width,
-                   (size_t)own->width * sizeof(float));
+    for (int64_t kind = 0; kind < schedule->n_kinds; kind++) {
+        const mtp_kept *kept = &stage->kept[kind];
+        for (int64_t output = 0; kept->rows && output < stage->n_outputs; output++) {
+            const int64_t at = stage->at[output];
+            float *to = kept->rows + output * kept->width;
+            for (int64_t i = 0; at >= 0 && i < kept->n_parts; i++) {
+                const mtp_part *part = &kept->parts[i];
+                const int64_t row = part->axis == MTP_OUTPUTS ? at : schedule->outputs[at];
+                const float *from = (const float *)stage->run->buffers[part->buffer];
+                memcpy(to, from + row * part->width, (size_t)part->width * sizeof(float));
+                to += part->width;
+            }
+            kept->is_finite[output] =
+                (int8_t)(at >= 0 && are_finite(to - kept->width, kept->width));
         }
     }
 }
@@ -570,7 +456,6 @@ static void note(loop *self, mtp_draft_token *draft, int32_t token, const mtp_pi
     const int32_t chosen = token == MTP_NO_TOKEN ? -1 : token;
     self->n_changed += draft->token != chosen;
     draft->token = chosen;
-    draft->stage = (int32_t)(self->stage - self->schedule->stages);
     draft->output = pick->output;
     draft->worth = draft->parent >= 0 ? self->schedule->drafts[draft->parent].worth : 1.0;
 }

@@ -8,11 +8,11 @@
 
 #include "plan/fused_sampling.h"
 
-enum { MTP_MOST_SLOTS = 8, MTP_KNOWN = -1, MTP_OF_DRAFT = -2, MTP_CHOICE = -1, MTP_BEST = -2 };
+enum { MTP_KNOWN = -1, MTP_OF_DRAFT = -2, MTP_CHOICE = -1, MTP_BEST = -2 };
 
 /* What row `row` of a stage gets: the token of `draft`, or none (MTP_KNOWN); and for its slots what
- * `stage` made for its output `output`, or the stage that chose the draft (MTP_OF_DRAFT), or
- * nothing (MTP_KNOWN). */
+ * `stage` kept of its output `output`, or of the one that chose the draft (MTP_OF_DRAFT), or nothing
+ * (`stage` is MTP_KNOWN). */
 typedef struct {
     int32_t row, draft, stage, output;
 } mtp_fill;
@@ -30,25 +30,26 @@ typedef struct {
     int32_t stage, pick; /* that chooses the last candidate */
 } mtp_best;
 
-/* An output whose rows feed slots of later stages, by its number among the names of all. */
+/* An output of a graph, and the axis of its rows. */
 typedef struct {
-    int32_t buffer; /* -1: the stage does not make it */
-    int32_t axis;   /* of its rows */
+    int32_t buffer, axis;
     int64_t width;
-    int64_t column; /* of a row of `kept` */
-} mtp_made;
+} mtp_part;
 
-/* A part of a slot, by its number among the stage's: which name fills it from `column` on. */
+/* What a stage keeps of its outputs for slots of later stages: parts of a row, side by side. */
 typedef struct {
-    int32_t slot, name;
-    int64_t column;
-} mtp_feed;
+    mtp_part *parts;
+    int64_t n_parts, width;
+    float *rows;       /* [n_outputs][width]; NULL: no stage reads them */
+    int8_t *is_finite; /* [n_outputs] */
+} mtp_kept;
 
 typedef struct {
     int32_t buffer;
+    int32_t kind; /* of kept rows that feed it; -1: none do */
     int64_t width;
     const float *given; /* [n_rows][width], or NULL */
-    float *rows;        /* [n_rows][width] that the stage reads */
+    float *rows;        /* [n_rows][width] that the stage reads; NULL: those of the batch */
 } mtp_slot;
 
 /* A text that gets drafts. */
@@ -68,7 +69,7 @@ typedef struct {
     int32_t depth;         /* how many come before it */
     int32_t is_anew;       /* whether a stage that repeats chooses it: p_min is asked last */
     int32_t token;         /* -1: none */
-    int32_t stage, output; /* that chose it */
+    int32_t stage, output; /* that choose it; nobody asks for the stage while it runs */
     int32_t is_open;       /* whether the stage at hand may choose it; -1: it does not */
     int32_t best_of;       /* the candidate that it is, or itself */
     float probability;
@@ -83,27 +84,18 @@ typedef struct {
     int64_t n_fills;
     mtp_pick *picks;
     int64_t n_picks;
-    mtp_slot slots[MTP_MOST_SLOTS];
+    mtp_slot *slots;
     int64_t n_slots;
-    mtp_feed feeds[MTP_MOST_SLOTS];
-    int64_t n_feeds;
-    mtp_made *made; /* [n_names] */
+    mtp_kept *kept; /* [n_kinds] */
     int64_t repeats;
     int runs_whole, ends_at_nan;
-    int is_given; /* whether the run has its rows already, and it has no fills */
     /* The batch, and the row that each comes after, -1: none; of a tree as the batch says, and as
      * it is with these drafts. */
     int64_t n_rows, n_outputs, n_axes;
     int is_tree;
     int32_t *tokens, *seq, *place, *positions, *outputs, *parent, *before;
     int32_t *until; /* or NULL */
-    /* Of each output, as it was run: its number, -1 where it was left out, and its row. */
-    int32_t *at, *row;
-    int8_t *is_finite; /* what it made for the stage at hand; -1: nobody has looked */
-    float *kept;       /* [n_outputs][kept_width] of what it made, where its plan runs again before
-                        * that is read; else NULL */
-    int64_t kept_width;
-    int64_t n_composed; /* rows when it was composed last */
+    int32_t *at;    /* of each output, its number as it was run; -1 where it was left out */
     int can_fuse, has_run;
 } mtp_stage;
 
@@ -115,26 +107,21 @@ typedef struct {
     int64_t n_drafts;
     mtp_best *bests; /* in the order in which they are found */
     int64_t n_bests, n_found;
-    int32_t *members; /* all their candidates and drafts */
     mtp_stage *stages;
     int64_t n_stages;
-    int64_t n_names, n_logits;
+    int64_t n_kinds; /* of kept rows */
+    int keeps_logits;
+    int64_t n_logits;
     int64_t n_tokens; /* that have embeddings where drafts are read; 0: none are read */
-    /* The rows of the stage that runs, where it has fills; [most rows]: */
+    /* The rows of the stage that runs; [most rows of any]: */
     int32_t *tokens, *seq, *place, *positions, *parent, *until, *outputs;
     int32_t *is_dead, *row_at; /* while it is composed */
     int32_t *row_of; /* [n_drafts]: the row of the stage at hand that a draft has, or -1 */
-    /* What an output ranks; [n_ranked], at least 1: */
-    int64_t n_ranked;
+    /* What an output ranks; [the most]: */
     int32_t *ids;
     float *probabilities;
     double *shares;
 } mtp_schedule;
-
-/* Lay out what the loop reads and writes, with room for histories of up to `most` tokens. The
- * stages say how many rows, outputs, fills, picks and kept columns they have, `n_members` how many
- * candidates and drafts all the bests have. Returns its bytes; where memory is NULL that is all. */
-size_t mtp_schedule_lay_out(mtp_schedule *schedule, int64_t most, int64_t n_members, char *memory);
 
 /* Run all stages, or until the run is interrupted. */
 void mtp_schedule_run(mtp_schedule *schedule);
