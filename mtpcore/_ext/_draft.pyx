@@ -20,15 +20,15 @@ cdef int64_t MOST_TOKENS = 1 << 40  # of all texts: sizes in bytes stay far from
 
 
 def check(schedule):
-    Flat(schedule)
+    FlatSchedule(schedule)
 
 
 def run(schedule, bindings):
-    cdef Flat flat = Flat(schedule)
+    cdef FlatSchedule flat = FlatSchedule(schedule)
     return flat.run(bindings)
 
 
-cdef class Flat:
+cdef class FlatSchedule:
     """A schedule that was checked, as the loop reads it; its parts lie in ``memory``."""
 
     cdef mtp_schedule loop
@@ -46,7 +46,7 @@ cdef class Flat:
         loop.n_texts, loop.n_stages = len(self.texts), len(self.stages)
         loop.n_drafts, loop.n_bests = len(drafts), len(bests)
         loop.drafts = <mtp_draft_token *> self.take(loop.n_drafts, sizeof(mtp_draft_token))
-        loop.row_of = <int32_t *> self.take(loop.n_drafts, sizeof(int32_t))
+        loop.row_of = self.integers(loop.n_drafts)
         loop.bests = <mtp_best *> self.take(loop.n_bests, sizeof(mtp_best))
         loop.stages = <mtp_stage *> self.take(loop.n_stages, sizeof(mtp_stage))
         self.kinds = {}
@@ -77,6 +77,9 @@ cdef class Flat:
         self.memory.append(taken)
         return PyByteArray_AS_STRING(taken)
 
+    cdef int32_t *integers(self, int64_t n) except NULL:
+        return <int32_t *> self.take(n, sizeof(int32_t))
+
     cdef int take_bests(self, tuple bests) except -1:
         """Note which drafts are the best of others: until they are found the first candidates."""
         cdef mtp_best *own
@@ -92,7 +95,7 @@ cdef class Flat:
             own = &self.loop.bests[i]
             own.goes_on, own.stage, own.pick = bool(goes_on), -1, -1
             own.n_candidates, own.n_drafts = len(candidates), len(best)
-            own.candidates = <int32_t *> self.take(len(members), sizeof(int32_t))
+            own.candidates = self.integers(len(members))
             own.drafts = own.candidates + own.n_candidates
             if (not candidates or not best or min(members) < 0 or max(members) >= n_drafts
                     or max(candidates) >= min(best)):
@@ -201,10 +204,10 @@ cdef class Flat:
         parent = int32s_of(batch.parent, 1) if own.is_tree else seq
         if seq.n != n or parent.n != n:
             raise BatchError("rows do not fit each other", where=f"stage {s}", wanted=n)
-        own.seq = <int32_t *> self.take(n, sizeof(int32_t))
-        own.parent = <int32_t *> self.take(n, sizeof(int32_t))
-        own.before = <int32_t *> self.take(n, sizeof(int32_t))
-        own.at = <int32_t *> self.take(own.n_outputs, sizeof(int32_t))
+        own.seq = self.integers(n)
+        own.parent = self.integers(n)
+        own.before = self.integers(n)
+        own.at = self.integers(own.n_outputs)
         own.kept = <mtp_kept *> self.take(self.loop.n_kinds, sizeof(mtp_kept))
         for i in range(own.n_outputs):
             own.at[i] = -1
@@ -471,7 +474,7 @@ cdef class Flat:
         return 0
 
     cdef int32_t *copied(self, const int32_t *values, int64_t n) except NULL:
-        cdef int32_t *own = <int32_t *> self.take(n, sizeof(int32_t))
+        cdef int32_t *own = self.integers(n)
         memcpy(own, values, n * sizeof(int32_t))
         return own
 
@@ -525,12 +528,11 @@ cdef class Flat:
             for j in range(loop.stages[i].n_picks):
                 n_ranked = max(n_ranked, loop.stages[i].picks[j].rank + 1)
         n_ranked = min(n_ranked, max(loop.n_logits, 1))
-        loop.tokens = <int32_t *> self.take(n * (8 + most_axes), sizeof(int32_t))
-        loop.seq, loop.place, loop.parent = loop.tokens + n, loop.tokens + 2 * n, loop.tokens + 3 * n
-        loop.until, loop.outputs = loop.tokens + 4 * n, loop.tokens + 5 * n
-        loop.is_dead, loop.row_at = loop.tokens + 6 * n, loop.tokens + 7 * n
-        loop.positions = loop.tokens + 8 * n
-        loop.ids = <int32_t *> self.take(n_ranked, sizeof(int32_t))
+        loop.tokens, loop.seq, loop.place = self.integers(n), self.integers(n), self.integers(n)
+        loop.parent, loop.until, loop.outputs = self.integers(n), self.integers(n), self.integers(n)
+        loop.is_dead, loop.row_at = self.integers(n), self.integers(n)
+        loop.positions = self.integers(n * most_axes)
+        loop.ids = self.integers(n_ranked)
         loop.probabilities = <float *> self.take(n_ranked, sizeof(float))
         loop.shares = <double *> self.take(n_ranked, sizeof(double))
         return 0

@@ -59,7 +59,9 @@ def make_drafters(
     return drafters
 
 
-def _graph_drafter(name: str, runners: Mapping[str, GraphRunner], links: Links) -> GraphDrafter:
+def _graph_drafter(
+    name: str, runners: Mapping[str, GraphRunner], links: Links
+) -> GraphDrafter | BlockDrafter:
     runner = runners[name]
     assert runner.drafter is not None
     block, further = runner.drafter.block, find_upstream(name, runners)

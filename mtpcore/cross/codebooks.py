@@ -153,7 +153,7 @@ class CodebookDecoder:
             texts=[Text(job.sampler, none, 0, self.index(job.n) + 1) for job in jobs],
             drafts=chains.drafts,
         )
-        codes = schedule.by_text(run_reserved(self.runner.plan, schedule, [reserved]).tokens)
+        codes = schedule.by_text(run_reserved(schedule, [reserved]).tokens)
         for job in jobs:
             self.runner.rewind(job.seq, 0)
         return {

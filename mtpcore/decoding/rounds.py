@@ -149,6 +149,8 @@ def _chunks(cross: Cross, running: Requests, taken: int) -> dict[int, list[int] 
     chunks: dict[int, list[int] | Prompt] = {}
     for seq, request in running.items():
         begin = request.n_prefilled
+        if begin == len(request.prompt):
+            continue
         end = min([begin + room, *(stop for stop in request.stops if stop > begin)])
         whole = cross.llm.program.sees_spans
         rows = request.chunk(begin, end, whole=whole) if room > 0 else []

@@ -1,21 +1,26 @@
-"""What drafters have in common: graphs that follow the target, and sequences that are paused."""
+"""What drafters have in common: graphs that follow the target, and rounds that these run."""
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.schedule import Drafts, Schedule
+from mtpcore.backends.schedule import Schedule, are_ranked
 from mtpcore.declarations.draft_tree import Draft
-from mtpcore.drafting.drafters import DraftJob
+from mtpcore.drafting.drafters import DraftJob, Verify, texts_of
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
-from mtpcore.drafting.rounds import drafts_of, find_missing
+from mtpcore.drafting.entries import Entries
+from mtpcore.drafting.reserved import ReservedRows, run_reserved
+from mtpcore.drafting.rounds import BuildRound, RoundInput, drafts_of, find_missing
+from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.runtime.runner import GraphRunner
 
-__all__ = ["BaseDrafter"]
+__all__ = ["BaseDrafter", "RoundDrafter"]
 
 logger = logging.getLogger("mtpcore")
 
@@ -62,20 +67,6 @@ class BaseDrafter:
         for runner in self.runners.values():
             runner.rewind(seq, 0)
 
-    def _take(
-        self,
-        jobs: Sequence[DraftJob],
-        schedule: Schedule,
-        drafted: Drafts,
-        drafts: dict[int, Draft],
-    ) -> None:
-        """Note what was drafted; a missing draft means a row that is not finite."""
-        made = drafts_of(schedule, drafted)
-        drafts.update(zip((job.seq for job in jobs), made, strict=True))
-        for text, depth in find_missing(schedule, drafted).items():
-            if jobs[text].p_min <= 0:
-                self._pause(jobs[text].seq, len(jobs[text].history) + depth - 1)
-
     def _pause(self, seq: int, place: int) -> None:
         """Count a sequence that gets no further draft; warn of the first one."""
         if not self.paused:
@@ -88,3 +79,76 @@ class BaseDrafter:
                 place,
             )
         self.paused += 1
+
+
+class RoundDrafter(BaseDrafter):
+    """A drafter whose graphs draft in rounds: the declaration's, or those of its shape.
+
+    Parameters
+    ----------
+    name, runners
+        As ``BaseDrafter``.
+    runner : GraphRunner
+        Of the graph that the declaration's shape is of.
+    builders : mapping of str to BuildRound
+        By shape.
+
+    Raises
+    ------
+    LinkError
+        As ``read_vocabulary``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        runners: Mapping[str, GraphRunner],
+        runner: GraphRunner,
+        builders: Mapping[str, BuildRound],
+    ) -> None:
+        super().__init__(name, runners)
+        assert runner.drafter is not None
+        self.spec = runner.drafter
+        self._ids = read_vocabulary(runner)
+        self._build = cast(BuildRound, self.spec.schedule or builders[self.spec.shape])
+
+    def _begin(self, entries: Entries, jobs: Sequence[DraftJob]) -> list[DraftJob]:
+        """Return the jobs whose texts can be read up to the pending token; others are paused."""
+        active = []
+        for job in jobs:
+            place = entries.begin(job)
+            if place is None:
+                active.append(job)
+            else:
+                self._pause(job.seq, place)
+        return active
+
+    def _run_round(
+        self,
+        jobs: Sequence[DraftJob],
+        inputs: RoundInput,
+        reserved: Sequence[ReservedRows],
+        verify: Verify | None,
+    ) -> dict[int, Draft]:
+        """Run a round of these texts, with what verifies its drafts if both can run together."""
+        built = self._build(inputs)
+        verification = None
+        if verify and not are_ranked(built.stages):  # of trees it is known afterwards which
+            n_drafts = Counter(draft.text for draft in built.drafts)
+            verification = verify(
+                [job.seq for job in jobs], [n_drafts[i] for i in range(len(jobs))]
+            )
+        schedule = Schedule(
+            stages=built.stages,
+            texts=texts_of(jobs),
+            drafts=built.drafts,
+            bests=built.bests,
+            token_ids=self._ids,
+            verification=verification,
+        )
+        drafted = run_reserved(schedule, reserved)
+        for text, depth in find_missing(schedule, drafted).items():
+            if jobs[text].p_min <= 0:  # a row is not finite, or no token is left
+                self._pause(jobs[text].seq, len(jobs[text].history) + depth - 1)
+        drafts = drafts_of(schedule, drafted)
+        return dict(zip((job.seq for job in jobs), drafts, strict=True))

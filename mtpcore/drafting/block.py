@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +10,11 @@ from numpy.typing import NDArray
 from mtpcore.backends.schedule import n_embeddings
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.spec import DrafterSpec, Feed
-from mtpcore.drafting.chain import GraphDrafter
+from mtpcore.drafting.base import RoundDrafter
 from mtpcore.drafting.drafters import DraftJob, Verify
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
-from mtpcore.drafting.reserved import ReservedRows, run_drafts
+from mtpcore.drafting.entries import Entries
+from mtpcore.drafting.reserved import ReservedRows
 from mtpcore.drafting.rounds import RoundInput
 from mtpcore.drafting.stages import draft_block
 from mtpcore.drafting.upstream import UpstreamGraphs
@@ -30,10 +30,10 @@ F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 
 
-class BlockDrafter(GraphDrafter):
-    """A drafter's graph that fills a block; entries are kept as ``GraphDrafter`` keeps them.
+class BlockDrafter(RoundDrafter):
+    """A drafter's graph that fills a block.
 
-    Those of true tokens are the graph's own, or made by the further graph that the declaration
+    Entries of true tokens are the graph's own, or made by the further graph that the declaration
     names. A block is the pending token and masks after it. What it stores is taken back, and where
     another graph makes entries the pending token's too: it has yet to be made of the target's row.
 
@@ -53,8 +53,6 @@ class BlockDrafter(GraphDrafter):
         The declaration does not fit the graphs or the file.
     """
 
-    _builders: ClassVar = {"block": draft_block}
-
     def __init__(
         self,
         name: str,
@@ -62,7 +60,10 @@ class BlockDrafter(GraphDrafter):
         upstream: UpstreamGraphs,
         post_head: Mapping[str, GraphRunner],
     ) -> None:
-        super().__init__(name, runner, upstream)
+        runners = {**upstream.runners, name: runner, **post_head}
+        super().__init__(name, runners, runner, {"block": draft_block})
+        feeds = [feed for feed in self.spec.feeds if not feed.graph]
+        self.runner, self.upstream = runner, upstream
         block = self.spec.block
         assert block is not None
         assert isinstance(block.size, int)
@@ -71,11 +72,13 @@ class BlockDrafter(GraphDrafter):
         self._size, self._mask = block.size, block.mask
         self._first_draft = int(not block.from_pending)  # the row of the first draft
         self._is_fed = bool(block.entries)  # with entries that another graph makes
+        self.entries = Entries(runner, feeds, upstream, is_fed=self._is_fed)
+        self.first = self.entries.first
+        self.reads_text = self.entries.remembers or bool(upstream.runners)
         self._is_whole = runner.program.is_run_whole
         self._passes = block.passes
         # A post-head that runs in passes reads the pending token's row, whatever that row drafts.
         self._first_row = 0 if block.passes else self._first_draft
-        self.runners = {**self.runners, **post_head}
         self._post_head = next(iter(post_head.values()), None)
         for later_runner in post_head.values():
             for slot, width in later_runner.program.slots().items():
@@ -83,8 +86,7 @@ class BlockDrafter(GraphDrafter):
         self._n_batch = runner.n_batch  # rows of all blocks that run together
         if self._post_head is not None and self._passes:
             self._n_batch = min(self._n_batch, self._post_head.n_batch)
-        self._masks = {feed.slot: self._mask_rows(feed) for feed in self._feeds}
-        self.reads_rows = False  # a block's pass reads its text's tokens
+        self._masks = {feed.slot: self._mask_rows(feed) for feed in feeds}
         self._check()
 
     def _check(self) -> None:
@@ -139,33 +141,28 @@ class BlockDrafter(GraphDrafter):
 
     def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:
         """Hold exactly the entries of the tokens that the target has processed."""
-        if not self._is_fed:
-            super().settle(seq, history, rows)
-            return
-        self._rewind(seq, len(history))
-        self.upstream.fill({seq: history})
+        self.entries.settle(seq, history)
 
-    def _readable(self, seq: int, history: I32, rows: EmbeddingRows, places: range) -> range:
-        """Return the places before the first one whose entry or hidden row cannot be had."""
-        if not self._is_fed:
-            return super()._readable(seq, history, rows, places)
-        return places if len(places) <= 1 else places[:0]  # only the pending token has no entry
+    def draft(self, jobs: list[DraftJob], verify: Verify | None = None) -> dict[int, Draft]:
+        """Draft up to k tokens for each job, as many together as blocks fit a batch.
 
-    def _run(self, active: list[DraftJob], drafts: dict[int, Draft], verify: Verify | None) -> None:
-        """Draft for as many sequences at once as blocks fit a batch."""
+        A sequence whose text cannot be read up to the pending token gets no drafts.
+        """
+        drafts: dict[int, Draft] = {job.seq: [] for job in jobs}
+        self.upstream.fill({job.seq: job.history[:-1] for job in jobs})
+        active = self._begin(self.entries, jobs)
         n_together = max(self._n_batch // self._size, 1)
         for begin in range(0, len(active), n_together):
-            jobs = active[begin : begin + n_together]
-            room = self.runner.n_batch // len(jobs)
-            for job in jobs:
-                missing = self._entries(job)
+            together = active[begin : begin + n_together]
+            room = self.runner.n_batch // len(together)
+            for job in together:
+                missing = self.entries.missing(job.seq, len(job.history))
                 if len(missing) - 1 + self._size > room:
-                    self._read(job.seq, job.history, job.rows, missing[:-1])
-            self._run_together(jobs, drafts, verify)
+                    self.entries.read(job.seq, missing[:-1], job.history)
+            drafts |= self._draft_together(together, verify)
+        return drafts
 
-    def _run_together(
-        self, jobs: list[DraftJob], drafts: dict[int, Draft], verify: Verify | None
-    ) -> None:
+    def _draft_together(self, jobs: Sequence[DraftJob], verify: Verify | None) -> dict[int, Draft]:
         """Run a block and choose its drafts in one schedule, with what verifies them."""
         spans = [self._span(job) for job in jobs]
         most = [max(len(rows) - self._first_draft, 0) for rows in spans]
@@ -185,17 +182,10 @@ class BlockDrafter(GraphDrafter):
             tree=self.spec.tree,
             n_passes=self._passes,
         )
-        made = run_drafts(
-            self.runner.plan,
-            self._build(inputs),
-            jobs,
-            reserved,
-            token_ids=self._ids,
-            verify=verify,
-        )
+        drafts = self._run_round(jobs, inputs, reserved, verify)
         for job in jobs:
-            self._rewind(job.seq, len(job.history) - self._is_fed)
-        self._take(jobs, *made, drafts)
+            self.entries.end(job)
+        return drafts
 
     def _span(self, job: DraftJob) -> range:
         """Return the places of a sequence's block: as many as are wanted, or as have to be."""
@@ -214,7 +204,7 @@ class BlockDrafter(GraphDrafter):
         wanted: list[bool] = []
         slots: dict[str, list[F32]] = {slot: [] for slot in self._masks}
         for job, span, k in zip(jobs, spans, lengths, strict=True):
-            text = self._entries(job)
+            text = self.entries.missing(job.seq, len(job.history))
             n_masks = len(span) - 1
             tokens += job.history[text.start :].tolist() + [self._mask] * n_masks
             seqs += [job.seq] * (len(text) + n_masks)

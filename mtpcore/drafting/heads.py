@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.spec import DrafterSpec
-from mtpcore.drafting.base import BaseDrafter
+from mtpcore.drafting.base import RoundDrafter
 from mtpcore.drafting.drafters import DraftJob, Verify
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
-from mtpcore.drafting.reserved import ReservedRows, run_drafts
-from mtpcore.drafting.rounds import RoundInput, builder_of
+from mtpcore.drafting.entries import Entries
+from mtpcore.drafting.reserved import ReservedRows
+from mtpcore.drafting.rounds import RoundInput
 from mtpcore.drafting.stages import draft_heads
 from mtpcore.drafting.tree_stages import Trees, draft_head_trees, is_blind, trees_for
-from mtpcore.drafting.upstream import UpstreamGraphs, finite_places
-from mtpcore.drafting.vocabulary import read_vocabulary
+from mtpcore.drafting.upstream import UpstreamGraphs
 from mtpcore.errors import LinkError
 from mtpcore.runtime.arrival import hand_over, join
 from mtpcore.runtime.batch import Batch
@@ -30,7 +30,7 @@ F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 
 
-class HeadDrafter(BaseDrafter):
+class HeadDrafter(RoundDrafter):
     """Head t makes draft t, from all accepted entries and the rows drafted so far.
 
     Each head's memory holds the entries of the accepted tokens, made of the target's rows. To draft
@@ -61,65 +61,34 @@ class HeadDrafter(BaseDrafter):
     def __init__(
         self, name: str, heads: Mapping[str, GraphRunner], upstream: UpstreamGraphs
     ) -> None:
-        super().__init__(name, {**upstream.runners, **heads})
-        self.upstream, self._heads = upstream, tuple(heads.values())
-        spec = self._heads[0].drafter
-        assert spec is not None
-        self.spec = spec
+        builders = {"chain": draft_heads, "tree": draft_head_trees}
+        super().__init__(name, {**upstream.runners, **heads}, heads[name], builders)
+        spec, self.upstream = self.spec, upstream
+        feeds = [feed for feed in spec.feeds if not feed.graph]
         self._reads_target = spec.heads.hidden_from == "target"
-        self._ids = read_vocabulary(self._heads[0])
-        self._feeds = [feed for feed in spec.feeds if not feed.graph]
-        self._later = any(feed.pairing == "next-token" for feed in self._feeds)
-        self._n_batch = min(runner.n_batch for runner in self._heads)
-        self._widths = [runner.program.slots() for runner in self._heads]
+        self._heads = [
+            Entries(runner, feeds, upstream, ahead=head * self._reads_target)
+            for head, runner in enumerate(heads.values())
+        ]
+        self._n_batch = min(runner.n_batch for runner in heads.values())
         n_rows = max(len(heads), spec.tree.n_branches if spec.tree else 0)
         self._zeros = [  # in the place of rows that heads before make
             {
                 slot: hand_over(np.zeros((n_rows, width), np.float32), runner.backend.row_buffer)
-                for slot, width in widths.items()
+                for slot, width in runner.program.slots().items()
             }
-            for runner, widths in zip(self._heads, self._widths, strict=True)
+            for runner in heads.values()
         ]
         self._recycle: dict[str, tuple[str, ...]] = {}
         if not self._reads_target:
-            self._recycle = {feed.slot: (feed.recycle,) for feed in self._feeds if feed.recycle}
-        self._build = builder_of(spec, {"chain": draft_heads, "tree": draft_head_trees})
-        self._remembers = any(runner.memory is not None for runner in self._heads)
+            self._recycle = {feed.slot: (feed.recycle,) for feed in feeds if feed.recycle}
+        self._remembers = any(entries.remembers for entries in self._heads)
         self.reads_text = self._remembers or bool(upstream.runners)
-
-    def _first(self, head: int) -> int:
-        """Return the place of a head's first entry."""
-        return self._later * (1 + head * self._reads_target)
-
-    def _lacking(self, head: int, seq: int, n: int) -> range:
-        """Return the places of entries, of n tokens, that a head lacks to draft after them."""
-        runner = self._heads[head]
-        begin = n - 1 if runner.memory is None else runner.lengths[seq]
-        return range(max(begin, self._first(head)), n)
 
     def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:
         """Let each head hold exactly the entries of the tokens that the target has processed."""
-        self.upstream.fill({seq: history})
-        for head in range(len(self._heads)):
-            self._settle(head, seq, history)
-
-    def _settle(self, head: int, seq: int, history: I32) -> None:
-        runner = self._heads[head]
-        if runner.memory is None:
-            return
-        places = self._readable(head, seq, self._lacking(head, seq, len(history)))
-        if places:
-            tokens = history[places.start : places.stop]
-            runner.process(Batch(tokens, seq=seq, pos=places.start, outputs="none"))
-
-    def _readable(self, head: int, seq: int, places: range) -> range:
-        """Return the places before the first one with a row that is missing or not finite."""
-        for feed in self._feeds:
-            end = self.upstream.reach(feed, seq)
-            if end is not None:
-                end += (feed.pairing == "next-token") + head * self._reads_target
-                places = range(places.start, max(places.start, min(places.stop, end)))
-        return finite_places(self._heads[head], self._feeds, seq, places)
+        for entries in self._heads:
+            entries.settle(seq, history)
 
     def draft(self, jobs: list[DraftJob], verify: Verify | None = None) -> dict[int, Draft]:
         """Draft up to one token a head for each job; sequences leave the loop one by one.
@@ -136,31 +105,31 @@ class HeadDrafter(BaseDrafter):
             most = 1 + self.spec.tree.n_branches
         n_together = max(self._n_batch // most, 1)
         for begin in range(0, len(wanted), n_together):
-            self._draft_together(wanted[begin : begin + n_together], drafts, verify)
+            drafts |= self._draft_together(wanted[begin : begin + n_together], verify)
         return drafts
 
     def _reach(self, job: DraftJob) -> int:
         """Return how many drafts the target's rows allow, of those wanted."""
-        n = len(job.history) - 1
         most = min(job.k, len(self._heads), self._n_batch)
-        for head in range(most):
-            if head and not self._reads_target and self._heads[head].memory is None:
+        for head, entries in enumerate(self._heads[:most]):
+            if head and not self._reads_target and not entries.remembers:
                 continue  # it reads what the head before makes
-            places = self._lacking(head, job.seq, n + 1 + head * self._reads_target)
+            places = self._lacking(head, job)
             if not places:
                 return head  # the text is shorter than what the head looks back
-            finite = self._readable(head, job.seq, places)
+            finite = entries.readable(job.seq, places, job.history)
             if finite != places:
                 self._pause(job.seq, finite.stop)
                 return head
         return most
 
+    def _lacking(self, head: int, job: DraftJob) -> range:
+        """Return the places that a head has to read, those of drafts with the target's rows too."""
+        return self._heads[head].missing(job.seq, len(job.history) + head * self._reads_target)
+
     def _draft_together(
-        self,
-        wanted: list[tuple[DraftJob, int]],
-        drafts: dict[int, Draft],
-        verify: Verify | None,
-    ) -> None:
+        self, wanted: list[tuple[DraftJob, int]], verify: Verify | None
+    ) -> dict[int, Draft]:
         """Draft up to k tokens for each (job, k), in one call without the GIL."""
         jobs = [job for job, _ in wanted]
         inputs = RoundInput(
@@ -174,56 +143,54 @@ class HeadDrafter(BaseDrafter):
         self._catch_up(wanted)
         heads = self._heads[: max(inputs.wanted)]
         reserved = [
-            ReservedRows(runner, self._batch(head, wanted, trees))
-            for head, runner in enumerate(heads)
+            ReservedRows(entries.runner, self._batch(head, wanted, trees))
+            for head, entries in enumerate(heads)
         ]
         inputs = replace(inputs, passes=[rows.stage for rows in reserved])
-        made = run_drafts(
-            heads[0].plan, self._build(inputs), jobs, reserved, token_ids=self._ids, verify=verify
-        )
-        self._take(jobs, *made, drafts)
+        drafts = self._run_round(jobs, inputs, reserved, verify)
         for job in jobs:
-            for runner in heads:
-                n = len(job.history) - 1 if runner.memory is not None else 0
-                if runner.lengths[job.seq] > n:
-                    runner.rewind(job.seq, n)
+            for entries in heads:
+                entries.rewind(job.seq, len(job.history) - 1)
+        return drafts
 
     def _room(self, job: DraftJob, n_jobs: int) -> int:
         """Return how many rows of drafts a sequence may have in a pass."""
-        n_ctx = min(runner.n_ctx for runner in self._heads)
-        longest = min(runner.longest_draft for runner in self._heads)
+        runners = [entries.runner for entries in self._heads]
+        n_ctx = min(runner.n_ctx for runner in runners)
+        longest = min(runner.longest_draft for runner in runners)
         return max(min(n_ctx - len(job.history), self._n_batch // n_jobs - 1, longest), 0)
 
     def _catch_up(self, wanted: list[tuple[DraftJob, int]]) -> None:
         """Let heads read accepted entries that do not fit the rows of a draft, or of a tree."""
         room = self._n_batch // len(wanted)
         for job, k in wanted:
-            for head in range(k):
-                lacking = self._lacking(head, job.seq, len(job.history) + head)
+            for head, entries in enumerate(self._heads[:k]):
+                lacking = entries.missing(job.seq, len(job.history) + head)
                 if self.spec.tree is not None or len(lacking) > room:
-                    self._settle(head, job.seq, job.history[:-1])
+                    entries.settle(job.seq, job.history[:-1])
 
     def _batch(self, head: int, wanted: list[tuple[DraftJob, int]], trees: Trees | None) -> Batch:
         """Return what a head reads: accepted entries it lacks, the pending token, the drafts.
 
         The tokens of drafts, and the rows that heads before make, are filled in by the loop.
         """
-        runner = self._heads[head]
+        entries, runner = self._heads[head], self._heads[head].runner
+        widths, make = runner.program.slots(), runner.backend.row_buffer
         tokens: list[int] = []
         seqs: list[int] = []
         places: list[int] = []
         parent: list[int] = []
         outputs: list[bool] = []
-        slots: dict[str, list[F32]] = {feed.slot: [] for feed in self._feeds}
+        slots: dict[str, list[F32]] = {slot: [] for slot in widths}
         for text, (job, k) in enumerate(wanted):
             depths = self._depths(head, text, k, trees)
             if depths is None:
                 continue
             pending = len(job.history) - 1
-            begin = self._lacking(head, job.seq, pending + 1).start
-            known = range(begin if runner.memory or not head else pending + 1, pending + 1)
+            begin = entries.missing(job.seq, pending + 1).start
+            known = range(begin if entries.remembers or not head else pending + 1, pending + 1)
             at = [*known, *(pending + depth for depth in depths)]
-            at = [place for place in at if place >= self._first(head)]
+            at = [place for place in at if place >= entries.first]
             row_at = {place: len(tokens) + i for i, place in reversed([*enumerate(at)])}
             tokens += [int(job.history[place]) if place <= pending else 0 for place in at]
             seqs += [job.seq] * len(at)
@@ -239,14 +206,13 @@ class HeadDrafter(BaseDrafter):
         batch = Batch(
             tokens, seq=seqs, pos=places, parent=parent if trees else None, outputs=outputs
         )
-        widths, make = self._widths[head], runner.backend.row_buffer
         batch.slots = {slot: join(rows, widths[slot], make) for slot, rows in slots.items()}
         return batch
 
     def _fetch(self, head: int, slot: str, seq: int, places: list[int]) -> list[F32]:
         """Return the target's rows for these places, ascending, some of them more than once."""
         each = np.arange(places[0], places[-1] + 1, dtype=np.int32)
-        rows: F32 = self._heads[head].sources[slot](np.full(len(each), seq, np.int32), each)
+        rows: F32 = self._heads[head].runner.sources[slot](np.full(len(each), seq, np.int32), each)
         if len(each) == len(places):
             return [rows]
         return [rows[place - places[0] :][:1] for place in places]
@@ -256,12 +222,12 @@ class HeadDrafter(BaseDrafter):
 
         None where it reads nothing of it.
         """
-        remembers = self._heads[head].memory is not None
+        remembers = self._heads[head].remembers
         if trees is None:
             return [*range(1 if remembers else max(head, 1), head + 1)] if k > head else None
         if not trees.choosing(text, head):
             return None
-        if is_blind(self._heads[head].program, remembers, self._recycle):
+        if is_blind(self._heads[head].runner.program, remembers, self._recycle):
             return [head] * (head > 0)
         return [depth for depth, _ in trees.branches(text, head)]
 

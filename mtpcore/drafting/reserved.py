@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from mtpcore.backends.base import Plan
-from mtpcore.backends.schedule import Drafts, Schedule, Stage, are_ranked
-from mtpcore.drafting.drafters import DraftJob, Verify, texts_of
-from mtpcore.drafting.rounds import Round
+from mtpcore.backends.schedule import Drafts, Schedule, Stage
 from mtpcore.errors import BatchError
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.runner import GraphRunner
 
-__all__ = ["ReservedRows", "run_drafts", "run_reserved"]
+__all__ = ["ReservedRows", "run_reserved"]
 
 
 class ReservedRows:
@@ -86,42 +82,11 @@ class ReservedRows:
                 runner.lengths[seq] = end if has_run else self._before[seq]
 
 
-def run_drafts(
-    plan: Plan,
-    built: Round,
-    jobs: Sequence[DraftJob],
-    reserved: Sequence[ReservedRows],
-    *,
-    token_ids: NDArray[np.int32] | None,
-    verify: Verify | None = None,
-) -> tuple[Schedule, Drafts]:
-    """Run a round of these texts, with what verifies its drafts where it can be run with it.
-
-    ``plan`` is that of the first stage.
-    """
-    if are_ranked(built.stages):
-        verify = None  # which drafts it has to verify is known afterwards
-    n_drafts = Counter(draft.text for draft in built.drafts)
-    schedule = Schedule(
-        stages=built.stages,
-        texts=texts_of(jobs),
-        drafts=built.drafts,
-        bests=built.bests,
-        token_ids=token_ids,
-        verification=verify
-        and verify([job.seq for job in jobs], [n_drafts[i] for i in range(len(jobs))]),
-    )
-    return schedule, run_reserved(plan, schedule, reserved)
-
-
-def run_reserved(plan: Plan, schedule: Schedule, reserved: Sequence[ReservedRows]) -> Drafts:
-    """Run a schedule with the places that it needs, and take back what drafts wrote.
-
-    ``plan`` is that of the first stage.
-    """
+def run_reserved(schedule: Schedule, reserved: Sequence[ReservedRows]) -> Drafts:
+    """Run a schedule with the places that it needs, and take back what drafts wrote."""
     for rows in reserved:
         rows.reserve(schedule.stages)
-    drafted = plan.run_schedule(schedule)
+    drafted = cast(Plan, schedule.stages[0].plan).run_schedule(schedule)
     for rows in reserved:
         stages = zip(schedule.stages, drafted.ran, strict=True)
         rows.settle(has_run=any(ran for stage, ran in stages if stage.plan is rows.stage.plan))

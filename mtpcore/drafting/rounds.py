@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
 
 import msgspec
 
@@ -18,9 +17,9 @@ from mtpcore.backends.schedule import (
     are_ranked,
 )
 from mtpcore.declarations.draft_tree import Draft, DraftTree
-from mtpcore.declarations.spec import DrafterSpec, TreeShape
+from mtpcore.declarations.spec import TreeShape
 
-__all__ = ["BuildRound", "Round", "RoundInput", "builder_of", "drafts_of", "find_missing"]
+__all__ = ["BuildRound", "Round", "RoundInput", "drafts_of", "find_missing"]
 
 
 class RoundInput(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,13 +64,6 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 
 BuildRound = Callable[[RoundInput], Round]
-
-
-def builder_of(spec: DrafterSpec, builders: Mapping[str, BuildRound]) -> BuildRound:
-    """Return the declaration's own builder, or that of its shape."""
-    if spec.schedule is not None:
-        return cast(BuildRound, spec.schedule)
-    return builders[spec.shape]
 
 
 def drafts_of(schedule: Schedule, drafted: Drafts) -> list[Draft]:

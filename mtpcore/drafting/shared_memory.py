@@ -10,13 +10,11 @@ from numpy.typing import NDArray
 from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.schedule import Stage
 from mtpcore.declarations.draft_tree import Draft
-from mtpcore.drafting.base import BaseDrafter
+from mtpcore.drafting.base import RoundDrafter
 from mtpcore.drafting.drafters import DraftJob, Verify
-from mtpcore.drafting.reserved import run_drafts
-from mtpcore.drafting.rounds import RoundInput, builder_of
+from mtpcore.drafting.rounds import RoundInput
 from mtpcore.drafting.stages import draft_chains
 from mtpcore.drafting.upstream import finite_places
-from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.errors import LinkError
 from mtpcore.runtime.runner import GraphRunner
 
@@ -25,7 +23,7 @@ __all__ = ["SharedMemoryDrafter"]
 I32 = NDArray[np.int32]
 
 
-class SharedMemoryDrafter(BaseDrafter):
+class SharedMemoryDrafter(RoundDrafter):
     """A drafter's graph that attends to what the target has stored.
 
     Each round begins with the pending token and the target's row before it. All drafts of a round
@@ -50,45 +48,12 @@ class SharedMemoryDrafter(BaseDrafter):
     """
 
     def __init__(self, name: str, runner: GraphRunner, target: GraphRunner) -> None:
-        assert runner.drafter is not None
-        super().__init__(name, {name: runner})
-        self.runner, self.spec = runner, runner.drafter
-        self._check(target)
-        self._target = target
+        _check(runner, target)
+        super().__init__(name, {name: runner}, runner, {"chain": draft_chains})
+        self.runner, self._target = runner, target
         runner.lent = target.memory
-        self._ids = read_vocabulary(runner)
-        self._build = builder_of(self.spec, {"chain": draft_chains})
         self._recycle = {feed.slot: (feed.recycle,) for feed in self.spec.feeds if feed.recycle}
         self.reads_text = False  # the target has stored what it made of it
-
-    def _check(self, target: GraphRunner) -> None:
-        """Refuse what this loop cannot follow."""
-        spec, runner = self.spec, self.runner
-        where = f"drafter {spec.full_name}"
-        if spec.shape != "chain":
-            raise LinkError(
-                "a drafter that reads the target's memory drafts a chain",
-                where=where,
-                wanted="shape 'chain'",
-                got=f"shape {spec.shape!r}",
-                fix="leave tree= (--draft-tree) out",
-            )
-        if runner.program.memory or runner.program.states:
-            raise LinkError(
-                "a drafter that reads the target's memory stores nothing of its own",
-                where=where,
-                wanted="g.attend(...), which reads a layer that the target stores",
-                got="a graph with layers of its own",
-                fix="leave shared_memory out, or g.attention and recurrent layers",
-            )
-        if runner.backend is not target.backend or runner.n_seq_max > target.n_seq_max:
-            raise LinkError(
-                "the target's memory cannot be read from this context",
-                where=where,
-                wanted=f"backend {target.backend.name!r}, {target.n_seq_max} sequences",
-                got=f"backend {runner.backend.name!r}, {runner.n_seq_max} sequences",
-                fix="let link() make the context",
-            )
 
     def draft(self, jobs: list[DraftJob], verify: Verify | None = None) -> dict[int, Draft]:
         """Draft up to k tokens for each job; sequences leave the loop one by one.
@@ -108,24 +73,17 @@ class SharedMemoryDrafter(BaseDrafter):
             elif pending:
                 self._pause(job.seq, pending)
         for begin in range(0, len(active), self.runner.n_batch):
-            self._draft_together(active[begin : begin + self.runner.n_batch], drafts, verify)
+            together = active[begin : begin + self.runner.n_batch]
+            batch = self.batch(together)
+            inputs = RoundInput(
+                wanted=[job.k for job in together],
+                room=[job.k for job in together],
+                passes=[Stage(plan=self.runner.plan, memory=self.runner.lent, batch=batch)],
+                feeds=self._recycle,
+                step=0,
+            )
+            drafts |= self._run_round(together, inputs, [], verify)
         return drafts
-
-    def _draft_together(
-        self, jobs: Sequence[DraftJob], drafts: dict[int, Draft], verify: Verify | None
-    ) -> None:
-        first = Stage(plan=self.runner.plan, memory=self.runner.lent, batch=self.batch(jobs))
-        inputs = RoundInput(
-            wanted=[job.k for job in jobs],
-            room=[job.k for job in jobs],
-            passes=[first],
-            feeds=self._recycle,
-            step=0,
-        )
-        made = run_drafts(
-            self.runner.plan, self._build(inputs), jobs, [], token_ids=self._ids, verify=verify
-        )
-        self._take(jobs, *made, drafts)
 
     def batch(self, jobs: Sequence[DraftJob]) -> CheckedBatch:
         """Return the first rows of a round: the pending tokens, at the newest stored places.
@@ -143,4 +101,35 @@ class SharedMemoryDrafter(BaseDrafter):
             place=pending - 1,
             outputs=np.arange(len(jobs), dtype=np.int32),
             slots={slot: self.runner.sources[slot](seq, pending) for slot in program.slots()},
+        )
+
+
+def _check(runner: GraphRunner, target: GraphRunner) -> None:
+    """Refuse what this loop cannot follow."""
+    spec = runner.drafter
+    assert spec is not None
+    where = f"drafter {spec.full_name}"
+    if spec.shape != "chain":
+        raise LinkError(
+            "a drafter that reads the target's memory drafts a chain",
+            where=where,
+            wanted="shape 'chain'",
+            got=f"shape {spec.shape!r}",
+            fix="leave tree= (--draft-tree) out",
+        )
+    if runner.program.memory or runner.program.states:
+        raise LinkError(
+            "a drafter that reads the target's memory stores nothing of its own",
+            where=where,
+            wanted="g.attend(...), which reads a layer that the target stores",
+            got="a graph with layers of its own",
+            fix="leave shared_memory out, or g.attention and recurrent layers",
+        )
+    if runner.backend is not target.backend or runner.n_seq_max > target.n_seq_max:
+        raise LinkError(
+            "the target's memory cannot be read from this context",
+            where=where,
+            wanted=f"backend {target.backend.name!r}, {target.n_seq_max} sequences",
+            got=f"backend {runner.backend.name!r}, {runner.n_seq_max} sequences",
+            fix="let link() make the context",
         )

@@ -10,7 +10,7 @@ from mtpcore.backends.cpu import CpuPlan
 from mtpcore.backends.cpu.lower import Lowering
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.discovery.registry import Registry
-from mtpcore.drafting import reserved
+from mtpcore.drafting import base
 from mtpcore.errors import BackendError
 from mtpcore.plugin import Feed, Outputs, TreeShape
 from mtpcore.testing import Subject, Texts, check_drafts, check_graphs, check_texts
@@ -184,9 +184,9 @@ def test_the_nodes_of_a_tree_have_the_ranks_that_it_declares(subject, tree, monk
     shaped = msgspec.structs.replace(sound.spec, shape="tree", tree=tree)
     assert check_drafts(sound, scores, shaped, n_tokens=12) > 12 * 2 * 4
 
-    def swap(plan, schedule, rows, made=reserved.run_reserved):
+    def swap(schedule, rows, made=base.run_reserved):
         """Take the second best for the best, wherever both are siblings."""
-        drafted = made(plan, schedule, rows)
+        drafted = made(schedule, rows)
         tokens, picks = [*drafted.tokens], [p for one in schedule.stages for p in one.picks]
         ranked = {(schedule.drafts[p.draft].parent, p.rank): p.draft for p in picks}
         for (parent, rank), draft in ranked.items():
@@ -198,7 +198,7 @@ def test_the_nodes_of_a_tree_have_the_ranks_that_it_declares(subject, tree, monk
         ]
         return drafted._replace(tokens=tokens)
 
-    monkeypatch.setattr(reserved, "run_reserved", swap)
+    monkeypatch.setattr(base, "run_reserved", swap)
     check_drafts(sound, None, shaped, n_tokens=12)
     with pytest.raises(AssertionError, match=r"by the author's function, by which token"):
         check_drafts(sound, scores, shaped, n_tokens=12)

@@ -112,4 +112,4 @@ def draft_after(runner, batch, k, text, feeds=(), *, ids=None, is_block=False):
     else:
         stages = [*chain_stages(rows.stage, chains, dict(feeds))]
     schedule = Schedule(stages=stages, texts=[text], drafts=chains.drafts, token_ids=ids)
-    return schedule.by_text(run_reserved(runner.plan, schedule, [rows]).tokens)[0]
+    return schedule.by_text(run_reserved(schedule, [rows]).tokens)[0]
