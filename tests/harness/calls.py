@@ -98,51 +98,51 @@ def attempt(world, one, chosen):
     return how, False
 
 
-def run_child(share, first, begin, said):
-    """Make calls from number ``begin`` on; say of each that it begins, and how it ended."""
+def run_child(world, todo, said):
+    """Make calls, up to the first that may have changed the world; say when each begins and ends.
+
+    ``todo`` has their numbers before them.
+    """
     if not WATCHED:
         resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
-    model, world = None, None
-    for number, (one, chosen) in enumerate(calls(share, first)):
-        if number < begin:
-            continue
+    for number, (one, chosen) in todo:
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
         signal.alarm(SECONDS)
         os.write(said, f"{number}\n".encode())
-        if world is None:
-            model = mtpcore.load_model("demo")
-            world = World(model)
         how, spoilt = attempt(world, one, chosen)
-        if spoilt:
-            world = None
         os.write(said, json.dumps(how[-3000:]).encode() + b"\n")
-    os.write(said, b"end\n")
+        if spoilt:
+            break
     os._exit(0)
 
 
 def run(share, first):
-    """Yield (door, arguments, how) of every call; a call that ends its process is told, too."""
-    todo = list(calls(share, first))
+    """Yield (door, arguments, how) of every call; a call that ends its process is told, too.
+
+    The world is made once: each child has a copy that nothing was called on.
+    """
+    todo = list(enumerate(calls(share, first)))
+    world = World(mtpcore.load_model("demo"))
     begin = 0
     while begin < len(todo):
         heard, said = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(heard)
-            run_child(share, first, begin, said)
+            run_child(world, todo[begin:], said)
         os.close(said)
         with open(heard) as pipe:
             lines = pipe.read().split("\n")
         status = os.waitpid(child, 0)[1]
         for number, how in zip(lines[::2], lines[1::2], strict=False):
-            if number not in ("", "end") and how:
-                yield *todo[int(number)], json.loads(how)
-        numbers = [line for line in lines[::2] if line not in ("", "end")]
-        begin = int(numbers[-1]) + 1
+            if how:
+                yield *todo[int(number)][1], json.loads(how)
+                begin = int(number) + 1
         if os.WIFSIGNALED(status):
-            yield *todo[begin - 1], signal.Signals(os.WTERMSIG(status)).name
+            yield *todo[begin][1], signal.Signals(os.WTERMSIG(status)).name
+            begin += 1
         elif status:
-            raise RuntimeError(f"the harness failed before call {begin - 1}; see above")
+            raise RuntimeError(f"the harness failed in call {begin}; see above")
 
 
 def main(share="1", first="0"):
