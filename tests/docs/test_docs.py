@@ -1,7 +1,6 @@
 """The documentation builds without a warning, and its Python code runs."""
 
 import logging
-import os
 import re
 import subprocess
 import sys
@@ -11,31 +10,23 @@ from pathlib import Path
 
 import mtpcore_glm_nextn
 import pytest
+from harness.pages import PAGES, README, blocks_of
 
 import mtpcore
 from mtpcore.discovery.registry import Registry
 
 ROOT = Path(__file__).parents[2]
-README = ROOT / "README.md"
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = [
-    page
-    for page in [README, *sorted((ROOT / "docs").rglob("*.md"))]
-    if "_build" not in page.parts and BLOCK.search(page.read_text("utf-8"))
-]
 
 
 def run_page(page, monkeypatch):
     """Execute a page's Python blocks in order, in one namespace, with the page's line numbers."""
     module = types.ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)
-    text = page.read_text("utf-8")
     logger = logging.getLogger("mtpcore")
     level = logger.level
     try:
-        for block in BLOCK.finditer(text):
-            blank = "\n" * text.count("\n", 0, block.start(1))
-            exec(compile(blank + block[1], str(page), "exec"), module.__dict__)
+        for block in blocks_of(page):
+            exec(compile(block, str(page), "exec"), module.__dict__)
     finally:
         logger.setLevel(level)  # a page may turn the log on
     return module
@@ -45,24 +36,6 @@ def run_page(page, monkeypatch):
 def test_page_code_runs(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     run_page(page, monkeypatch)
-
-
-def test_page_code_passes_mypy_strict(tmp_path):
-    """The package is typed, and so is what it is used for."""
-    pytest.importorskip("mypy", reason="needs the extra lint")
-    for page in PAGES:
-        text, code = page.read_text("utf-8"), ""
-        for block in BLOCK.finditer(text):
-            code += "\n" * (text.count("\n", 0, block.start(1)) - code.count("\n")) + block[1]
-        (tmp_path / f"{page.stem.replace('-', '_')}.py").write_text(code, "utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(tmp_path)],
-        cwd=ROOT,
-        env={**os.environ, "MYPYPATH": str(Path(mtpcore_glm_nextn.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_readme_plugin_drafts_as_the_packaged_one(monkeypatch, tmp_path):

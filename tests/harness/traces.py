@@ -169,7 +169,7 @@ def trace_drafted(case, folder):
     """Decode three prompts, each in its own rhythm; digest texts and memories at one length."""
     llm = make_context(folder, case, n_ctx=128, n_seq_max=3)
     cross = mtpcore.link(llm)
-    n_tokens, settings = 40, {}
+    n_tokens, settings = 32, {}
     for seq in range(3):
         prompt = text_of(seq)[: 5 + 7 * seq]
         llm.process(mtpcore.Batch.of(prompt, seq=seq))
