@@ -70,6 +70,15 @@ ISAS = {
     "aarch64": ("neon", "i8mm"),
     "arm64": ("neon", "i8mm"),
 }
+DIRECTIVES = {
+    "language_level": "3",
+    "boundscheck": True,  # of lists and tuples too: an index that is wrong is an error, no crash
+    "nonecheck": True,
+    "wraparound": False,
+    "cdivision": True,
+    "autotestdict": False,
+    "embedsignature": True,
+}
 MODULE_CFLAGS = ["-std=c11", "-O2", "-ffp-contract=off", "-Wno-unused-function", DEBUG_DATA]
 LINK = ["-pthread"]
 if SANITIZE:
@@ -140,11 +149,29 @@ class BuildClib(build_clib):
                 done.result()
 
 
+def translate(sources):
+    """Make a C file of each Cython module; return these files."""
+    modules = cythonize(
+        [Extension("mtpcore._ext." + Path(source).stem, [source]) for source in sources],
+        build_dir="build",
+        compiler_directives=DIRECTIVES,
+        include_path=["."],
+    )
+    return [source for module in modules for source in module.sources]
+
+
 class BuildExt(build_ext):
-    """Build the C libraries first, also for a bare ``build_ext --inplace``; then all modules."""
+    """Build the C libraries first, also for a bare ``build_ext --inplace``; then all modules.
+
+    Modules are translated to C beside the former, which leaves no core idle.
+    """
 
     def run(self):
-        self.run_command("build_clib")
+        (native,) = self.extensions
+        with ThreadPoolExecutor(1) as beside:
+            libraries = beside.submit(self.run_command, "build_clib")
+            native.sources = translate(native.sources)
+            libraries.result()
         super().run()
 
     def build_extensions(self):
@@ -157,29 +184,11 @@ if sys.platform == "darwin":  # Python's own flags may ask for two families of p
     os.environ.setdefault("ARCHFLAGS", f"-arch {platform.machine()}")
 libraries = [library("mtpcore_base", "")]
 libraries += [library(f"mtpcore_{isa}", isa) for isa in ISAS.get(platform.machine(), ())]
-directives = {
-    "language_level": "3",
-    "boundscheck": True,  # of lists and tuples too: an index that is wrong is an error, no crash
-    "nonecheck": True,
-    "wraparound": False,
-    "cdivision": True,
-    "autotestdict": False,
-    "embedsignature": True,
-}
 # One C file for each module, all linked into one shared object; mtpcore/_ext/__init__.py finds the
 # modules in it.
-modules = cythonize(
-    [
-        Extension("mtpcore._ext." + pyx.stem, [str(pyx.relative_to(ROOT))])
-        for pyx in sorted((ROOT / "mtpcore/_ext").glob("*.pyx"))
-    ],
-    build_dir="build",
-    compiler_directives=directives,
-    include_path=["."],
-)
 native = Extension(
     "mtpcore._ext._native",
-    [source for module in modules for source in module.sources],
+    [str(pyx.relative_to(ROOT)) for pyx in sorted((ROOT / "mtpcore/_ext").glob("*.pyx"))],
     include_dirs=[str(SOURCES)],
     define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
     extra_compile_args=MODULE_CFLAGS,

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import Cython.Build
 import pytest
 import setuptools
 
@@ -46,7 +45,6 @@ def build_on(monkeypatch):
     for name in ("MTPCORE_DEBUG", "MTPCORE_SANITIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(setuptools, "setup", lambda **given: found.update(given))
-    monkeypatch.setattr(Cython.Build, "cythonize", lambda modules, **options: modules)
 
     def build(machine):
         monkeypatch.setattr(platform, "machine", lambda: machine)

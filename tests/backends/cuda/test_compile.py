@@ -26,11 +26,12 @@ def cache(monkeypatch, tmp_path):
 
 
 ONE_OF_EACH_SOURCE = {kernel.name: kernel for kernel in sample()}.values()
+DRAWN = [kernel for kernel in ONE_OF_EACH_SOURCE if drawn(kernel) // len(ARCHITECTURES) % 4 == 0]
 
 
-@pytest.mark.parametrize("kernel", ONE_OF_EACH_SOURCE, ids=str)
+@pytest.mark.parametrize("kernel", DRAWN, ids=str)
 def test_kernel_compiles_without_spills_or_warnings(kernel):
-    """One variant of each source, for one architecture; the kernel's text draws both.
+    """One source of four in one variant, for one architecture; the kernel's text draws them.
 
     All have been compiled for all when `benchmarks/cuda_kernels.py` wrote its table, which is held
     to have been written of these very texts, and to say of none that it spills or that the compiler
