@@ -17,7 +17,7 @@ from mtpcore._ext._sampling import Sampler, Scratch
 from mtpcore.backends.schedule import Text
 from mtpcore.graph import GraphType
 
-N_LONG = 3072
+N_LONG = 2048
 TRIES = 5
 SHORT = Batch.of([5, 6, 7])
 

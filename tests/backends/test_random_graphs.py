@@ -48,7 +48,7 @@ class Pair:
         return iter((self.fast, self.written))
 
 
-@searching(400)
+@searching(200)
 @given(
     st.data(),
     random_graphs(),
@@ -70,7 +70,7 @@ def test_outputs_are_those_of_the_definition(data, drawn, way, kv_dtype, seed):
             assert pair.fast.memory.digest(seq) == pair.written.memory.digest(seq)
 
 
-@searching(250)
+@searching(125)
 @given(
     st.data(),
     random_drafters(),

@@ -84,7 +84,7 @@ def plain(model):
     )
 
 
-@searching(30)
+@searching(15)
 @given(
     lengths=st.lists(st.integers(0, 4), min_size=3, max_size=3),
     p_min=st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0]), min_size=3, max_size=3),

@@ -88,7 +88,7 @@ def test_without_a_prefix_cache_every_turn_is_processed_whole(chat_model, size):
     assert [text.stats.cached_tokens for text in texts] == [0, 0]
 
 
-@searching(25)
+@searching(12)
 @given(
     questions=st.lists(st.text("ab é漢\n", max_size=8), min_size=2, max_size=5),
     cut=st.integers(0, 12),

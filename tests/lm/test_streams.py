@@ -81,7 +81,7 @@ def test_pieces_are_whole_characters(lms, family):
     assert "\ufffd" not in "".join(pieces[:-1]) or b"\xef\xbf\xbd" in first_bytes
 
 
-@searching(40)
+@searching(20)
 @given(
     family=st.sampled_from(DEMOS),
     at=st.integers(0, 12),

@@ -50,7 +50,7 @@ def squeeze(tokens, logits):
     logits[tokens[-1]] -= 4.0
 
 
-@searching(60)
+@searching(30)
 @given(**ANY_CALL, n=st.sampled_from([0, 3]), processed=st.booleans())
 def test_drafts_change_neither_text_nor_logprobs(lms, family, prompt, options, n, processed):
     lm, processor = lms[family], squeeze if processed else None

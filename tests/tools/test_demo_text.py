@@ -41,10 +41,9 @@ def write(name, prompts, draft, small=None, **options):
 )
 def test_drafts_are_often_right_and_change_nothing(prompts, name, wanted):
     plain, _, tokenizer = write(name, prompts, 0)
-    for draft in (1, 3):
-        texts, stats, _ = write(name, prompts, draft)
-        assert texts == plain
-        assert stats.acceptance_per_position[0] >= wanted
+    texts, stats, _ = write(name, prompts, 3)
+    assert texts == plain
+    assert stats.acceptance_per_position[0] >= wanted
     written = "".join(map(tokenizer.decode, plain))
     assert sum(map(len, plain)) > len(prompts) * N_TOKENS / 2
     for sign in ("\n    ", "self", "(", "= ", "return"):
