@@ -209,3 +209,30 @@ def test_a_row_that_is_not_finite_ends_drafts_whose_logits_are(graphs, n, choose
     assert ends == [False] * n * chooses + [True] + [False] * (n - 1)
     assert [made.tokens for made in found[1:]] == [found[0].tokens] * 3
     assert not chooses or found[1:] == found[:1] * 3
+
+
+@pytest.mark.parametrize("bad", [0, 1], ids=["none", "every draft"])
+def test_rows_that_may_not_have_run_are_left_to_the_host(graphs, bad):
+    """The last stage reads a row of one that runs only if the first draft is there."""
+    one, found = graphs[0], []
+    of = {"plan": one.plan, "memory": one.memory}
+    for run in (run_schedule, one.plan.run_schedule):
+        rows, scratch = Rows(one), Scratch(N_LOGITS, N_VOCAB)
+        begin, after, last = (rows.batch([(0, 1)]) for _ in range(3))
+        hidden = HIDDEN[:1].copy()
+        hidden[bad:] = np.nan
+        of_draft, of_row = {"fills": [Fill(0, 0)]}, {"fills": [Fill(0, KNOWN, 1, 0)]}
+        schedule = Schedule(
+            stages=[
+                Stage(**of, batch=rows_with(begin, hidden), picks=[Pick(0, 0)]),
+                Stage(**of, **of_draft, batch=after, feeds=FED, picks=[Pick(0, 1)]),
+                Stage(**of, **of_row, batch=last, feeds=FED, picks=[Pick(0, 2)]),
+            ],
+            texts=[Text(Sampler(GREEDY, scratch), HISTORY[:1], 1, 1)],
+            drafts=[DraftToken(0, PENDING), DraftToken(0, 0), DraftToken(0, PENDING)],
+        )
+        assert DraftLoop(one.plan).order(schedule) is None
+        found.append(run(schedule))
+        clear(one)
+    assert found[0] == found[1]
+    assert [token >= 0 for token in found[0].tokens] == [bad > 0] * 3
