@@ -236,3 +236,44 @@ def test_rows_that_may_not_have_run_are_left_to_the_host(graphs, bad):
         clear(one)
     assert found[0] == found[1]
     assert [token >= 0 for token in found[0].tokens] == [bad > 0] * 3
+
+
+@pytest.fixture(scope="module")
+def seeing(emulated):
+    """A graph whose rows see those after them."""
+    return Runner(CudaBackend(emulated), *head(seed=3, mask="block"), n_batch=16)
+
+
+@pytest.mark.parametrize("brings", [True, False], ids=["rows brought", "rows left out"])
+def test_other_rows_than_planned_are_left_to_the_host(graphs, seeing, brings):
+    """The second stage brings rows of its own, or goes without that of a draft that is none.
+
+    A device uploads what all stages bring before the first one runs, and runs all of their rows.
+    """
+    one, found = graphs[0], []
+    other = one if brings else seeing
+    for run in (run_schedule, one.plan.run_schedule):
+        rows, scratch = Rows(one), Scratch(N_LOGITS, N_VOCAB)
+        hidden = HIDDEN[:2].copy()
+        hidden[1] = hidden[1] if brings else np.nan
+        first = Stage(
+            **{"plan": one.plan, "memory": one.memory},
+            **{"batch": rows_with(rows.batch([(0, 2)]), hidden), "picks": [Pick(0, 0), Pick(1, 1)]},
+        )
+        of = {"plan": other.plan, "memory": other.memory, "picks": [Pick(0, 2)]}
+        if brings:
+            batch = rows_with(rows.batch([(0, 1)]), HIDDEN[7:8].copy())
+            second = Stage(**of, batch=batch, fills=[Fill(0, 0, KNOWN)])
+        else:
+            batch = Rows(other).batch([(0, 2)])
+            second = Stage(**of, batch=batch, fills=[Fill(0, 0), Fill(1, 1)], feeds=FED)
+        schedule = Schedule(
+            stages=[first, second],
+            texts=[Text(Sampler(GREEDY, scratch), HISTORY[:1], 1, 1)],
+            drafts=[DraftToken(0, PENDING), DraftToken(0, 0), DraftToken(0, 0)],
+        )
+        assert DraftLoop(one.plan).order(schedule) is None
+        found.append(run(schedule))
+        clear(one, other)
+    assert found[0] == found[1]
+    assert [token >= 0 for token in found[0].tokens] == [True, brings, True]
