@@ -1,5 +1,7 @@
 """DFlash and its relatives, as published and converted, against formulas in NumPy."""
 
+import itertools
+
 import numpy as np
 import pytest
 from harness import dflash
@@ -202,7 +204,10 @@ def test_trees_change_no_text(shape, target, tmp_path):
         check_texts(subject, Texts(k=4, sampling=sampling), spec)
 
 
-@pytest.fixture(scope="module", params=["qwen35", "qwen35moe", "gemma4", "gpt_oss", "mimo2"])
+TRUNKS = ("qwen35", "qwen35moe", "gemma4", "gpt_oss", "mimo2")
+
+
+@pytest.fixture(scope="module", params=TRUNKS)
 def other_target(request, tmp_path_factory):
     """A trunk with a recurrence, with scaled embeddings, with sinks, or with windows and sinks."""
     with load_model(write_trunk(tmp_path_factory.mktemp("trunk"), request.param)) as model:
@@ -226,8 +231,13 @@ def drafter_for(name, target, folder):
     return c, dflash.read_weights(c, seed_of(name), target), path
 
 
-@others
+@pytest.mark.parametrize(
+    ("other_target", "name"),
+    list(zip(TRUNKS, itertools.cycle(OTHERS.values()), strict=False)),
+    indirect=["other_target"],
+)
 def test_formulas_and_drafts_on_other_trunks(name, other_target, tmp_path):
+    """Each drafter and each trunk; their texts and rejected drafts are looked at in all pairs."""
     c, w, path = drafter_for(name, other_target, tmp_path)
     drafter = load_model(path)
     drafter.borrow_from(other_target)
