@@ -28,8 +28,8 @@ def seconds_of(room: str) -> float:
 
 
 def rooms() -> list[str]:
-    """Return the folders that hold tests."""
-    return sorted({str(path.relative_to(TESTS).parts[0]) for path in TESTS.glob("*/**/test_*.py")})
+    """Return the folders that hold tests, and the files beside them."""
+    return sorted({path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")})
 
 
 if __name__ == "__main__":
