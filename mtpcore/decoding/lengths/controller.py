@@ -23,9 +23,8 @@ _MARGIN = 0.03
 """How much faster another length must promise to be."""
 _EXPLORE, _CURIOUS = 16, 6
 """Rounds between two tries of a neighbouring length, or of one whose price is not known."""
-_PLAIN, _CHANGED = 128, 1.2
-"""Rounds between two of plain decoding, or how much slower or faster passes become before one: are
-others, too?"""
+_PLAIN = 128
+"""Rounds between two of plain decoding."""
 _CLOSE, _CLOSE_PLAIN = 0.85, 32
 """Where plain decoding promises so much of the speed, rounds between two of it: the choice depends
 on its price, and a round of it costs little."""
@@ -37,8 +36,6 @@ _BURST = 4
 """Probes in a row while their drafts are accepted."""
 _SPENT = 0.02
 """Share of the time that the first probes after switching off may take."""
-_STAYED = 64
-"""Rounds of drafting after which earlier failures are forgotten."""
 _LASTING = 64
 """Rounds that a text is expected to have, until some have ended; each counts for a quarter."""
 
@@ -51,7 +48,7 @@ class _TextState:
         self.k: int | None = None
         self.off = False
         self.trial = 0  # rounds of plain decoding left before drafts end
-        self.wait = self.failures = self.stayed = self.probes = self.rounds = 0
+        self.wait = self.failures = self.probes = self.rounds = 0
         self.spent = 0.0
 
 
@@ -74,9 +71,9 @@ class Controller:
     that repays the reading in the rounds that it may still have: what texts mostly have, or as many
     as it has had.
 
-    Prices are compared at one speed of the machine, which the passes show. When it changes by a
-    fifth, and every 128 rounds, a round without drafts says whether that is all that has changed;
-    every 32 rounds where plain decoding seems nearly as fast, since all depends on its price then.
+    Prices are compared at one speed of the machine, which the passes show. Every 128 rounds one
+    without drafts says whether that is all that has changed; every 32 rounds where plain decoding
+    seems nearly as fast, since all depends on its price then.
     Rounds that are not warm say only what a pass costs at most; where no more is known of plain
     decoding, it is tried again soon.
 
@@ -111,7 +108,7 @@ class Controller:
         self._start = start
         self._round = self._next_look = self._next_probe = self._last_try = self._turn = 0
         self._try: dict[int, int] = {}
-        self._last_plain, self._slowness = 0, 1.0  # when plain decoding was tried last
+        self._last_plain = 0  # when plain decoding was tried last
         self._is_close = False  # whether it is nearly as fast
         self._probed: int | None = None
         self._failures = 0  # of probes, whichever text it was
@@ -266,7 +263,7 @@ class Controller:
     def _proceed(self, done: Round) -> None:
         """Advance all counters of rounds: trials, waits, probes, tries."""
         self._due = self._due or self._round >= self._next_look
-        tried, self._try = self._try, {}
+        self._try = {}
         for seq in done.asked:
             text = self._texts.get(seq)
             if text is None:
@@ -277,14 +274,8 @@ class Controller:
             elif text.trial:
                 text.trial -= 1
                 self._due = self._due or not text.trial
-            elif text.k and seq not in tried:
-                text.stayed += 1
-                if text.stayed == _STAYED:
-                    text.failures = self._failures = 0
-        change = self.costs.slowness / self._slowness
-        changed = not 1 / _CHANGED <= change <= _CHANGED
-        if self._round - self._last_try >= (_CURIOUS if changed else _EXPLORE):
-            unsure = changed or self.costs.passes.is_cold(len(done.asked))
+        if self._round - self._last_try >= _EXPLORE:
+            unsure = self.costs.passes.is_cold(len(done.asked))
             pause = _CLOSE_PLAIN if self._is_close else _PLAIN
             self._explore(done, unsure or self._round - self._last_plain >= pause)
 
@@ -331,7 +322,7 @@ class Controller:
         self._last_try = self._round
         if plain:
             self._try = dict.fromkeys(using, 0)
-            self._last_plain, self._slowness = self._round, self.costs.slowness
+            self._last_plain = self._round
             return
         self._turn += 1
         seq = using[self._turn // 4 % len(using)]
@@ -383,7 +374,6 @@ class Controller:
         before = text.k
         if k:
             if text.off:
-                text.stayed = 0
                 self._probed = None if self._probed == seq else self._probed
             text.k, text.off, text.trial = k, False, 0
         elif text.off:

@@ -18,8 +18,6 @@ _LEAST = 1e-9
 _WELL_KNOWN, _AGREEING = 3, 5
 """Measurements of a size after which another one says how fast the machine is; the median of so
 many such counts, against two slow rounds."""
-_MORE_ROW = 0.1
-"""A further row over one, before anything but one size was measured."""
 
 
 class Curve:
@@ -87,7 +85,7 @@ class Curve:
         if 0 < i < len(sizes):
             below, low = sizes[i - 1], seconds[i - 1]
             return low + (size - below) / (sizes[i] - below) * (seconds[i] - low)
-        slope = _MORE_ROW * seconds[0] / max(sizes[0], 1)
+        slope = 0.0
         if len(sizes) > 1:
             slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
         end = -1 if i else 0
