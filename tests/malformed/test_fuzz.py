@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-N_FILES = {"damaged": 600, "reshaped": 300}
+N_FILES = {"damaged": 300, "reshaped": 300}
 N_FILES |= {kind: int(os.environ.get("MTPCORE_FUZZ_FILES", n)) for kind, n in N_FILES.items()}
 FIRST = int(os.environ.get("MTPCORE_FUZZ_FIRST", "0"))
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-N_STATES = int(os.environ.get("MTPCORE_FUZZ_FILES", "300"))
+N_STATES = int(os.environ.get("MTPCORE_FUZZ_FILES", "150"))
 FIRST = int(os.environ.get("MTPCORE_FUZZ_FIRST", "0"))
 
 
