@@ -313,17 +313,11 @@ def _planned(wish: _Wish, tensors: Mapping[str, PublishedTensor], config: Config
             fix="download the checkpoint again",
         )
     shape = sources[0].shape
-    if 0 in shape or len(shape) > _MOST_AXES:
-        raise ModelFileError(
-            "no model file holds a tensor of this shape",
-            where=f"{sources[0].file}: tensor {sources[0].name!r}",
-            wanted=f"up to {_MOST_AXES} axes, none of them empty",
-            got=list(shape),
-            fix="download the checkpoint again",
-        )
+    _check_axes(shape, sources[0], changes=rename.change is not None)
     n_stacked = shape[0] if rename.is_stack and shape else len(sources)
     trial = _trial(sources[0], also, rename, config)
     shape = _shape_of_values(trial, rename, sources[0])
+    _check_axes(shape, sources[0])
     stacked = rename.is_stack or "{e}" in rename.source or rename.sources is not None
     return PlannedTensor(
         name=wish.tensor,
@@ -336,6 +330,18 @@ def _planned(wish: _Wish, tensors: Mapping[str, PublishedTensor], config: Config
         also=also,
         is_beside=wish.is_beside,
     )
+
+
+def _check_axes(shape: Sequence[int], source: PublishedTensor, *, changes: bool = False) -> None:
+    """Raise ModelFileError where no file can hold such a tensor, unless that ``changes``."""
+    if 0 in shape or (len(shape) > _MOST_AXES and not changes):
+        raise ModelFileError(
+            "no model file holds a tensor of this shape",
+            where=f"{source.file}: tensor {source.name!r}",
+            wanted=f"up to {_MOST_AXES} axes, none of them empty",
+            got=list(shape),
+            fix="download the checkpoint again",
+        )
 
 
 def _trial(
