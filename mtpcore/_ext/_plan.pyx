@@ -316,7 +316,8 @@ cdef class Executor:
     cdef int check_lengths(self, const mtp_op *op, matrices, weights, numbers, axes) except -1:
         """Check that a kernel finds as many weights, matrices and angles as it looks for."""
         cdef int64_t wanted = op.out[0].width
-        if op.kind in (MTP_EMBED, MTP_EMBED_CODES, MTP_MATMUL, MTP_EXPERT_MATMUL):
+        if op.kind in (MTP_EMBED, MTP_EMBED_CODES, MTP_EMBED_IDS, MTP_MATMUL,
+                       MTP_EXPERT_MATMUL):
             wanted = op.n[0] if op.kind == MTP_EXPERT_MATMUL else 1
             if len(matrices) != max(wanted, 1) or any(
                     (one.type, one.shape) != (matrices[0].type, matrices[0].shape)
@@ -333,6 +334,8 @@ cdef class Executor:
             wanted *= max(op.n[3], 0)
         elif op.kind == MTP_BLOCK_CONV:
             wanted *= max(op.n[1], 0)
+        elif op.kind == MTP_BLOCK_ATTENTION:
+            wanted = max(op.n[1], 0) * (2 * min(max(op.n[0], 0), MTP_BLOCK_ROWS) - 1)
         elif op.kind == MTP_BLOCK_MIX:
             wanted *= min(max(op.n[0], 0), MTP_BLOCK_ROWS) ** 2
         for i, array in enumerate(weights):

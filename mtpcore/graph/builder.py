@@ -828,6 +828,114 @@ class GraphBuilder:
         """
         return self.add_node("keep_best", [x], name=name, n=n)[0]
 
+    def find_best(self, x: Value, n: int, *, name: str | None = None) -> tuple[Value, Value]:
+        """Find each row's ``n`` best columns: ids i32[T, n], and their shares f32[T, n, 2].
+
+        Best first, of equal ones the first; what is not a number counts as -inf. Shares are those
+        of a softmax over the whole row: the logarithm of each, then the share itself.
+        """
+        ids, shares = self.add_node("find_best", [x], name=name, n=n)
+        return ids, shares
+
+    def embed_ids(self, ids: Value, table: str, *, name: str | None = None) -> Value:
+        """Look up ids that the graph itself found: i32[T, n] -> [T, n, width].
+
+        ``table`` [rows, width] has a row for each of what ``ids`` were found among.
+        """
+        return self.add_node("embed_ids", [ids], [table], name=name or self._stem(table))[0]
+
+    def rank_matmul(
+        self, x: Value, weight: str, bias: str | None = None, *, name: str | None = None
+    ) -> Value:
+        """Multiply each rank of a row by the same matrix: [T, n, inputs] -> [T, n, outputs].
+
+        An absent bias is left out.
+        """
+        weights = [weight, bias] if bias and self.has(bias) else [weight]
+        return self.add_node("rank_matmul", [x], weights, name=name or self._stem(weight))[0]
+
+    def block_attention(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        bias: str,
+        *,
+        size: int,
+        scale: float,
+        first: int = 0,
+        name: str | None = None,
+    ) -> Value:
+        """Let all candidates of a block attend to each other: [T, n, width] -> [T, n, width].
+
+        Nothing is stored. Heads are equal parts of the width.
+
+        Parameters
+        ----------
+        q, k, v : Value
+            [T, n, width]: n candidates of each row.
+        bias : str
+            [heads, 2 * size - 1]: a term of each score, by the row of the query less that of the
+            key; that of distance 0 stands in the middle.
+        size : int
+            Rows of a block, as of ``block_mean``; all of them have ``MAX_CANDIDATES`` at most.
+        scale : float
+            Factor of the products of q and k.
+        first : int
+            The first row of a block that is seen.
+        """
+        return self.add_node(
+            "block_attention",
+            [q, k, v],
+            [bias],
+            name=name,
+            size=size,
+            first=first,
+            scale=float(scale),
+        )[0]
+
+    def block_walk(
+        self,
+        ids: Value,
+        start: Value,
+        going: Value,
+        coming: Value,
+        *,
+        size: int,
+        width: int,
+        first: int = 0,
+        name: str | None = None,
+    ) -> Value:
+        """Score a block's candidates, each row's after the best of the row before: -> [T, width].
+
+        The score of a candidate is the product of its ``coming`` vector with the ``going`` vector
+        of the best candidate of the row before. It stands at the candidate's id; what is no
+        candidate has -inf.
+
+        Parameters
+        ----------
+        ids : Value
+            i32[T, n], as ``find_best`` finds them.
+        start : Value
+            [T, k]: what stands in place of a ``going`` vector for row ``first``.
+        going, coming : Value
+            [T, n, k]
+        size : int
+            Rows of a block, as of ``block_mean``.
+        width : int
+            What the ids were found among.
+        first : int
+            The row of a block that a walk begins with; those before it have no candidates.
+        """
+        return self.add_node(
+            "block_walk",
+            [ids, start, going, coming],
+            name=name,
+            size=size,
+            first=first,
+            width=width,
+        )[0]
+
     def delta_rule(
         self,
         q: Value,

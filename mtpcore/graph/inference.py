@@ -104,8 +104,10 @@ def infer(
         raise GraphError(
             error.what, where=where, wanted=error.wanted, got=error.got, fix=_FIX
         ) from None
-    n_rows = weights[0][0] if weights and weights[0] else 0
-    return tuple((shape, dtype, n_rows if dtype == "i32" else 0) for shape, dtype in outputs)
+    n_choices = weights[0][0] if weights and weights[0] else inputs[0].shape[-1]
+    return tuple(
+        (shape, dtype, int(n_choices) if dtype == "i32" else 0) for shape, dtype in outputs
+    )
 
 
 def _check_ids(
@@ -118,11 +120,12 @@ def _check_ids(
                 raise Mismatch("ids of experts", "tokens or positions", value.name)
             continue
         if not value.n_experts:
-            raise Mismatch("no ids of experts", "what a route chose", value.name)
-        stack = weights[0]
-        if stack is None or attrs.get("n_clusters", stack[0]) != value.n_experts:
+            raise Mismatch("no ids", "what a route chose, or find_best found", value.name)
+        stack = weights[0] if weights else None
+        n = attrs.get("n_clusters", attrs.get("width", stack[0] if stack else 0))
+        if n != value.n_experts:
             raise Mismatch(
-                "not one matrix for each expert of the router", (value.n_experts, "..."), stack
+                "not one matrix, row or column for each id", (value.n_experts, "..."), stack or n
             )
 
 

@@ -26,6 +26,9 @@ MAX_BLOCK = 1 << 10
 MAX_TAPS, MAX_BEST = 32, 256
 """How many rows a convolution over a block reads at most, and how many values of a row are kept."""
 
+MAX_CANDIDATES = 1 << 11
+"""How many candidates a block has at most, of all of its rows together."""
+
 MAX_DISTANCE, MAX_BUCKETS = 1 << 12, 1 << 10
 """How many places a relative position bias may tell apart at most, and in how many buckets."""
 
@@ -50,10 +53,10 @@ class OpRule(NamedTuple):
 
     ``integers`` are the inputs, by their number from 0, that are i32; all others are f32. ``ids``
     are those of them that choose among the matrices of the first weight. An output that is i32
-    chooses among the rows of the first weight. ``integer_weights`` are the weights, by their number
-    from 0, that hold integers; all others are floating-point. ``axes`` is how many each weight has;
-    ``joins_heads`` says that the matrices of the first one may lie in the file as one, those of a
-    head after those of the head before it.
+    chooses among the rows of the first weight, or where there is none the columns of the input.
+    ``integer_weights`` are the weights, by their number from 0, that hold integers; all others are
+    floating-point. ``axes`` is how many each weight has; ``joins_heads`` says that the matrices of
+    the first one may lie in the file as one, those of a head after those of the head before it.
     """
 
     inputs: tuple[int, int]
@@ -394,6 +397,56 @@ def _keep_best(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signat
     return _f32(*x[0])
 
 
+def _find_best(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
+    _want(len(x[0]) == 2, "the best values of rows", "[rows, width]", x[0])
+    most = min(int(x[0][1]), MAX_BEST)
+    _want(1 <= a["n"] <= most, "how many are found", f"1..{most}", a["n"])
+    return (((x[0][0], a["n"]), "i32"), ((x[0][0], a["n"], 2), "f32"))
+
+
+def _embed_ids(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
+    table = w[0]
+    assert table is not None
+    _want(len(table) == 2, "an embedding table has two axes", "[n_vocab, width]", table)
+    _want(len(x[0]) == 2, "ids are of rows and ranks", "[rows, used]", x[0])
+    return _f32(*x[0], table[1])
+
+
+def _rank_matmul(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
+    _want(len(x[0]) == 3, "rows of ranks", "[rows, ranks, width]", x[0])
+    (shape, _), *_ = _matmul([(x[0][0], x[0][2])], w, a)
+    return _f32(*x[0][:2], shape[1])
+
+
+def _block_attention(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
+    q, k, v = x
+    _want_candidates(q, a)
+    _want(q == k == v, "q, k and v differ", q, (k, v))
+    bias, n = w[0], 2 * a["size"] - 1
+    fits = bias is not None and len(bias) == 2 and bias[1] == n and int(q[2]) % bias[0] == 0
+    _want(fits, "a bias for each head and distance", f"[a divisor of {q[2]}, {n}]", bias)
+    return _f32(*q)
+
+
+def _want_candidates(x: Shape, a: dict[str, Any]) -> None:
+    """Complain where a value has no candidates of a block's rows."""
+    _want(len(x) == 3, "a row of candidates", "[rows, candidates, width]", x)
+    _block_mean([x[:2]], (), a)
+    n = a["size"] * int(x[1])
+    _want(n <= MAX_CANDIDATES, "candidates of a block", f"at most {MAX_CANDIDATES}", n)
+    _want(0 <= a["first"] < a["size"], "the first row", f"0..{a['size'] - 1}", a["first"])
+
+
+def _block_walk(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
+    ids, start, going, coming = x
+    _want_candidates(going, a)
+    _want(going == coming, "a vector of each kind for each candidate", going, coming)
+    _want(ids == going[:2], "an id for each candidate", going[:2], ids)
+    wanted = (going[0], going[2])
+    _want(start == wanted, "a vector that each walk begins with", wanted, start)
+    return _f32(going[0], a["width"])
+
+
 def _delta_rule(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     q, k, v, decay, beta = x
     for name, s in (("q", q), ("k", k), ("v", v)):
@@ -678,6 +731,54 @@ OPS: dict[str, OpRule] = {
         _keep_best,
         "x where it is one of the n largest of its row, the first ones among equals, or NaN; -inf "
         "elsewhere",
+    ),
+    "find_best": _rule(
+        1,
+        0,
+        "n",
+        _find_best,
+        "the columns of the n largest of a row (the first one among equals, NaN as -inf), best "
+        "first, and of each the logarithm of its share in the softmax of the row, and the share",
+    ),
+    "embed_ids": _rule(
+        1,
+        1,
+        "",
+        _embed_ids,
+        "w[ids[t, r]]; the ids choose among as many rows as w has",
+        (0,),
+        (0,),
+        axes=(2,),
+    ),
+    "rank_matmul": _rule(
+        1,
+        (1, 2),
+        "",
+        _rank_matmul,
+        "w x[t, r] + bias",
+        axes=(2, 1),
+    ),
+    "block_attention": _rule(
+        3,
+        1,
+        "size first scale",
+        _block_attention,
+        "softmax(scale q.k + bias) v of each candidate over all candidates of its block's rows "
+        "from `first` on, zeros where there are none; of head h the bias is w[h, i - j + size - 1] "
+        "for candidates of row i and keys of row j; blocks are those of block_mean",
+        axes=(2,),
+    ),
+    "block_walk": _rule(
+        4,
+        0,
+        "size first width",
+        _block_walk,
+        "for row i of a block the scores before . coming[i, r] at the columns ids[i, r], -inf "
+        "elsewhere; before is start[i] for row `first`, and going[i - 1, b] after it, where b has "
+        "the largest score of row i - 1 (the first one among equals, NaN as -inf); -inf alone for "
+        "rows before `first`; blocks are those of block_mean",
+        (0,),
+        (0,),
     ),
     "delta_rule": _rule(
         5,

@@ -229,14 +229,16 @@ class Program(msgspec.Struct, frozen=True):
     def sees_ahead(self) -> bool:
         """Whether rows of a batch see later ones of their sequence."""
         return any(
-            node.op == "block_mean" or (node.op == "attention" and node.attrs["mask"] == "block")
+            node.op in ("block_mean", "block_attention")
+            or (node.op == "attention" and node.attrs["mask"] == "block")
             for node in self.nodes
         )
 
     @property
     def is_run_whole(self) -> bool:
         """Whether a row depends on which rows of its sequence come with it: they stay together."""
-        return self.sees_ahead or any(node.op in ("block_mix", "block_conv") for node in self.nodes)
+        of_blocks = ("block_mix", "block_conv", "block_walk")
+        return self.sees_ahead or any(node.op in of_blocks for node in self.nodes)
 
     @property
     def n_codes(self) -> int:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from programs import Tensor
+from programs import Tensor, random_tensors
 
 from mtpcore._ext._plan import ORDERS, use_order
 from mtpcore.backends.base import CheckedBatch
@@ -13,6 +13,7 @@ from mtpcore.backends.cpu.weights import CpuWeights
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.errors import BackendError, BatchError
 from mtpcore.graph import GraphBuilder, Outputs
+from mtpcore.graph.program import Weight
 from mtpcore.runtime.parts import run_parts
 from mtpcore.testing import Runner, Weights
 
@@ -31,6 +32,9 @@ SEQ = np.array([0, 0, 2, 0, 1, 2, 0, 0, 1, 0, 2, 0, 0, 0, 0], np.int32)
 X = RNG.normal(0, 1, (len(SEQ), WIDTH)).astype(np.float32)
 
 
+CANDIDATES = random_tensors(8, table=(WIDTH, 8), square=(8, 8), bias=(2, 2 * SIZE - 1))
+
+
 def convolved(g, x):
     """Convolve with one of the mixer's matrices, to which a row adds a value for each tap."""
     return g.block_conv(x, g.slice(x, 0, SIZE), "mixer.weight", size=SIZE, part=1)
@@ -45,6 +49,30 @@ def block_program(mixer=MIXER):
     return g.finish(made), Weights(tensors)
 
 
+def candidates(g, x):
+    """Of the three best columns of each row a vector of eight; attention has two heads."""
+    ids, shares = g.find_best(x, 3)
+    y = g.embed_ids(ids, "table.weight")
+    of_blocks = {"size": SIZE, "first": 1}
+    attended = g.block_attention(y, y, y, "bias.weight", scale=0.5, **of_blocks)
+    start = g.rank_matmul(attended, "square.weight")
+    start = g.slice(g.merge_heads(start), 0, 8)
+    walk = g.block_walk(ids, start, attended, y, width=WIDTH, **of_blocks)
+    return {"attended": attended, "walk": walk, "shares": shares}
+
+
+def walk_alone(g, x):
+    """Walk over rows of one candidate, whose vectors are its row."""
+    ids, _ = g.find_best(x, 1)
+    y = g.split_heads(x, 1)
+    return g.block_walk(ids, x, y, y, size=SIZE, width=WIDTH)
+
+
+def candidate_program():
+    g = GraphBuilder("candidates", CANDIDATES, slots={"x": WIDTH})
+    return g.finish(Outputs(**candidates(g, g.inputs["x"]))), Weights(CANDIDATES)
+
+
 def rows_of(seq, x):
     places = np.array([(seq[:t] == s).sum() for t, s in enumerate(seq)], np.int32)
     return CheckedBatch(
@@ -57,8 +85,8 @@ def rows_of(seq, x):
     )
 
 
-def plan_on(backend, n_batch=15, threads=1, mixer=MIXER):
-    program, weights = block_program(mixer)
+def plan_on(backend, n_batch=15, threads=1, mixer=MIXER, made=None):
+    program, weights = made or block_program(mixer)
     return backend.plan(program, weights, n_batch=n_batch, n_ctx=64, threads=threads, stores=[])
 
 
@@ -90,12 +118,47 @@ def test_each_block_by_its_formula(name):
         np.testing.assert_allclose(made["convolved"][block], wanted, rtol=0, atol=16 * bound)
 
 
+@pytest.mark.parametrize("name", BACKENDS)
+def test_candidates_by_their_formulas(name):
+    backend, bound = BACKENDS[name]
+    made = plan_on(backend, made=candidate_program()).run(rows_of(SEQ, X), None)
+    table, square, bias = (
+        np.asarray(CANDIDATES[f"{n}.weight"].array(), np.float64)
+        for n in ("table", "square", "bias")
+    )
+    ids = np.argsort(-X, axis=1, kind="stable")[:, :3]
+    shares = np.exp(X.astype(np.float64))
+    shares /= shares.sum(1, keepdims=True)
+    shares = np.take_along_axis(shares, ids, axis=1)
+    wanted = np.stack([np.log(shares), shares], axis=2)
+    np.testing.assert_allclose(made["shares"], wanted, rtol=0, atol=10 * bound)
+    for block in blocks():
+        y, n = table[ids[block]], len(block)
+        flat, row = y[1:].reshape(-1, 2, 4), np.repeat(np.arange(1, n), 3)
+        for i, rank, head in np.ndindex(n, 3, 2):
+            scores = flat[:, head] @ y[i, rank].reshape(2, 4)[head] / 2
+            e = np.exp(scores + bias[head, i - row + SIZE - 1])
+            wanted = e @ flat[:, head] / e.sum()
+            found = made["attended"][block[i], rank].reshape(2, 4)[head]
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=20 * bound)
+        attended = made["attended"][block].astype(np.float64)
+        before = (attended[1] @ square.T).reshape(-1)[:8]
+        assert (made["walk"][block[0]] == -np.inf).all()
+        for i in range(1, n):
+            scores = y[i] @ before
+            wanted = np.full(WIDTH, -np.inf)
+            wanted[ids[block[i]]] = scores
+            np.testing.assert_allclose(made["walk"][block[i]], wanted, rtol=0, atol=30 * bound)
+            before = attended[i, scores.argmax()]
+
+
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("threads", [1, 3])
-def test_blocks_do_not_see_each_other(threads, order):
+@pytest.mark.parametrize("make", [block_program, candidate_program])
+def test_blocks_do_not_see_each_other(make, threads, order):
     """Bit for bit, whatever lies beside them, what is not a number included."""
     use_order(order)
-    plan = plan_on(CpuBackend(), threads=threads)
+    plan = plan_on(CpuBackend(), threads=threads, made=make())
     beside = X.copy()
     for block in list(blocks())[1:]:
         beside[block] = np.nan
@@ -121,11 +184,13 @@ def test_a_row_is_mixed_with_none_after_it(name):
 
 
 def test_programs_say_that_blocks_stay_together():
-    tensors = {"mixer.weight": Tensor(MIXER)}
+    tensors = {"mixer.weight": Tensor(MIXER), **CANDIDATES}
     for make, whole in (
         (lambda g, x: g.block_mean(x, 4), (True, True)),
         (lambda g, x: g.block_mix(x, "mixer.weight"), (False, True)),
         (lambda g, x: convolved(g, x), (False, True)),
+        (lambda g, x: candidates(g, x)["walk"], (True, True)),
+        (lambda g, x: walk_alone(g, x), (False, True)),
         (lambda g, x: g.scale(x, 2.0), (False, False)),
     ):
         g = GraphBuilder("blocks", tensors, slots={"x": WIDTH})
@@ -143,6 +208,21 @@ def test_batches_are_cut_between_sequences():
     assert all(made[name].tobytes() == wanted[name].tobytes() for name in wanted)
     with pytest.raises(BatchError, match="run in one piece"):
         run_parts(plan, None, 4, batch, ranges)
+
+
+def replaced(i, **changed):
+    """Change what an input says of itself."""
+
+    def change(step):
+        step.inputs[i] = step.inputs[i]._replace(**changed)
+
+    return change
+
+
+def pack_rows(n_rows, n_columns):
+    matrix = Tensor(np.zeros((n_rows, n_columns), np.float32))
+    weight = Weight("rows", "rows", matrix.shape)
+    return CpuWeights(Weights({"rows": matrix})).matrix(weight)
 
 
 def set_size(*sizes):
@@ -190,21 +270,55 @@ MISFITS = {
         "keep_best",
         lambda s: setattr(s, "inputs", [s.inputs[0]._replace(n_heads=2, width=WIDTH // 2)]),
     ),
+    "found, none": ("find_best", set_size(0)),
+    "found, more than are kept": ("find_best", set_size(4)),
+    "found, no shares": ("find_best", lambda s: setattr(s, "outputs", s.outputs[:1])),
+    "ids, none's": ("embed_ids", replaced(0, buffer=0)),
+    "ids, more than were found": ("embed_ids", replaced(0, width=4)),
+    "ids, a smaller table": (
+        "embed_ids",
+        lambda s: setattr(s, "matrices", [pack_rows(WIDTH - 1, 8)]),
+    ),
+    "ids, another width": ("embed_ids", lambda s: setattr(s, "matrices", [pack_rows(WIDTH, 7)])),
+    "attention, no rows": ("block_attention", set_size(0, 2, 0)),
+    "attention, more distances": ("block_attention", set_size(SIZE + 1, 2, 1)),
+    "attention, too many": ("block_attention", set_size(1025, 2, 1)),
+    "attention, no heads": ("block_attention", set_size(SIZE, 0, 1)),
+    "attention, uneven heads": ("block_attention", set_size(SIZE, 3, 1)),
+    "attention, first": ("block_attention", set_size(SIZE, 2, SIZE)),
+    "attention, before the first": ("block_attention", set_size(SIZE, 2, -1)),
+    "attention, no bias": ("block_attention", lambda s: setattr(s, "weights", [None])),
+    "attention, fewer keys": ("block_attention", replaced(1, n_heads=2)),
+    "attention, no values": ("block_attention", lambda s: setattr(s, "inputs", s.inputs[:2])),
+    "attention, outputs": ("block_attention", lambda s: setattr(s, "axis", 1)),
+    "walk, no rows": ("block_walk", set_size(0, 0)),
+    "walk, first": ("block_walk", set_size(SIZE, SIZE)),
+    "walk, ids of nobody": ("block_walk", replaced(0, buffer=0)),
+    "walk, fewer ids": ("block_walk", replaced(0, width=2)),
+    "walk, a shorter start": ("block_walk", replaced(1, width=7)),
+    "walk, fewer vectors": ("block_walk", replaced(3, n_heads=2)),
+    "walk, outputs": ("block_walk", lambda s: setattr(s, "axis", 1)),
+    "walk, fewer columns": (
+        "block_walk",
+        lambda s: setattr(s, "outputs", [s.outputs[0]._replace(width=WIDTH - 1)]),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", MISFITS)
 def test_no_plan_is_made(name):
     kind, change = MISFITS[name]
-    program, source = block_program()
+    made = [block_program(), candidate_program()]
+    program, source = next(one for one in made if kind in {node.op for node in one[0].nodes})
     lowered = Lowering(program, CpuWeights(source), [], n_batch=4, n_ctx=64)
     change(next(step for step in lowered.steps if step.kind == kind))
     with pytest.raises(BackendError):
         CpuPlan(lowered, threads=1)
 
 
-def test_what_fits_is_made():
-    program, source = block_program()
+@pytest.mark.parametrize("make", [block_program, candidate_program])
+def test_what_fits_is_made(make):
+    program, source = make()
     CpuPlan(Lowering(program, CpuWeights(source), [], n_batch=4, n_ctx=64), threads=2)
 
 

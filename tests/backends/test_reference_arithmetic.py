@@ -118,6 +118,7 @@ def test_every_operation_is_written_down():
         "merge_heads",
         "repeat",
         "keep_best",
+        "embed_ids",
     }
     assert OPERATIONS.keys() | without == OPS.keys()
     assert not OPERATIONS.keys() & without
@@ -292,6 +293,49 @@ def test_the_best_of_a_row(data, isa, width, n_rows, n):
 
 
 @each_operation
+@given(st.data(), isas, st.integers(1, 90), counts, st.integers(1, 20))
+def test_the_best_of_a_row_and_their_shares(data, isa, width, n_rows, n):
+    n = min(n, width)
+    few = st.sampled_from([-np.inf, -1.0, -0.0, 0.0, 2.5, np.inf, np.nan])
+    x = data.draw(values(n_rows, width))
+    for i in data.draw(st.lists(st.integers(0, x.size - 1), max_size=40)):
+        x.flat[i] = data.draw(few)
+    table = random_tensors(5, t=(width, 7))
+
+    def make(g):
+        ids, shares = g.find_best(g.inputs["a"], n)
+        return {
+            "shares": g.merge_heads(shares),
+            "rows": g.merge_heads(g.embed_ids(ids, "t.weight")),
+        }
+
+    compare([isa], make, table, {"a": x})
+
+
+@each_operation
+@given(st.data(), isas, counts, st.integers(1, 4), st.integers(1, 5), st.integers(1, 20))
+def test_candidates_of_blocks(data, isa, n_rows, n, size, each):
+    n_heads, first = data.draw(st.integers(1, 3)), data.draw(st.integers(0, size - 1))
+    width, n_columns = n_heads * each, 6
+    tensors = random_tensors(6, b=(n_heads, 2 * size - 1))
+
+    def make(g):
+        q, k, v = (g.split_heads(g.inputs[name], n) for name in "qkv")
+        ids, _ = g.find_best(g.inputs["a"], n)
+        of_blocks = {"size": size, "first": first}
+        walk = g.block_walk(ids, g.inputs["start"], q, k, width=n_columns, **of_blocks)
+        # What lies apart in wider rows is read where it is.
+        wide = g.concat(q, k, v)
+        q, k = g.slice(wide, 0, width), g.slice(wide, width, 2 * width)
+        attended = g.block_attention(q, k, v, "b.weight", scale=0.3, **of_blocks)
+        return {"attended": g.merge_heads(attended), "walk": walk}
+
+    rows = {name: data.draw(values(n_rows, n * width)) for name in "qkv"}
+    rows |= {"a": data.draw(values(n_rows, n_columns)), "start": data.draw(values(n_rows, width))}
+    compare([isa], make, tensors, rows)
+
+
+@each_operation
 @given(st.data(), isas, counts, st.integers(1, 20), st.sampled_from(["halves", "pairs"]))
 def test_rope(data, isa, n, pairs, style):
     tensors = {"f.weight": Tensor(np.random.default_rng(2).uniform(0.5, 4, pairs))}
@@ -354,6 +398,9 @@ def test_products(kind, data, isa, n_outputs, n):
             "cluster_matmul": g.cluster_matmul(a, clusters, "w.weight", "order.weight"),
             "head_matmul": g.merge_heads(
                 g.head_matmul(g.split_heads(g.concat(a, b, a), 3), "e.weight")
+            ),
+            "rank_matmul": g.merge_heads(
+                g.rank_matmul(g.split_heads(g.concat(a, b, a), 3), "w.weight", "b.weight")
             ),
         }
 

@@ -11,7 +11,7 @@ from mtpcore.errors import GraphError
 from mtpcore.gguf.axes import fit_axes
 from mtpcore.graph import GraphBuilder, GraphType, MemoryLayer, Outputs
 from mtpcore.graph.inference import check
-from mtpcore.graph.ops import MASKS, MAX_BEST, MAX_BLOCK, OPS
+from mtpcore.graph.ops import MASKS, MAX_BEST, MAX_BLOCK, MAX_CANDIDATES, OPS
 
 W, V = 12, 20
 TENSORS = {
@@ -29,6 +29,8 @@ TENSORS = {
     "mixer.weight": np.zeros((5, 5, W)),
     "tall.weight": np.zeros((5, 6, W)),
     "kernels.weight": np.zeros((2, 3, W)),
+    "distances.weight": np.zeros((2, 5)),
+    "table of four.weight": np.zeros((W, 4)),
     "blk.4.own.weight": np.zeros((W, W)),
 }
 
@@ -56,6 +58,19 @@ def convolved(g, x, kernels="kernels.weight", n=6, size=4, part=0):
     """Convolve blocks by one of two kernels of three taps, changed by two groups of channels."""
     changes = g.slice(g.embed(g.inputs.tokens, "embd.weight"), 0, n)
     return g.block_conv(x, changes, kernels, size=size, part=part)
+
+
+def walk(g, x, n=3, start=4, width=12, coming=3, **of_blocks):
+    """Walk over the best three columns of rows, each with a vector of four."""
+    ids, _ = g.find_best(x, n)
+    of_blocks = {"size": 4, "width": width, **of_blocks}
+    return g.block_walk(ids, g.slice(x, 0, start), heads(g, x), heads(g, x, coming), **of_blocks)
+
+
+def attended(g, q, k=None, bias="distances.weight", **of_blocks):
+    """Let candidates of blocks of three rows attend to each other, with two heads."""
+    k = q if k is None else k
+    return g.block_attention(q, k, k, bias, scale=1.0, **{"size": 3, **of_blocks})
 
 
 def heads(g, x, n=3):
@@ -129,6 +144,30 @@ WRONG = {
     "block_conv, output rows": lambda g, x: convolved(g, g.output_rows(x)),
     "block_conv, part": lambda g, x: convolved(g, x, part=2),
     "block_conv, no rows": lambda g, x: convolved(g, x, size=0),
+    "find_best, none": lambda g, x: g.find_best(x, 0),
+    "find_best, more than there are": lambda g, x: g.find_best(x, W + 1),
+    "find_best, heads": lambda g, x: g.find_best(heads(g, x), 2),
+    "embed_ids, no ids": lambda g, x: g.embed_ids(g.inputs.tokens, "embd.weight"),
+    "embed_ids, of other columns": lambda g, x: g.embed_ids(
+        g.find_best(g.slice(x, 0, 3), 2)[0], "square.weight"
+    ),
+    "embed_ids, no table": lambda g, x: g.embed_ids(g.find_best(x, 2)[0], "stack.weight"),
+    "rank_matmul, rows": lambda g, x: g.rank_matmul(x, "square.weight"),
+    "rank_matmul, width": lambda g, x: g.rank_matmul(heads(g, x), "square.weight"),
+    "rank_matmul, stack": lambda g, x: g.rank_matmul(heads(g, x), "stack.weight"),
+    "block_attention, rows": lambda g, x: attended(g, x),
+    "block_attention, keys": lambda g, x: attended(g, heads(g, x), heads(g, x, 2)),
+    "block_attention, heads": lambda g, x: attended(g, heads(g, x, 4)),
+    "block_attention, distances": lambda g, x: attended(g, heads(g, x), size=4),
+    "block_attention, first": lambda g, x: attended(g, heads(g, x), first=3),
+    "block_attention, output rows": lambda g, x: attended(g, g.output_rows(heads(g, x))),
+    "block_attention, too many": lambda g, x: attended(g, heads(g, x), size=MAX_CANDIDATES),
+    "block_walk, ids": lambda g, x: walk(g, x, n=2),
+    "block_walk, start": lambda g, x: walk(g, x, start=3),
+    "block_walk, coming": lambda g, x: walk(g, x, coming=4),
+    "block_walk, columns": lambda g, x: walk(g, x, width=13),
+    "block_walk, first": lambda g, x: walk(g, x, first=-1),
+    "block_walk, no rows": lambda g, x: walk(g, x, size=0),
     "keep_best, none": lambda g, x: g.keep_best(x, 0),
     "keep_best, too many": lambda g, x: g.keep_best(x, MAX_BEST + 1),
     "keep_best, heads": lambda g, x: g.keep_best(heads(g, x), 2),

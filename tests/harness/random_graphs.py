@@ -24,7 +24,7 @@ class Grower(Writer):
     def __init__(self, draw, reads_codes=True):
         super().__init__(draw)
         self.reads_codes = reads_codes
-        self.values, self.ids = [], []
+        self.values, self.ids, self.found = [], [], []
         self.has_embeddings, self.width = draw(st.booleans()), draw(self.WIDTHS)
 
     # What is there
@@ -207,6 +207,48 @@ class Grower(Writer):
             x, self.matrix(x.shape[1], self.draw(self.WIDTHS), x.shape[2])
         )
 
+    def rank_matmul(self):
+        x = self.in_heads()
+        return x and self.g.rank_matmul(x, self.matrix(self.draw(self.WIDTHS), x.shape[2]))
+
+    def find_best(self):
+        x = self.flat()
+        ids, shares = self.g.find_best(x, self.draw(st.integers(1, min(3, x.shape[1]))))
+        self.found.append((ids, x.shape[1]))
+        return shares
+
+    def embed_ids(self):
+        if not self.found:
+            self.values.append(self.find_best())
+        ids, n = self.draw(st.sampled_from(self.found))
+        return self.g.embed_ids(ids, self.matrix(n, self.draw(self.WIDTHS)))
+
+    def of_blocks(self):
+        self.sees_batch = True
+        size = self.draw(st.integers(1, 5))
+        return {"size": size, "first": self.draw(st.integers(0, size - 1))}
+
+    def block_attention(self):
+        q = self.in_heads(lambda v: v.shape[0] == TOKENS)
+        if q is None:
+            return None
+        n_heads = self.draw(st.sampled_from([n for n in (1, 2, 3) if q.shape[2] % n == 0]))
+        k, v, of_blocks = self.like(q), self.like(q), self.of_blocks()
+        bias = self.vector(n_heads, 2 * of_blocks["size"] - 1)
+        return self.g.block_attention(q, k, v, bias, scale=0.3, **of_blocks)
+
+    def block_walk(self):
+        found = [(ids, n) for ids, n in self.found if ids.shape[0] == TOKENS]
+        if not found:
+            return None
+        ids, n = self.draw(st.sampled_from(found))
+        going = self.in_heads(lambda v: v.shape[:2] == ids.shape)
+        if going is None:
+            return None
+        start, coming = self.product(self.flat(TOKENS), going.shape[2]), self.like(going)
+        walk = self.g.block_walk(ids, start, going, coming, width=n, **self.of_blocks())
+        return self.g.activation(walk, "tanh")
+
     def output_rows(self):
         value = self.pick(lambda v: v.shape[0] == TOKENS)
         return value and self.g.output_rows(value)
@@ -217,6 +259,7 @@ class Grower(Writer):
         two, two, scale, scale_any_by, shift_any_by, activate,
         concat, concat, concat, slice, slice, slice, split, split, join, join, repeat, turn,
         attention, attention, route, expert_matmul, expert_matmul, mix, head_matmul, output_rows,
+        rank_matmul, find_best, embed_ids, embed_ids, block_attention, block_walk,
     )  # fmt: skip
 
     # The whole

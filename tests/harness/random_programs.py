@@ -243,6 +243,25 @@ class Writer:
         """A row of -inf but for its largest values, made finite again."""
         return self.g.activation(self.g.keep_best(x, self.draw(st.integers(1, 20))), "tanh")
 
+    def candidates(self, x):
+        """The best columns of a row, what blocks of them make of each other, and a walk."""
+        g, x = self.g, self.widened(x)
+        n_columns, width = x.shape[1], self.draw(widths)
+        n, n_heads = self.draw(st.integers(1, min(4, n_columns))), self.draw(few)
+        size = self.draw(st.integers(1, 6))
+        of_blocks = {"size": size, "first": self.draw(st.integers(0, size - 1))}
+        self.sees_batch = True
+        ids, shares = g.find_best(x, n)
+        y = g.concat(g.embed_ids(ids, self.matrix(n_columns, width)), shares)
+        q, k, v = (
+            g.rank_matmul(y, self.matrix(n_heads * 5, width + 2), self.maybe(n_heads * 5))
+            for _ in range(3)
+        )
+        bias = self.vector(n_heads, 2 * size - 1)
+        y = g.block_attention(q, k, v, bias, scale=0.4, **of_blocks)
+        start = self.product(x, n_heads * 5)
+        return g.activation(g.block_walk(ids, start, y, q, width=n_columns, **of_blocks), "tanh")
+
     def experts(self, x):
         g, n_groups = self.g, self.draw(few)
         n_experts = n_groups * self.draw(st.integers(1, 4))
@@ -291,7 +310,7 @@ class Writer:
 
     UNITS = (
         norm, project, combine, feed_forward, views, attend, attend, attend_again, recur,
-        experts, clusters, multiply_heads, mix_blocks, best,
+        experts, clusters, multiply_heads, mix_blocks, best, candidates,
     )  # fmt: skip
 
     # The whole

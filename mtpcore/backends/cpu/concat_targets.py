@@ -21,7 +21,7 @@ __all__ = ["ConcatTarget", "find_concat_targets"]
 _NAMES = frozenset({"slice", "split_heads", "merge_heads", "repeat"})
 _OF_ALL = frozenset({"split_heads", "merge_heads"})
 """Names for a whole array."""
-_CLOSE = frozenset({"expert_matmul", "head_matmul", "matmul_by_position"})
+_CLOSE = frozenset({"expert_matmul", "head_matmul", "matmul_by_position", "rank_matmul"})
 """Operations that write rows which follow each other."""
 
 

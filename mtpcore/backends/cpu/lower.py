@@ -246,6 +246,11 @@ class Lowering:
         matrices = [self.weights.matrix(weight)]
         self._add(node, "embed_codes", [codes], matrices=matrices, ints=[n_each, n_first])
 
+    def _lower_embed_ids(self, node: Node) -> None:
+        weight = node.weights[0]
+        assert weight is not None
+        self._add(node, "embed_ids", self._in(node), matrices=[self.weights.matrix(weight)])
+
     def _lower_embedding_rows(self, node: Node) -> None:
         self._add(node, "embedding_rows", [self._views[node.inputs[1]]])
 
@@ -347,9 +352,21 @@ class Lowering:
 
     def _lower_head_matmul(self, node: Node) -> None:
         """Multiply as if head h were an expert that each row uses at rank h."""
-        axis, weight = self._axis(node.inputs[0]), node.weights[0]
+        weight = node.weights[0]
         assert weight is not None
-        n_heads = weight.shape[0]
+        self._multiply_heads(node, self.weights.stack(weight))
+
+    def _lower_rank_matmul(self, node: Node) -> None:
+        """Multiply as heads whose matrices are all the same."""
+        weight, n = node.weights[0], int(self._shape(node.inputs[0])[1])
+        assert weight is not None
+        bias = self.weights.vector(node.weights[1]) if len(node.weights) > 1 else None
+        biases = None if bias is None else np.tile(bias, (n, 1))
+        self._multiply_heads(node, [self.weights.matrix(weight)] * n, biases)
+
+    def _multiply_heads(self, node: Node, matrices: list[PackedMatrix], biases: Any = None) -> None:
+        """Multiply each head by its matrix."""
+        axis, n_heads = self._axis(node.inputs[0]), len(matrices)
 
         def sort() -> View:
             buffer = self._buffer(lambda rows: 4 * expert_list_words(n_heads, rows * n_heads))
@@ -359,7 +376,7 @@ class Lowering:
 
         x = self._contiguous_rows(self._views[node.inputs[0]], axis)
         lists = self._cached(("lists of heads", n_heads, axis), sort)
-        self._multiply_by_lists(node, x, lists, self.weights.stack(weight))
+        self._multiply_by_lists(node, x, lists, matrices, biases)
 
     def _lower_matmul_by_position(self, node: Node) -> None:
         """Multiply as if the matrix of a row's position were the one expert that it uses."""
@@ -578,6 +595,26 @@ class Lowering:
 
     def _lower_keep_best(self, node: Node) -> None:
         self._add(node, "keep_best", self._in(node), ints=[node.attrs["n"]])
+
+    def _lower_find_best(self, node: Node) -> None:
+        outs = [self._make(i) for i in node.outputs]
+        axis = self._axis(node.outputs[0])
+        self.steps.append(
+            ExecutorStep("find_best", axis, self._in(node), outs, ints=[node.attrs["n"]])
+        )
+
+    def _lower_block_attention(self, node: Node) -> None:
+        bias, attrs = self.weights.vector(node.weights[0]), node.attrs
+        assert bias is not None
+        ints = [attrs["size"], len(bias), attrs["first"]]
+        weights = [bias.reshape(-1)]
+        self._add(
+            node, "block_attention", self._in(node), weights=weights, ints=ints, f=attrs["scale"]
+        )
+
+    def _lower_block_walk(self, node: Node) -> None:
+        ints = [node.attrs["size"], node.attrs["first"]]
+        self._add(node, "block_walk", self._in(node), ints=ints)
 
     def _lower_delta_rule(self, node: Node) -> None:
         q, k, v, decay, beta = self._in(node)

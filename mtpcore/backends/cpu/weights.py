@@ -41,10 +41,12 @@ FORMS = {
     "embed": "matrix",
     "embed_by_position": "matrix",
     "embed_codes": "matrix",
+    "embed_ids": "matrix",
     "matmul": "matrix",
     "matmul_by_position": "stack",
     "expert_matmul": "stack",
     "head_matmul": "stack",
+    "rank_matmul": "matrix",
     "cluster_matmul": "clusters",
     "route": "exact matrix",
 }

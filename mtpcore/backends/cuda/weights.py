@@ -25,10 +25,12 @@ MATRICES = {
     "embed": "matrix",
     "embed_by_position": "matrix",
     "embed_codes": "matrix",
+    "embed_ids": "matrix",
     "matmul": "matrix",
     "matmul_by_position": "matrix",
     "expert_matmul": "matrix",
     "head_matmul": "matrix",
+    "rank_matmul": "matrix",
     "cluster_matmul": "clusters",
     "route": "exact matrix",
 }

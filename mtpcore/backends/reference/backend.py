@@ -38,7 +38,7 @@ from mtpcore.memory.base import Memory, StateStore
 
 __all__ = ["ReferenceBackend", "ReferencePlan"]
 
-_MULTIPLIED = ("matmul", "matmul_by_position", "expert_matmul", "head_matmul")
+_MULTIPLIED = ("matmul", "matmul_by_position", "expert_matmul", "head_matmul", "rank_matmul")
 
 
 def _outputs(
@@ -71,6 +71,7 @@ class ReferenceBackend:
         "embed": by_row(formulas.embed),
         "embed_by_position": by_row(formulas.embed_by_position),
         "embed_codes": by_row(formulas.embed_codes),
+        "embed_ids": by_row(formulas.embed_ids),
         "embedding_rows": by_row(formulas.embedding_rows),
         "matmul": by_row(formulas.matmul),
         "matmul_by_position": with_positions(by_row(formulas.matmul_by_position)),
@@ -97,12 +98,16 @@ class ReferenceBackend:
         "block_mean": by_block(formulas.block_mean),
         "block_mix": by_block(formulas.block_mix),
         "block_conv": by_block(formulas.block_conv),
+        "block_attention": by_block(formulas.block_attention),
+        "block_walk": by_block(formulas.block_walk),
         "keep_best": by_row(formulas.keep_best),
+        "find_best": by_row(formulas.find_best),
         "delta_rule": delta_rule(formulas.read_state),
         "route": by_row(formulas.route),
         "expert_matmul": by_row(formulas.expert_matmul),
         "cluster_matmul": by_row(formulas.cluster_matmul),
         "head_matmul": by_row(formulas.head_matmul),
+        "rank_matmul": by_row(formulas.rank_matmul),
         "mix": by_row(formulas.mix),
         "outputs": _outputs,
     }

@@ -52,6 +52,11 @@ __all__ = [
     "scale_by",
     "shift_by",
     "slice_",
+    "find_best",
+    "embed_ids",
+    "rank_matmul",
+    "block_attention",
+    "block_walk",
 ]
 
 SMALLEST_SUM = 1e-20
@@ -288,6 +293,66 @@ def keep_best(x: Array, *, n: int) -> Array:
     kept = np.isnan(x)
     kept[best_first(np.where(kept, -np.inf, x), ~kept)[:n]] = True
     return np.where(kept, x, -np.inf).astype(x.dtype)
+
+
+def find_best(x: Array, *, n: int) -> tuple[NDArray[np.int32], Array]:
+    """Return the columns of the n largest values, best first, and log and share of each.
+
+    Shares are of the softmax over the row. What is not a number counts as -inf.
+    """
+    x = numbers(x)
+    ids = best_first(x)[:n]
+    less = np.zeros_like(x)
+    np.subtract(x, x[ids[0]], out=less, where=x < x[ids[0]])
+    e = np.exp(less)
+    shares = [less[ids] - np.log(e.sum()), e[ids] / e.sum()]
+    return ids.astype(np.int32), np.stack(shares, axis=1)
+
+
+def embed_ids(ids: NDArray[np.int32], table: Array) -> Array:
+    """Return the table's rows of these ids."""
+    return np.asarray(table[ids])
+
+
+def rank_matmul(x: Array, w: Any, bias: Array | None = None) -> Array:
+    """Return w x[r] + bias for each rank r."""
+    return np.stack([matmul(row, w, bias) for row in x])
+
+
+def block_attention(
+    q: Array, k: Array, v: Array, bias: Array, *, first: int, scale: float
+) -> Array:
+    """Return softmax(scale q.k + bias) v of candidates [rows, n, width] over those from ``first``.
+
+    ``bias`` [heads, 2 size - 1] is by the row of the query less that of the key.
+    """
+    n_rows, n = q.shape[:2]
+    if n_rows <= first:
+        return np.zeros_like(q)
+    at = np.repeat(np.arange(n_rows), n)
+    by_distance = bias[:, at[:, None] - at[None, first * n :] + bias.shape[1] // 2]
+    heads = [x.reshape(n_rows * n, len(bias), -1).transpose(1, 0, 2) for x in (q, k, v)]
+    scores = heads[0] @ heads[1][:, first * n :].transpose(0, 2, 1) * scale + by_distance
+    shares = np.stack([[softmax(row) for row in head] for head in scores])
+    return (shares @ heads[2][:, first * n :]).transpose(1, 0, 2).reshape(q.shape).astype(q.dtype)
+
+
+def block_walk(
+    ids: NDArray[np.int32], start: Array, going: Array, coming: Array, *, first: int, width: int
+) -> Array:
+    """Return the scores of candidates at their ids, each row's after the best of the row before."""
+    y = np.full((len(ids), width), -np.inf, going.dtype)
+    before = start[min(first, len(ids) - 1)]
+    for i in range(first, len(ids)):
+        scores = coming[i] @ before
+        y[i, ids[i]] = scores
+        before = going[i, best_first(numbers(scores))[0]]
+    return y
+
+
+def numbers(x: Array) -> Array:
+    """Return -inf in place of what is not a number."""
+    return np.where(np.isnan(x), -np.inf, x).astype(x.dtype)
 
 
 def read_state(state: Array, q: Array) -> Array:

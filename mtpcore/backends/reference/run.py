@@ -60,15 +60,16 @@ def by_block(formula: Callable[..., Array]) -> Operation:
     def operation(
         run: Run, inputs: list[Array], weights: list[Any], attrs: dict[str, Any]
     ) -> tuple[Array, ...]:
-        out = np.empty_like(inputs[0])
+        made: dict[int, Array] = {}  # by row
         size = attrs["size"] if "size" in attrs else len(weights[0])
         further = {name: value for name, value in attrs.items() if name != "size"}
         for seq in np.unique(run.batch.seq):
             rows = np.flatnonzero(run.batch.seq == seq)
             for begin in range(0, len(rows), size):
                 block = rows[begin : begin + size]
-                out[block] = formula(*(x[block] for x in inputs), *weights, **further)
-        return (out,)
+                results = formula(*(x[block] for x in inputs), *weights, **further)
+                made.update(zip(block.tolist(), results, strict=True))
+        return (np.stack([made[row] for row in range(len(made))]),)
 
     return operation
 

@@ -65,6 +65,15 @@ def test_codes(device, table, n_first):
     assert made.tobytes() == np.stack(wanted).tobytes()
 
 
+def test_ids(device, table):
+    ids = np.array([[0, 13, 5], [14, 14, 1]], np.int32)
+    kind, raw, _ = table
+    w = matrix(device, kind, raw, (N_ROWS, WIDTH))
+    out = (3, WIDTH), np.float32
+    (made,) = carry_out(device, LAUNCHERS["embed_ids"], [ids], [w], out)
+    assert made.tobytes() == np.stack([formulas.embed_ids(row, table[2]) for row in ids]).tobytes()
+
+
 def test_embedding_rows(device):
     tokens = ints(3, -1, 0, -1)
     given = np.random.default_rng(1).normal(size=(4, WIDTH)).astype(np.float32)

@@ -25,7 +25,7 @@ from mtpcore.backends.cuda.launch.products import (
 from mtpcore.backends.cuda.launch.step import Step
 from mtpcore.backends.reference import formulas
 from mtpcore.backends.reference.activation import BLOCK_OF_TYPE, quantise
-from mtpcore.backends.reference.arithmetic import experts
+from mtpcore.backends.reference.arithmetic import candidates, experts
 from mtpcore.backends.reference.matrix import QuantisedMatrix
 from mtpcore.errors import BackendError
 
@@ -211,6 +211,15 @@ def test_heads(device, kind, n_rows):
     raw, x = raw_matrix(kind, *shape), floats(10, n_rows, 3, shape[2])
     made = product(device, "head_matmul", kind, raw, shape, [x], (3, 18))
     assert (made == experts.head_matmul(x, defined(kind, raw))).all()
+
+
+@pytest.mark.parametrize("kind", ONE_OF_EACH)
+@pytest.mark.parametrize("n_rows", [1, 11])
+def test_ranks_share_a_matrix(device, kind, n_rows):
+    shape = (18, width_of(kind, 1))
+    raw, x, bias = raw_matrix(kind, *shape), floats(11, n_rows, 3, shape[1]), floats(12, 18)
+    made = product(device, "rank_matmul", kind, raw, shape, [x], (3, 18), bias)
+    assert (made == candidates.rank_matmul(x, defined(kind, raw), bias)).all()
 
 
 @pytest.mark.parametrize("kind", ONE_OF_EACH)

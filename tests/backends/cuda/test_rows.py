@@ -8,7 +8,7 @@ from harness.cuda_steps import carry_out
 from mtpcore.backends.cuda.launch.codes import Codes, quantise
 from mtpcore.backends.cuda.launch.rows import LAUNCHERS, normalise
 from mtpcore.backends.reference import formulas
-from mtpcore.backends.reference.arithmetic import elementwise, experts
+from mtpcore.backends.reference.arithmetic import candidates, elementwise, experts
 from mtpcore.graph.ops import ACTIVATIONS
 
 SPECIAL = np.array(
@@ -71,6 +71,18 @@ def test_the_best_of_a_row(device, width, n):
     x[:, ::3] = x[:, :1]
     made = carried_out(device, "keep_best", [x], [], (width,), n=n)
     assert same(made, np.stack([formulas.keep_best(row, n=n) for row in x]))
+
+
+@pytest.mark.parametrize(("width", "n"), [(1, 1), (40, 1), (40, 40), (3000, 16)])
+def test_the_best_of_a_row_and_their_shares(device, width, n):
+    x = of_all_sizes(7, 5, width)
+    x[:, ::3] = x[:, :1]
+    x[0] = -np.inf
+    shapes = ((n,), np.int32), ((n, 2), np.float32)
+    ids, shares = carry_out(device, LAUNCHERS["find_best"], [x], [], *shapes, n_batch=9, n=n)
+    wanted = candidates.find_best(x, n=n)
+    assert (ids == wanted[0]).all()
+    assert same(shares, wanted[1])
 
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)

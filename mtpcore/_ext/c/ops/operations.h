@@ -10,6 +10,7 @@
 #define MTP_OPERATIONS(X)                                                                          \
     X(EMBED, embed, ROWS)                                                                          \
     X(EMBED_CODES, embed_codes, ROWS)                                                              \
+    X(EMBED_IDS, embed_ids, ROWS)                                                                  \
     X(EMBEDDING_ROWS, embedding_rows, ROWS)                                                        \
     X(COPY, copy, ROWS)                                                                            \
     X(TAKE, take, GATHER)                                                                          \
@@ -34,7 +35,10 @@
     X(BLOCK_MEAN, block_mean, SPREAD)                                                              \
     X(BLOCK_MIX, block_mix, SPREAD)                                                                \
     X(BLOCK_CONV, block_conv, SPREAD)                                                              \
+    X(BLOCK_ATTENTION, block_attention, SPREAD)                                                    \
+    X(BLOCK_WALK, block_walk, SPREAD)                                                              \
     X(KEEP_BEST, keep_best, ROWS)                                                                  \
+    X(FIND_BEST, find_best, SPREAD)                                                                \
     X(DELTA_RULE, delta_rule, SPREAD)                                                              \
     X(ROUTE, route, ROWS)                                                                          \
     X(SORT_BY_EXPERT, sort_by_expert, GATHER)                                                      \

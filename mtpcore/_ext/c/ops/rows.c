@@ -55,6 +55,16 @@ void mtp_op_embed_codes(const mtp_op *op, const mtp_run *run, int thread, int n_
     }
 }
 
+void mtp_op_embed_ids(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
+    for (int64_t t = rows.begin; t < rows.end; t++) {
+        const int32_t *ids = mtp_row(run, &op->in[0], t, 0);
+        for (int64_t r = 0; r < op->in[0].width; r++)
+            mtp_matrix_row(op->matrices, ids[r], mtp_row(run, &op->out[0], t, r));
+    }
+}
+
 void mtp_op_embedding_rows(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
 {
     const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
@@ -160,36 +170,5 @@ void mtp_op_angles(const mtp_op *op, const mtp_run *run, int thread, int n_threa
             y[i] = (float)(cos(angle) * magnitude);
             y[n + i] = (float)(sin(angle) * magnitude);
         }
-    }
-}
-
-/* A value of a row, and its column. */
-typedef struct {
-    float value;
-    int64_t column;
-} placed;
-
-void mtp_op_keep_best(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
-{
-    const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
-    const int64_t n = op->n[0], width = op->in[0].width;
-    placed best[MTP_MOST_KEPT]; /* the largest first */
-    for (int64_t t = rows.begin; t < rows.end; t++) {
-        const float *x = mtp_row(run, &op->in[0], t, 0);
-        float *y = mtp_row(run, &op->out[0], t, 0);
-        int64_t n_found = 0;
-        for (int64_t i = 0; i < width; i++) {
-            const float value = x[i];
-            if (value != value || (n_found == n && value <= best[n - 1].value))
-                continue;
-            int64_t at = n_found < n ? n_found++ : n - 1;
-            for (; at > 0 && value > best[at - 1].value; at--)
-                best[at] = best[at - 1];
-            best[at] = (placed){value, i};
-        }
-        for (int64_t i = 0; i < width; i++)
-            y[i] = x[i] == x[i] ? -INFINITY : x[i];
-        for (int64_t i = 0; i < n_found; i++)
-            y[best[i].column] = best[i].value;
     }
 }

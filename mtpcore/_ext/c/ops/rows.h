@@ -14,15 +14,14 @@ MTP_DECLARE(mtp_op_embed);
 /* out = the sum of rows of the matrix, from 0 and in order: of part i, which has n[0] rows, the first
  * n[1], the one that code i of in[0] (int32) names. A code that names none adds nothing. */
 MTP_DECLARE(mtp_op_embed_codes);
+/* out = for each id that find_best found, in[0], the row of the matrix */
+MTP_DECLARE(mtp_op_embed_ids);
 /* out = row t of in[0] where tokens[t] is -1, else zeros */
 MTP_DECLARE(mtp_op_embedding_rows);
 /* out = in[0] */
 MTP_DECLARE(mtp_op_copy);
 /* out = rows `outputs` of in[0] */
 MTP_DECLARE(mtp_op_take);
-/* out = in[0] where it is one of the n[0] largest values of its row, the first ones among equals, or
- * not a number; minus infinity elsewhere. */
-MTP_DECLARE(mtp_op_keep_best);
 /* out = in[0] as matrices want it: n[0] is an MTP_ACT_*. */
 MTP_DECLARE(mtp_op_prepare);
 /* out = matrix times in[0] (prepared) + weights[0]. The matmuls of a group share their threads'

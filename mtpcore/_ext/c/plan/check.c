@@ -240,6 +240,35 @@ static int is_prepared(const mtp_plan *plan, int64_t at)
            maker->n[0] == mtp_type_activation(op->matrices->type);
 }
 
+/* Whether the ids that an operation reads are those that find_best found among n, or fewer. */
+static int are_found(const mtp_plan *plan, int64_t at, int64_t n)
+{
+    const mtp_view *ids = &plan->ops[at].in[0];
+    const mtp_op *maker = maker_of(plan, at, ids->buffer);
+    return maker && maker->kind == MTP_FIND_BEST && maker->axis == plan->ops[at].axis &&
+           maker->in[0].width <= n && maker->n[0] >= ids->width && is_same(&maker->out[0], ids);
+}
+
+static const char *misfit_of_candidates(const mtp_plan *plan, int64_t at)
+{
+    const mtp_op *op = &plan->ops[at];
+    const mtp_view *in = op->in, *out = op->out, *each = op->kind == MTP_BLOCK_WALK ? &in[2] : in;
+    const int64_t first = op->kind == MTP_BLOCK_WALK ? op->n[1] : op->n[2];
+    if (op->axis != MTP_TOKENS || op->n[0] < 1 || op->n[0] > MTP_BLOCK_ROWS ||
+        each->n_heads > MTP_CANDIDATES / op->n[0] || first < 0 || first >= op->n[0])
+        return "more candidates than there is room for, or none";
+    if (op->kind == MTP_BLOCK_WALK)
+        return are_found(plan, at, out->width) && is_alike(&in[2], &in[3]) &&
+                       in[2].n_heads == in[0].width && in[1].n_heads == 1 &&
+                       in[1].width == in[2].width && out->n_heads == 1
+                   ? NULL
+                   : "not two vectors for each candidate, or other columns";
+    return is_alike(in, out) && is_alike(in, &in[1]) && is_alike(in, &in[2]) && op->n[1] >= 1 &&
+                   in->width % op->n[1] == 0 && op->weights[0]
+               ? NULL
+               : "candidates of different shapes, or no bias";
+}
+
 const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *bounds)
 {
     const mtp_op *op = &plan->ops[at];
@@ -268,6 +297,12 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
         if (!fits_parts(w, in->width, op->n[1], op->n[0]))
             return "a table without a part for each code";
         return w->n_cols == out->width && in->n_heads == 1
+                   ? NULL
+                   : "rows of another width than the table's";
+    case MTP_EMBED_IDS:
+        if (!are_found(plan, at, w->n_rows))
+            return "ids of more rows than the table has";
+        return w->n_cols == out->width && out->n_heads == in->width
                    ? NULL
                    : "rows of another width than the table's";
     case MTP_EMBEDDING_ROWS:
@@ -396,6 +431,16 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
             return "rows of different shapes";
         return op->n[0] >= 1 && op->n[0] <= MTP_MOST_KEPT ? NULL
                                                           : "more values than there is room for";
+    case MTP_FIND_BEST:
+        if (op->n[0] < 1 || op->n[0] > MTP_MOST_KEPT || op->n[0] > in->width || in->n_heads != 1)
+            return "more values than there is room for";
+        return out[0].n_heads == 1 && out[0].width == op->n[0] && out[1].n_heads == op->n[0] &&
+                       out[1].width == 2
+                   ? NULL
+                   : "not an id and a share for each value";
+    case MTP_BLOCK_ATTENTION:
+    case MTP_BLOCK_WALK:
+        return misfit_of_candidates(plan, at);
     case MTP_DELTA_RULE:
         return misfit_of_delta(op, bounds);
     case MTP_ADD:

@@ -36,7 +36,8 @@ enum {
     MTP_LOG = 17,          /* rows in the log of a recurrent state */
     MTP_TAPS = 32,         /* of a convolution, at most */
     MTP_BLOCK_ROWS = 1024, /* of a block whose rows are mixed, at most */
-    MTP_MOST_KEPT = 256    /* values of a row that are kept, at most */
+    MTP_MOST_KEPT = 256,   /* values of a row that are kept, at most */
+    MTP_CANDIDATES = 2048  /* of all rows of a block, at most */
 };
 
 /* How keys and values are stored. */

@@ -9,8 +9,8 @@ from mtpcore.backends.cuda.launch.step import Launch, Launcher, Step, blocks_of
 __all__ = ["KERNELS", "LAUNCHERS"]
 
 _MEAN, _MIX = (Kernel("block", (("MIX", str(i)),)) for i in range(2))
-_CONV = Kernel("block_conv")
-KERNELS = (_MEAN, _MIX, _CONV)
+_CONV, _ATTENTION, _WALK = Kernel("block_conv"), Kernel("block_attention"), Kernel("block_walk")
+KERNELS = (_MEAN, _MIX, _CONV, _ATTENTION, _WALK)
 
 
 def block_mean(step: Step, n_rows: int) -> list[Launch]:
@@ -42,6 +42,48 @@ def block_conv(step: Step, n_rows: int) -> list[Launch]:
     return [Launch(_CONV, (n_rows, blocks_of(x.shape[1])), arguments)]
 
 
+def block_attention(step: Step, n_rows: int) -> list[Launch]:
+    """Let the candidates of a block's rows attend to each other."""
+    (q, k, v), bias, rows = step.inputs, step.weights[0], step.memory
+    _, n_ranks, width = q.shape
+    n_heads = bias.shape[0]
+    arguments = _ATTENTION.arguments(
+        q=q,
+        k=k,
+        v=v,
+        bias=bias,
+        order=rows.order,
+        spans=rows.spans,
+        y=step.outputs[0],
+        width=width,
+        n_ranks=n_ranks,
+        n_heads=n_heads,
+        **step.attrs,
+    )
+    return [Launch(_ATTENTION, (n_rows, n_ranks, n_heads), arguments)]
+
+
+def block_walk(step: Step, n_rows: int) -> list[Launch]:
+    """Score the candidates of each row after the best one of the row before."""
+    ids, start, going, coming = step.inputs
+    _, n_ranks, width = going.shape
+    arguments = _WALK.arguments(
+        ids=ids,
+        start=start,
+        going=going,
+        coming=coming,
+        order=step.memory.order,
+        spans=step.memory.spans,
+        y=step.outputs[0],
+        n_columns=step.attrs["width"],
+        n_ranks=n_ranks,
+        width=width,
+        size=step.attrs["size"],
+        first=step.attrs["first"],
+    )
+    return [Launch(_WALK, (n_rows, 1), arguments)]
+
+
 def _over_blocks(
     kernel: Kernel, step: Step, n_rows: int, weight: DeviceArray | None, size: int
 ) -> list[Launch]:
@@ -62,4 +104,6 @@ LAUNCHERS: dict[str, Launcher] = {
     "block_mean": block_mean,
     "block_mix": block_mix,
     "block_conv": block_conv,
+    "block_attention": block_attention,
+    "block_walk": block_walk,
 }

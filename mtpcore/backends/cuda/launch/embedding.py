@@ -1,4 +1,4 @@
-"""Rows of tables: of tokens, of tokens at a position, of codes."""
+"""Rows of tables: of tokens, of tokens at a position, of codes, of what a graph found itself."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ def embed_codes(step: Step, n_rows: int) -> list[Launch]:
     """Add the rows of a row's codes, each of a part of its own."""
     n_parts = step.inputs[0].shape[1]
     return _embed(step, n_rows, n_parts=n_parts, n_first=step.attrs["n_first"], is_sum=True)
+
+
+def embed_ids(step: Step, n_rows: int) -> list[Launch]:
+    """Look up each id of each row."""
+    return _embed(step, n_rows * step.inputs[0].shape[1])
 
 
 def embedding_rows(step: Step, n_rows: int) -> list[Launch]:
@@ -95,5 +100,6 @@ LAUNCHERS: dict[str, Launcher] = {
     "embed": embed,
     "embed_by_position": embed_by_position,
     "embed_codes": embed_codes,
+    "embed_ids": embed_ids,
     "embedding_rows": embedding_rows,
 }

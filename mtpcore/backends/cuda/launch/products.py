@@ -8,6 +8,7 @@ operation              launches           rows of x and matrices
 ====================== ================== ==================================================
 ``matmul``             (quantise) matmul  each row, the one matrix
 ``head_matmul``        (quantise) matmul  each head, its own matrix
+``rank_matmul``        (quantise) matmul  each rank, the one matrix
 ``expert_matmul``      group, then these  each row, or each rank's, the matrices of its ids
 ``matmul_by_position`` group, then these  each row, the matrix of its position
 ``cluster_matmul``     these, scatter     each row, the clusters of its ids
@@ -58,6 +59,7 @@ from mtpcore.backends.cuda.launch.step import (
     Step,
     counters_for,
     n_of_row,
+    n_parts_of,
 )
 from mtpcore.backends.cuda.layout import FLOATS, FORMATS, TILE
 from mtpcore.errors import BackendError
@@ -190,6 +192,11 @@ def matmul(step: Step, n_rows: int) -> list[Launch]:
     w, bias = (*step.weights, None)[:2]
     slots = slots_of_rows(w, n_rows)
     return _multiply(step, w, step.inputs[0], slots, slots.n, bias, step.outputs[0])
+
+
+def rank_matmul(step: Step, n_rows: int) -> list[Launch]:
+    """Multiply each rank of each row with the matrix, as so many rows."""
+    return matmul(step, n_parts_of(step.inputs[0], n_rows))
 
 
 def slots_of_rows(w: DeviceMatrix, n_rows: int) -> Slots:
@@ -698,6 +705,7 @@ LAUNCHERS: dict[str, Launcher] = {
     "matmul": matmul,
     "expert_matmul": expert_matmul,
     "head_matmul": matmul,
+    "rank_matmul": rank_matmul,
     "matmul_by_position": matmul_by_position,
     "cluster_matmul": cluster_matmul,
     "route": route,

@@ -53,7 +53,7 @@ _NORMALISE = {
 }
 _ROPE = {style: Kernel("rope", (("PAIRS", str(i)),)) for i, style in enumerate(("halves", "pairs"))}
 _COPY, _MIX, _NOT_FINITE = Kernel("copy"), Kernel("mix"), Kernel("not_finite")
-_KEEP_BEST = Kernel("keep_best")
+_KEEP_BEST, _FIND_BEST = Kernel("keep_best"), Kernel("find_best")
 KERNELS = (
     *_ELEMENTWISE.values(),
     *_NORMALISE.values(),
@@ -62,6 +62,7 @@ KERNELS = (
     _MIX,
     _NOT_FINITE,
     _KEEP_BEST,
+    _FIND_BEST,
 )
 
 
@@ -316,6 +317,15 @@ def keep_best(step: Step, n_rows: int) -> list[Launch]:
     return [Launch(_KEEP_BEST, (n_rows, 1), arguments, block=1024)]
 
 
+def find_best(step: Step, n_rows: int) -> list[Launch]:
+    """Find the largest values of each row, and their shares, by one block of threads."""
+    x, (ids, shares) = step.inputs[0], step.outputs
+    arguments = _FIND_BEST.arguments(
+        x=x, ids=ids, shares=shares, n_columns=x.shape[1], n=step.attrs["n"]
+    )
+    return [Launch(_FIND_BEST, (n_rows, 1), arguments, block=1024)]
+
+
 class Norm(msgspec.Struct, frozen=True):
     """Rows that may be normalised where they are made, by the block that ends last.
 
@@ -447,4 +457,5 @@ LAUNCHERS: dict[str, Launcher] = {
     "outputs": outputs,
     "mix": mix,
     "keep_best": keep_best,
+    "find_best": find_best,
 }

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mtpcore.backends.reference.arithmetic.fused import F32, fma
 
-__all__ = ["ACTIVATIONS", "exp", "sigmoid"]
+__all__ = ["ACTIVATIONS", "exp", "log", "sigmoid"]
 
+F64 = NDArray[np.float64]
 _f = np.float32
 ONE, TWO, HALF = _f(1), _f(2), _f(0.5)
 
@@ -46,6 +48,27 @@ def exp(x: F32) -> F32:
     exponent = (shifted.view(np.uint32) << np.uint32(23)) + np.uint32(127 << 23)
     scaled = polynomial(r, *TAYLOR) * exponent.view(np.float32)
     return np.where(x < SMALLEST, _f(0), np.where(x > LARGEST, _f(np.inf), scaled))
+
+
+LN2_PARTS = float.fromhex("0x1.62e42feep-1"), float.fromhex("0x1.a39ef35793c76p-33")
+ROOT_OF_HALF_BITS = 0x3FE6A09E667F3BCD
+
+
+def log(x: F64) -> F64:
+    """Return log(x) of positive normal doubles, as the sampler's: x = 2^e m, m near 1.
+
+    log m is 2 atanh(s), s = (m - 1) / (m + 1), by its Taylor series; nothing is fused.
+    """
+    bits = x.view(np.int64)
+    exponent = (bits - ROOT_OF_HALF_BITS) >> 52
+    m = (bits - (exponent << 52)).view(np.float64)
+    s = (m - 1.0) / (m + 1.0)
+    z, e = s * s, exponent.astype(np.float64)
+    p = np.full_like(s, 2.0 / 21)
+    for n in (19, 17, 15, 13, 11, 9, 7, 5, 3):
+        p = p * z + 2.0 / n
+    high, low = LN2_PARTS
+    return np.asarray(e * high + (2.0 * s + (s * z * p + e * low)))
 
 
 def sigmoid(x: F32) -> F32:

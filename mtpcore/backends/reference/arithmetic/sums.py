@@ -14,7 +14,7 @@ import numpy as np
 
 from mtpcore.backends.reference.arithmetic.fused import F32, fma
 
-__all__ = ["LANES", "in_lanes", "sum_of_lanes", "sum_of_row", "sum_of_squares"]
+__all__ = ["LANES", "in_lanes", "sum_of_lanes", "sum_of_products", "sum_of_row", "sum_of_squares"]
 
 LANES = 16
 
@@ -47,7 +47,12 @@ def sum_of_row(x: F32) -> F32:
 
 def sum_of_squares(x: F32) -> F32:
     """Return the sum of squares over the last axis, each square added to its lane unrounded."""
+    return sum_of_products(x, x)
+
+
+def sum_of_products(x: F32, y: F32) -> F32:
+    """Return the sum of x y over the last axis, each product added to its lane unrounded."""
     total: Any = np.float32(0)
-    for step in np.moveaxis(in_lanes(x), -2, 0):
-        total = fma(step, step, total)
+    for a, b in zip(*(np.moveaxis(in_lanes(one), -2, 0) for one in (x, y)), strict=True):
+        total = fma(a, b, total)
     return sum_of_lanes(total)

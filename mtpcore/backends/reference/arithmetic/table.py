@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from mtpcore.backends.base import WeightTensor
-from mtpcore.backends.reference.arithmetic import block_rows, elementwise, experts, recurrent
+from mtpcore.backends.reference.arithmetic import (
+    block_rows,
+    candidates,
+    elementwise,
+    experts,
+    recurrent,
+)
 from mtpcore.backends.reference.arithmetic.attention import (
     attention,
     cross_attention,
@@ -63,11 +69,15 @@ OPERATIONS: dict[str, Operation] = {
     "block_mean": by_block(block_rows.block_mean),
     "block_mix": by_block(block_rows.block_mix),
     "block_conv": by_block(block_rows.block_conv),
+    "block_attention": by_block(candidates.block_attention),
+    "block_walk": by_block(candidates.block_walk),
+    "find_best": at_once(candidates.find_best),
     "delta_rule": delta_rule(recurrent.read_state),
     "route": at_once(experts.route),
     "expert_matmul": at_once(experts.expert_matmul),
     "cluster_matmul": at_once(experts.cluster_matmul),
     "head_matmul": at_once(experts.head_matmul),
+    "rank_matmul": at_once(candidates.rank_matmul),
     "mix": at_once(experts.mix),
 }
 
@@ -75,11 +85,13 @@ _MATRICES: dict[str, Callable[[WeightTensor, Weight], Any]] = {
     "embed": load_table,
     "embed_by_position": load_table,
     "embed_codes": load_table,
+    "embed_ids": load_table,
     "matmul": load_matrix,
     "matmul_by_position": load_matrix,
     "expert_matmul": load_matrix,
     "cluster_matmul": load_matrix,
     "head_matmul": load_matrix,
+    "rank_matmul": load_matrix,
     "route": lambda tensor, weight: FloatMatrix(_array(tensor, weight)),
 }
 
