@@ -146,10 +146,10 @@ def test_settings_that_disagree_are_refused(name, said, words):
 
 OWN = """
     DFlash2DraftModel DFlashDraftModel DFlashSpeculator DSparkDraftModel DSparkSpeculator
-    Eagle3DraftModel Eagle3LlamaForCausalLM Eagle3Speculator LlamaForCausalLMEagle3
-    MiMoForCausalLM MiMoV2ForCausalLM PEagleDraftModel PEagleSpeculator Qwen3DSparkModel
-    Qwen3TTSForConditionalGeneration Qwen3XPressForCausalLM Qwen3XPressModel T5WithLMHeadModel
-    XPressDraftModel XPressSpeculator
+    Eagle3DraftModel Eagle3LlamaForCausalLM Eagle3Speculator LiLiCorrDraftModel
+    LlamaForCausalLMEagle3 MiMoForCausalLM MiMoV2ForCausalLM PEagleDraftModel PEagleSpeculator
+    Qwen3DSparkModel Qwen3TTSForConditionalGeneration Qwen3XPressForCausalLM Qwen3XPressModel
+    T5WithLMHeadModel XPressDraftModel XPressSpeculator
 """
 """Published classes without one of transformers' own."""
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from harness import lilicorr
 from harness.generated import TINY, make_metadata, make_tensors, types_of
 from harness.published import tokenizer, write_checkpoint
 from harness.restated import EPS, norm, silu
@@ -43,6 +44,7 @@ class Variant(NamedTuple):
     markov: bool = False
     passes: int = 0
     n_taps: int = 0
+    head_width: int = 0  # of LiLiCorr's
     from_anchor: bool | None = None
     width: int = WIDTH
     n_vocab: int = N_VOCAB
@@ -85,6 +87,10 @@ VARIANTS = {
         "DFlash2DraftModel", speculators=True, n_taps=3, windows=(0, 3, 4), windows_both_ways=True
     ),
     "causal dflash2": Variant("DFlash2DraftModel", n_taps=1, causal=True, size=4),
+    "lilicorr": Variant("LiLiCorrDraftModel", head_width=12),
+    "convolved lilicorr": Variant(
+        "LiLiCorrDraftModel", head_width=WIDTH, n_taps=2, windows=(0, 3, 4), size=4
+    ),
 }
 REFINER = {
     "w1": "token_embed",
@@ -152,7 +158,9 @@ def weights_of(c: Variant, seed: int = 0) -> dict[str, np.ndarray]:
         made["markov_head.markov_w1"] = 3 * random(c.n_vocab, RANK)
         made["markov_head.markov_w2"] = random(c.n_draft, RANK)
         made["confidence_head.proj"] = random(1, c.width + RANK)
-    if c.n_taps:
+    if c.head_width:
+        made |= lilicorr.head_weights(random, c.width, c.head_width, c.size)
+    elif c.n_taps:
         made["candidate_selector.predecessor_codebook"] = 3 * random(c.n_vocab, RANK)
         made["candidate_selector.successor_codebook"] = 3 * random(c.n_vocab, RANK)
         made["candidate_selector.hidden_projection"] = random(RANK, c.width)
@@ -196,16 +204,13 @@ def config_of(c: Variant) -> dict[str, object]:
     if any(c.windows):
         layer |= {"layer_types": kinds, "sliding_window": max(c.windows)}
     made: dict[str, object] = {"architectures": [c.architecture], "block_size": c.size}
-    selecting = (
-        {
-            "conv_kernel_size": c.n_taps,
-            "conv_group_size": GROUP,
-            "selector_rank": RANK,
-            "selector_top_k": N_CANDIDATES,
-        }
-        if c.n_taps
-        else {}
-    )
+    selecting: dict[str, object] = {}
+    if c.n_taps:
+        selecting = {"conv_kernel_size": c.n_taps, "conv_group_size": GROUP}
+    if c.head_width:
+        selecting |= lilicorr.head_config(c.head_width if c.head_width != c.width else 0)
+    elif c.n_taps:
+        selecting |= {"selector_rank": RANK, "selector_top_k": N_CANDIDATES}
     if c.from_anchor is not None:
         made["sample_from_anchor"] = c.from_anchor
     if c.speculators:
@@ -233,7 +238,8 @@ def write_drafter(folder: Path, c: Variant, seed: int = 0) -> Path:
         head, _, rest = name.partition("xpress_head.")
         if rest and not head and c.speculators:
             name = f"refiner_head.{REFINER[rest]}"
-        bare = name in ("d2t", "t2d") or rest == "mix.L" or name.endswith(("codebook", "kernel"))
+        bare = name in ("d2t", "t2d") or rest == "mix.L" or name.startswith("lilicorr.")
+        bare |= name.endswith(("codebook", "kernel"))
         named[name if bare else f"{name}.weight"] = values
     source = write_checkpoint(folder / "drafter", config_of(c), named)
     target = folder / "target"
@@ -414,9 +420,14 @@ def scores(
     if c.markov:
         before = [text[-1], *drafts[:-1]]
         logits = np.stack([markov_logits(w, *pair) for pair in zip(logits, before, strict=True)])
-    if c.n_taps:
+    if c.head_width or c.n_taps:
         block = np.array([text[-1]] + [c.mask] * (c.size - 1))
         hidden = block_hidden(c, w, entries(c, w, taps), block)[c.first :]
+    if c.head_width:
+        anchor = norm(taps[-1] @ w["fc"].T, w["hidden_norm"])
+        walk = lilicorr.walk(w, w["embed_tokens"], hidden @ w["lm_head"].T, hidden, anchor)
+        logits = walk[: len(drafts)]
+    elif c.n_taps:
         before = [text[-1], *drafts[:-1]]
         rows = zip(candidates(logits), hidden[: len(drafts)], before, strict=True)
         logits = np.stack([selected_scores(w, *row) for row in rows])

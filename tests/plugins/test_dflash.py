@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from harness import dflash
+from harness import dflash, lilicorr
 from harness.dflash import N_VOCAB, SIZES, VARIANTS
 from harness.every_trunk import write_trunk
 from msgspec.structs import replace
@@ -80,6 +80,15 @@ def check_formulas(c, w, drafter, target, kind):
         drafting.memory,
     )
     block = np.array([3] + [c.mask] * (c.size - 1), np.int32)
+    if c.head_width:
+        rows = np.zeros((c.size, taps.shape[1]), taps.dtype)
+        rows[0] = taps[-1]
+        logits = drafting.feed(block, taps=rows)["logits"][1:]
+        text = [*TOKENS.tolist(), int(block[0])]
+        wanted = dflash.scores(c, w, text, taps.astype(np.float64), [0] * (c.size - 1))
+        np.testing.assert_allclose(logits, wanted, rtol=0, atol=near * lilicorr.SCALE)
+        assert np.abs(wanted[np.isfinite(wanted)]).max() > 0.1 * lilicorr.SCALE
+        return
     drawn = drafting.feed(block)
     logits = drawn["logits"]
     wanted = dflash.block_logits(c, w, dflash.entries(c, w, taps.astype(np.float64)), block)
@@ -217,6 +226,7 @@ def other_target(request, tmp_path_factory):
 OTHERS = {
     "dflash": "windows",
     "dflash2": "speculators' dflash2",
+    "lilicorr": "lilicorr",
     "dspark": "dspark",
     "xpress": "xpress",
 }
@@ -290,6 +300,7 @@ def test_rejected_drafts_leave_no_trace_in_other_trunks(name, other_target, tmp_
         "dspark",
         "dspark in place",
         "dflash2",
+        "lilicorr",
         "speculators' xpress",
     ],
 )

@@ -3,10 +3,12 @@
 import msgspec
 
 from mtpcore.plugin import Block, DrafterSpec, Feed, Fit, Key, first_of, hookimpl
+from mtpcore_dflash.candidates import candidate_block
 from mtpcore_dflash.checkpoint import (
     DFLASH2_CHECKPOINT,
     DFLASH_CHECKPOINT,
     DSPARK_CHECKPOINT,
+    LILICORR_CHECKPOINT,
     XPRESS_CHECKPOINT,
 )
 from mtpcore_dflash.graph import (
@@ -24,6 +26,7 @@ from mtpcore_dflash.tree import draft
 _TENSORS = ("fc.weight", "enc.output_norm.weight", "output_norm.weight")
 _MARKOV = ("markov_w1.weight", "markov_w2.weight")
 _SELECTOR = tuple(f"selector_{name}.weight" for name in ("predecessor", "successor", "hidden"))
+_LILICORR = tuple(f"lilicorr.{name}.weight" for name in ("going", "coming", "start", "distance"))
 _REFINER = tuple(
     f"refiner.{name}.weight"
     for name in (
@@ -51,7 +54,7 @@ DFLASH = DrafterSpec(
     fit=Fit(
         architectures=frozenset({"dflash"}),
         tensors=_TENSORS,
-        absent=(_MARKOV[0], _REFINER[0], _SELECTOR[0]),
+        absent=(_MARKOV[0], _REFINER[0], _SELECTOR[0], _LILICORR[0]),
         sidecars=("dflash-*.gguf",),
     ),
     standalone=True,
@@ -105,6 +108,38 @@ DFLASH2 = msgspec.structs.replace(
     checkpoint=DFLASH2_CHECKPOINT,
     evidence="llama.cpp's pull request 27342: 4.40 to 5.06 tokens a pass for Muse-Glimmer, where "
     "DFlash has 3.69 to 4.83",
+)
+
+LILICORR = msgspec.structs.replace(
+    DFLASH,
+    name="lilicorr",
+    fit=Fit(
+        architectures=frozenset({"dflash"}),
+        tensors=(*_TENSORS, *_LILICORR),
+        sidecars=("lilicorr-*.gguf",),
+    ),
+    schedule=None,
+    build=candidate_block,
+    feeds=(
+        _TAPS,
+        Feed(
+            slot="taps",
+            taps=_TAPS.taps,
+            pairing="next-token",
+            mask="lilicorr.target_mask.weight",
+            evidence="the authors' code, vLLM and TensorRT-LLM take the row that made the pending "
+            "token",
+        ),
+    ),
+    vocabulary="",
+    min_types=(
+        *DFLASH.min_types,
+        ("blk.{n}.*_conv_base", "F32"),
+        ("lilicorr.*_mix.weight", "F32"),
+        ("lilicorr.distance.weight", "F32"),
+    ),
+    checkpoint=LILICORR_CHECKPOINT,
+    evidence="arXiv 2608.20530, and its authors' pull request 37462 for SGLang",
 )
 
 DSPARK = msgspec.structs.replace(
@@ -182,5 +217,5 @@ XPRESS = msgspec.structs.replace(
 
 @hookimpl
 def mtpcore_drafters() -> list[DrafterSpec]:
-    """Offer all four."""
-    return [DFLASH, DFLASH2, DSPARK, XPRESS]
+    """Offer all five."""
+    return [DFLASH, DFLASH2, LILICORR, DSPARK, XPRESS]

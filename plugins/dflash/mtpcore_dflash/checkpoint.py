@@ -5,6 +5,8 @@ their outputs, and speculators', with ``transformer_layer_config`` and layers co
 XPress' tensors have names of their own in each.
 """
 
+from typing import Any, TypeAlias
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +25,11 @@ from mtpcore.plugin import (
     Rename,
     block_renames,
     long_context_factors,
+    number,
     switched_window,
 )
+
+Values: TypeAlias = NDArray[np.float32]
 
 
 def target_layers(config: Config) -> list[int]:
@@ -138,6 +143,12 @@ DFLASH_CHECKPOINT = Checkpoint(
     ),
 )
 
+_CONVOLUTIONS = {
+    "attention_conv.base_kernel": "attn_conv_base",
+    "attention_conv.kernel_projection.weight": "attn_conv_proj.weight",
+    "mlp_conv.base_kernel": "ffn_conv_base",
+    "mlp_conv.kernel_projection.weight": "ffn_conv_proj.weight",
+}
 _SIZES = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 _SCORES = "candidate_selector."
 DFLASH2_CHECKPOINT = msgspec.structs.replace(
@@ -146,14 +157,7 @@ DFLASH2_CHECKPOINT = msgspec.structs.replace(
     requires=("block_size|dflash_config.block_size",),
     tensors=(
         *DFLASH_CHECKPOINT.tensors,
-        *block_renames(
-            {
-                "attention_conv.base_kernel": "attn_conv_base",
-                "attention_conv.kernel_projection.weight": "attn_conv_proj.weight",
-                "mlp_conv.base_kernel": "ffn_conv_base",
-                "mlp_conv.kernel_projection.weight": "ffn_conv_proj.weight",
-            }
-        ),
+        *block_renames(_CONVOLUTIONS),
         Rename(f"{_SCORES}predecessor_codebook", "selector_predecessor.weight"),
         Rename(f"{_SCORES}successor_codebook", "selector_successor.weight"),
         Rename(f"{_SCORES}hidden_projection.weight", "selector_hidden.weight"),
@@ -167,6 +171,145 @@ DFLASH2_CHECKPOINT = msgspec.structs.replace(
     ),
     defaults=(("sliding_window_non_causal", True),),
     metadata=(*DFLASH_CHECKPOINT.metadata, *((f"{{arch}}.{name}", name) for name in _SIZES)),
+)
+
+_PREFIX = "lilicorr."
+
+
+def candidate_layers(config: Config) -> range:
+    """Return the numbers of the layers over candidates."""
+    return range(config["lilicorr_num_layers"])
+
+
+def slot_mix(embedding: Values, config: Config) -> Values:
+    """Return the mix of rows of ones that gives row i of a block the embedding of slot i - 1.
+
+    The first row is no slot, and gets zeros.
+    """
+    slots = embedding.reshape(-1, embedding.shape[-1])
+    mix = np.zeros((len(slots) + 1, len(slots) + 1, slots.shape[1]), np.float32)
+    at = np.arange(len(slots))
+    mix[at + 1, at + 1] = slots
+    return mix
+
+
+def anchor_mix(embedding: Values, config: Config) -> Values:
+    """Return the mix that gives each row of a block the first one, from the slots' embedding."""
+    mix = np.zeros_like(slot_mix(embedding, config))
+    mix[:, 0] = 1
+    return mix
+
+
+def distances(biases: Values, config: Config, same_slot: Values) -> Values:
+    """Return the bias of each head and distance, that of the same slot included."""
+    made = biases.copy()
+    made[:, biases.shape[1] // 2] += same_slot
+    return made
+
+
+def flat(values: Values, config: Config) -> Values:
+    """Return the values in one row."""
+    return values.reshape(-1)
+
+
+def rank_features(config: Config) -> Values:
+    """Return the features of each candidate that do not depend on it, zeros for the other three."""
+    n = config["lilicorr_candidate_topk"]
+    made = np.zeros((n, 5), np.float32)
+    made[:, 3] = np.arange(n) / max(n - 1, 1)
+    made[0, 4] = 1
+    return made.reshape(-1)
+
+
+def target_mask(config: Config) -> Values:
+    """Return what mask tokens have in place of the target's row."""
+    width = config.get("target_hidden_size", "hidden_size")
+    return np.zeros(len(target_layers(config)) * width, np.float32)
+
+
+def _linear(source: str, tensor: str, **further: Any) -> tuple[Rename, Rename]:
+    """Return the renames of a matrix and its bias."""
+    weight, bias = (
+        Rename(f"{_PREFIX}{source}.{part}", f"{_PREFIX}{tensor}.{part}", **further)
+        for part in ("weight", "bias")
+    )
+    return weight, bias
+
+
+def _of_layer(source: str, tensor: str) -> Rename:
+    """Return the rename of a tensor of each layer over candidates."""
+    source, tensor = f"{_PREFIX}layers.{{n}}.{source}", f"{_PREFIX}{{n}}.{tensor}"
+    return Rename(source, tensor, layers=candidate_layers)
+
+
+LILICORR_CHECKPOINT = msgspec.structs.replace(
+    DFLASH_CHECKPOINT,
+    architectures=frozenset({"LiLiCorrDraftModel"}),
+    requires=("block_size|dflash_config.block_size",),
+    tensors=(
+        *DFLASH_CHECKPOINT.tensors,
+        *block_renames(_CONVOLUTIONS, optional=True),
+        *_linear("token_proj", "token", optional=True),
+        *_linear("pass_hidden_proj", "row"),
+        *_linear("context_proj", "context"),
+        *_linear("feature_mlp.0", "feature_norm"),
+        *_linear("feature_mlp.1", "feature_up"),
+        *_linear("feature_mlp.3", "feature_down"),
+        Rename(f"{_PREFIX}slot_embedding", f"{_PREFIX}slot_mix.weight", slot_mix),
+        Rename(f"{_PREFIX}slot_embedding", f"{_PREFIX}anchor_mix.weight", anchor_mix),
+        Rename(f"{_PREFIX}rank_embedding", f"{_PREFIX}rank.weight", flat),
+        Rename(
+            f"{_PREFIX}relative_slot_bias",
+            f"{_PREFIX}distance.weight",
+            distances,
+            also=f"{_PREFIX}same_slot_bias",
+        ),
+        _of_layer("attn_norm.weight", "attn_norm.weight"),
+        _of_layer("attn.in_proj_weight", "attn_qkv.weight"),
+        _of_layer("attn.in_proj_bias", "attn_qkv.bias"),
+        *(
+            _of_layer(f"{source}.{part}", f"{tensor}.{part}")
+            for source, tensor in (
+                ("attn.out_proj", "attn_output"),
+                ("mlp.0", "ffn_up"),
+                ("mlp.2", "ffn_down"),
+            )
+            for part in ("weight", "bias")
+        ),
+        _of_layer("mlp_norm.weight", "ffn_norm.weight"),
+        Rename(f"{_PREFIX}output_norm.weight", f"{_PREFIX}output_norm.weight"),
+        Rename(f"{_PREFIX}anchor_norm.weight", f"{_PREFIX}anchor_norm.weight"),
+        *_linear("factor_input_proj", "factor"),
+        *_linear("out_head", "going"),
+        *_linear("in_head", "coming"),
+        *_linear("anchor_out_head", "start"),
+    ),
+    made=(
+        *DFLASH_CHECKPOINT.made,
+        (f"{_PREFIX}one.weight", lambda config: np.ones(1, np.float32)),
+        (f"{_PREFIX}rank_features.weight", rank_features),
+        (f"{_PREFIX}target_mask.weight", target_mask),
+    ),
+    constants=(
+        *DFLASH_CHECKPOINT.constants,
+        ("sample_from_anchor", (False,)),
+        ("lilicorr_enabled", (True,)),
+        ("projector_type", ("lilicorr",)),
+    ),
+    harmless=(
+        *DFLASH_CHECKPOINT.harmless,
+        (
+            "lilicorr_hidden_size lilicorr_num_heads lilicorr_mlp_ratio lilicorr_factor_dim",
+            "the tensors say it",
+        ),
+    ),
+    metadata=(
+        *DFLASH_CHECKPOINT.metadata,
+        *((f"{{arch}}.{name}", Key(name)) for name in ("conv_kernel_size", "conv_group_size")),
+        ("{arch}.selector_top_k", "lilicorr_candidate_topk"),
+        ("{arch}.lilicorr.vector_eps", number("lilicorr_vector_eps")),
+        ("{arch}.lilicorr.logit_scale", number("lilicorr_logit_scale")),
+    ),
 )
 
 DSPARK_CHECKPOINT = msgspec.structs.replace(

@@ -42,7 +42,8 @@ class DFlashHparams(Hparams, frozen=True, kw_only=True):
 
     They see each other both ways, or with ``causal`` what precedes them. ``windowed`` says which
     layers see ``window`` tokens only; with ``window_causal`` these layers are causal at least. Of
-    DFlash2 ``n_candidates`` tokens of each row may be drafted.
+    DFlash2 and LiLiCorr ``n_candidates`` tokens of each row may be drafted; LiLiCorr's scores are
+    cosines times ``score_scale``, and ``vector_eps`` is the least length of a vector.
     """
 
     target_width: int = msgspec.field(name="target_hidden_size", default=0)
@@ -52,6 +53,8 @@ class DFlashHparams(Hparams, frozen=True, kw_only=True):
     window_causal: bool = msgspec.field(name="attention.sliding_window_causal", default=False)
     windowed: tuple[bool, ...] = ()
     n_candidates: Count = msgspec.field(name="selector_top_k", default=16)
+    vector_eps: float = msgspec.field(name="lilicorr.vector_eps", default=1e-6)
+    score_scale: float = msgspec.field(name="lilicorr.logit_scale", default=1.0)
 
     @classmethod
     def read(cls, fields: Fields, tensors: Mapping[str, Any]) -> Self:
@@ -64,11 +67,12 @@ class DFlashHparams(Hparams, frozen=True, kw_only=True):
                 )
         made = super().read(fields, tensors)
         _check_sizes(fields, tensors)
-        mixer = tensors.get("refiner.mix.weight")
+        mixers = (tensors.get(name) for name in ("refiner.mix.weight", "lilicorr.slot_mix.weight"))
+        mixer = next(filter(None, mixers), None)
         if mixer is not None and mixer.shape[0] != made.block_size:
             raise fields.error(
                 "{arch}.block_size",
-                "not the size of the blocks that the refiner mixes",
+                "not the size of the blocks that the file's tensors are for",
                 wanted=mixer.shape[0],
                 got=made.block_size,
             )
@@ -114,16 +118,20 @@ def _shape_of(name: str, n_axes: int, tensors: Mapping[str, Any]) -> tuple[int, 
     return shape if len(shape) == n_axes else (0,) * n_axes
 
 
+def projected_taps(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Value:
+    """Return what the target's taps become, as wide as rows of the drafter."""
+    return g.rms_norm(g.matmul(inputs["taps"], "fc.weight"), "enc.output_norm.weight", h.norm_eps)
+
+
 def entries(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Outputs:
     """Store what a block sees of the tokens before it: one row of the target's taps for each."""
-    x = g.matmul(inputs["taps"], "fc.weight")
-    x = g.rms_norm(x, "enc.output_norm.weight", h.norm_eps)
+    x = projected_taps(g, inputs, h)
     for n in range(h.n_layers):
         remember(g, x, inputs.positions, n, h, kind=h.kind(n), factors="rope_freqs.weight")
     return Outputs()
 
 
-def _layers(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Value:
+def layers(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Value:
     """Build the layers that fill a block; attention sees the entries and the block's rows."""
     x = g.embed(inputs.tokens, "token_embd.weight")
     for n in range(h.n_layers):
@@ -165,7 +173,7 @@ def _branch(
 
 def block(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Outputs:
     """Draft each token of a block from its own row."""
-    hidden = g.rms_norm(g.output_rows(_layers(g, inputs, h)), "output_norm.weight", h.norm_eps)
+    hidden = g.rms_norm(g.output_rows(layers(g, inputs, h)), "output_norm.weight", h.norm_eps)
     return Outputs(logits=g.matmul(hidden, "output.weight"))
 
 
@@ -178,7 +186,7 @@ def markov(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Outputs:
 
 def paired_block(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Outputs:
     """Draft as ``block`` does, and say how each row weighs pairs of tokens for the selector."""
-    hidden = g.rms_norm(_layers(g, inputs, h), "output_norm.weight", h.norm_eps)
+    hidden = g.rms_norm(layers(g, inputs, h), "output_norm.weight", h.norm_eps)
     logits = g.matmul(g.output_rows(hidden), "output.weight")
     return Outputs(logits=logits, pairs=g.matmul(hidden, "selector_hidden.weight"))
 
@@ -193,7 +201,7 @@ def selector(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Outputs:
 
 def described_block(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Outputs:
     """Draft as ``block`` does, and describe each row and the whole block for the refiner."""
-    hidden = g.rms_norm(_layers(g, inputs, h), "output_norm.weight", h.norm_eps)
+    hidden = g.rms_norm(layers(g, inputs, h), "output_norm.weight", h.norm_eps)
     row = g.matmul(hidden, "refiner.row.weight")
     whole = g.matmul(g.block_mean(hidden, h.block_size), "refiner.block.weight")
     logits = g.matmul(g.output_rows(hidden), "output.weight")
