@@ -98,7 +98,7 @@ def test_each_stack_has_the_experts_of_the_router(name, n_experts, tmp_path):
     (parts,) = make("demo")
     resize(parts, f"blk.2.{name}.weight", 0, n_experts)
     error = refuse(tmp_path, [parts])
-    assert error.what == "not one matrix for each expert of the router"
+    assert error.what == "not one matrix, row or column for each id"
     assert f"blk.2.{name}.weight" in error.where
     assert error.wanted == (8, "...")
     assert error.got[0] == n_experts

@@ -350,7 +350,7 @@ def test_passes_are_six_where_nobody_says(tmp_path, change):
 
 def test_a_refiner_mixes_whole_blocks(tmp_path, change):
     change(block_size=4)
-    with pytest.raises(ModelFileError, match="not the size of the blocks that the refiner mixes"):
+    with pytest.raises(ModelFileError, match="not the size of the blocks that the file"):
         dflash.write_drafter(tmp_path, VARIANTS["xpress"])
 
 
