@@ -14,20 +14,14 @@ static __device__ __forceinline__ float least()
 }
 
 /* What comes before all values. */
-static __device__ __forceinline__ Placed before_all()
-{
-    return Placed{-least(), -1};
-}
+static __device__ __forceinline__ Placed before_all() { return Placed{-least(), -1}; }
 
 static __device__ __forceinline__ bool is_before(Placed a, Placed b)
 {
     return a.value > b.value || (a.value == b.value && a.column < b.column);
 }
 
-static __device__ __forceinline__ float number_or_least(float x)
-{
-    return x == x ? x : least();
-}
+static __device__ __forceinline__ float number_or_least(float x) { return x == x ? x : least(); }
 
 /* The best value after another one, for each thread; `best` has room for THREADS. */
 static __device__ __forceinline__ Placed next_best(const float *row, int n_columns, Placed last,
