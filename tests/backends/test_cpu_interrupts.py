@@ -121,7 +121,7 @@ def test_all_threads_leave_together_whichever_goes_first(demo, order):
 
 def test_a_draft_is_interrupted_while_the_drafter_reads_the_prompt(demo):
     """A head is small, so the prompt is long; a chain's first pass, and a block's."""
-    n = 2 * N_LONG
+    n = 4 * N_LONG
     contexts = [
         make(demo, graph_type=GraphType.DRAFT, n_ctx=n + 8, n_batch=n, threads=threads)
         for threads in (2, 1)

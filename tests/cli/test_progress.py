@@ -249,7 +249,7 @@ def test_long_turns_of_a_chat_have_a_bar_of_what_is_new(talker, turns, answers):
     for answer in answers:
         total = count_new(answer)
         counts = [int(n) for n, of in shown if int(of) == total]
-        assert len([n for n in counts if 0 < n < total]) > 3
+        assert any(0 < n < total for n in counts)
         assert counts == sorted(counts)
 
 
@@ -274,5 +274,5 @@ def test_long_turns_of_a_chat_have_lines_elsewhere(talker, answers):
         done.stderr, re.M,
     )  # fmt: skip
     for answer in answers:
-        assert len([n for n, of in shown if of == f"{count_new(answer):,}"]) > 3
+        assert len([n for n, of in shown if of == f"{count_new(answer):,}"]) > 1
     assert "\r" not in done.stderr
