@@ -1,13 +1,17 @@
 """N-gram lookup: what is proposed, and that every model has it by its name."""
 
+from collections import Counter
+from itertools import takewhile
+
 import numpy as np
 import pytest
 from harness.search import searching
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtpcore import Context, Generator, LinkError, Sampling, link, load_model
-from mtpcore.drafting.lookup import Lookup
+from mtpcore import BatchError, Context, Generator, LinkError, Sampling, link, load_model
+from mtpcore._ext._lookup import MOST_ORDERS, MOST_PLACES, TextIndex
+from mtpcore.drafting.lookup import Lookup, TextMatch
 
 
 def propose(text, k, **sizes):
@@ -18,10 +22,12 @@ def propose(text, k, **sizes):
     ("text", "k", "wanted"),
     [
         ("abcdeab", 3, "cde"),
-        ("abcdeab", 9, "cdeab"),
+        ("abcdeab", 9, "cdeabcdea"),  # where the text ends it goes on as it began
         ("abxabyab", 2, "ya"),  # the latest place
+        ("abxabyabxab", 2, "ya"),  # the longest match
+        ("pabx qabx rabz sab", 1, "x"),  # what follows most places
         ("zabcx abyyabc", 2, "x "),  # the longest match, though a shorter one is nearer
-        ("aaaa", 2, "a"),  # a match may touch what it matches
+        ("aaaa", 2, "aa"),  # a match may touch what it matches
         ("abcdef", 4, ""),
         ("a", 4, ""),
         ("", 4, ""),
@@ -33,17 +39,88 @@ def test_copies_what_followed(text, k, wanted):
     assert "".join(map(chr, propose(text, k))) == wanted
 
 
-@searching(150)
-@given(st.text("abc", max_size=40), st.integers(1, 5), st.integers(0, 4), st.integers(0, 6))
-def test_it_is_the_latest_of_the_longest_matches(text, shortest, more, k):
-    longest = shortest + more
-    wanted = ""
-    for n in range(min(longest, len(text) - 1), shortest - 1, -1):
-        begin = text.rfind(text[-n:], 0, len(text) - 1)
-        if begin >= 0:
-            wanted = text[begin + n : begin + n + k]
+def find_by_definition(tokens, k, shortest, longest):
+    """Look at every place for the last tokens, and choose."""
+
+    def length(place):
+        pairs = zip(reversed(tokens[: place + 1]), reversed(tokens), strict=False)
+        return min(longest, len([*takewhile(lambda pair: pair[0] == pair[1], pairs)]))
+
+    for n in (4 * shortest, 2 * shortest, shortest):
+        ends = range(n - 1, len(tokens) - 1)
+        found = [end for end in ends if tokens[end + 1 - n : end + 1] == tokens[-n:]]
+        places = [end for end in found[-MOST_PLACES:] if tokens[end + 1] >= 0]
+        if places:
             break
-    assert "".join(map(chr, propose(text, k, longest=longest, shortest=shortest))) == wanted
+    else:
+        return TextMatch([], 0, 0, 0)
+    follows = Counter(tokens[place + 1] for place in places)
+    best = max(places, key=lambda place: (length(place), follows[tokens[place + 1]], place))
+    draft = tokens[best + 1 :] * (k + 1)
+    draft = [*takewhile(lambda token: token >= 0, draft[:k])]
+    return TextMatch(draft, length(best), len(places), follows[tokens[best + 1]])
+
+
+TEXTS = st.one_of(
+    st.lists(st.integers(-1, 2), max_size=12),
+    st.lists(st.integers(0, 40), max_size=40),
+    st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=9), st.integers(1, 60)).map(
+        lambda drawn: drawn[0] * drawn[1]
+    ),
+)
+ACTS = st.lists(
+    st.tuples(
+        st.integers(0, 3),  # the sequence
+        st.integers(0, 3),  # the one whose text it takes: forks where that is another
+        st.floats(0, 1),  # how much of that text stays
+        TEXTS,  # what comes after it
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@searching(150)
+@given(ACTS, st.integers(1, 3), st.integers(1, 40), st.integers(0, 9))
+def test_finds_what_the_definition_finds(acts, shortest, longest, k):
+    """Whatever the texts were before: they grow, go back, fork, and are replaced."""
+    lookup, texts = Lookup(shortest, longest), [[] for _ in range(4)]
+    for seq, source, share, more in acts:
+        texts[seq] = texts[source][: round(share * len(texts[source]))] + more
+        found = lookup.find(seq, np.array(texts[seq], np.int32), k)
+        assert found == find_by_definition(texts[seq], k, shortest, max(shortest, longest))
+
+
+@pytest.mark.parametrize("n_kinds", [2, 9, 300])
+def test_a_long_text_is_found_in_as_a_short_one(n_kinds):
+    """Its index moves to larger tables on the way."""
+    lookup, text = Lookup(), np.random.default_rng(n_kinds).integers(0, n_kinds, 1200, np.int32)
+    for n in [*range(1, 1200, 29), 700, 699, 1200, 5]:
+        assert lookup.find(0, text[:n], 4) == find_by_definition(text[:n].tolist(), 4, 2, 32)
+
+
+def test_the_texts_of_the_last_sequences_are_held():
+    lookup = Lookup()
+    for seq in [*range(300), 3, 299]:
+        text = np.array([seq, 7, 8, 9, seq, 7], np.int32)
+        assert lookup.propose(seq, text, 2) == [8, 9]
+    assert [*lookup._texts] == [*range(45, 299), 3, 299]
+
+
+@pytest.mark.parametrize("sizes", [{"shortest": 0}, {"longest": 0}, {"shortest": "2"}])
+def test_lengths_are_checked(sizes):
+    with pytest.raises(BatchError, match="no length of a match"):
+        Lookup(**sizes)
+
+
+@pytest.mark.parametrize("orders", [[], [0], [2, 2], [4, 2], [*range(1, MOST_ORDERS + 2)]])
+def test_orders_of_an_index_ascend(orders):
+    with pytest.raises(ValueError, match="orders"):
+        TextIndex(orders, 0)
+
+
+def test_an_index_without_tokens_finds_nothing():
+    assert TextIndex([2], 0).find(np.array([1, 2, 1, 2], np.int32), 3, 8) == ([], 0, 0, 0)
 
 
 def test_every_model_has_it_by_its_name_alone():

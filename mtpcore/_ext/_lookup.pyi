@@ -1,0 +1,67 @@
+"""An index of a text, in which its last tokens are looked up."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST_ORDERS: int
+"""How many orders an index may have."""
+MOST_PLACES: int
+"""How many places of the last tokens are looked at."""
+
+class TextIndex:
+    """Finds where tokens like some last ones stand in a text; to append a token takes one step.
+
+    It holds 4 bytes a token, and 12 for each order, times up to two for room to grow.
+
+    Parameters
+    ----------
+    orders : sequence of int
+        How many last tokens are found together, ascending, from 1; up to ``MOST_ORDERS`` of them.
+    seed : int
+        Of hashes, in [0, 2**64): what is found does not depend on it.
+
+    Raises
+    ------
+    ValueError
+        No such orders.
+    """
+
+    def __init__(self, orders: Sequence[int], seed: int) -> None: ...
+    def __len__(self) -> int: ...
+    def follow(self, tokens: NDArray[np.int32]) -> None:
+        """Let it be of these tokens, int32[n]: of what differs from before, and appended, alone.
+
+        Raises
+        ------
+        MemoryError
+            There is none; it holds what it held.
+        OverflowError
+            More than 2**30 tokens.
+        """
+
+    def find(
+        self, tokens: NDArray[np.int32], k: int, longest: int
+    ) -> tuple[list[int], int, int, int]:
+        """Return what follows the best place for the last of ``tokens``, its own or others.
+
+        Of the latest ``MOST_PLACES`` at which the same tokens end, as many as the longest order
+        says that is found, the best has the longest match; of several, one whose next token follows
+        most places; then the latest.
+
+        Parameters
+        ----------
+        tokens : ndarray, int32[n]
+        k : int
+            Tokens to return; a negative one, which stands for no token, ends them. Where the text
+            ends, they go on as they began.
+        longest : int
+            Tokens of a match that are counted.
+
+        Returns
+        -------
+        (list of int, int, int, int)
+            What follows; the length of the match; the places; how many of these go on with the
+            same token. No tokens and zeros where nothing is found.
+        """
