@@ -17,7 +17,7 @@ from mtpcore._ext._sampling import Sampler, Scratch
 from mtpcore.backends.schedule import Text
 from mtpcore.graph import GraphType
 
-N_LONG = 2048
+N_LONG = 4096
 TRIES = 5
 SHORT = Batch.of([5, 6, 7])
 
@@ -121,7 +121,7 @@ def test_all_threads_leave_together_whichever_goes_first(demo, order):
 
 def test_a_draft_is_interrupted_while_the_drafter_reads_the_prompt(demo):
     """A head is small, so the prompt is long; a chain's first pass, and a block's."""
-    n = 4 * N_LONG
+    n = 2 * N_LONG
     contexts = [
         make(demo, graph_type=GraphType.DRAFT, n_ctx=n + 8, n_batch=n, threads=threads)
         for threads in (2, 1)
