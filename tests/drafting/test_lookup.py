@@ -14,8 +14,8 @@ from mtpcore._ext._lookup import MOST_ORDERS, MOST_PLACES, TextIndex
 from mtpcore.drafting.lookup import Lookup, TextMatch
 
 
-def propose(text, k, **sizes):
-    return Lookup(**sizes).propose(0, np.array([ord(c) for c in text], np.int32), k)
+def tokens_of(text):
+    return np.array([ord(c) for c in text], np.int32)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,24 @@ def propose(text, k, **sizes):
     ],
 )
 def test_copies_what_followed(text, k, wanted):
-    assert "".join(map(chr, propose(text, k))) == wanted
+    assert "".join(map(chr, Lookup().find(0, tokens_of(text), k).draft)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("abcdefgh abcde", "fgh "),  # a match of five: four tokens
+        ("abcdefgh ab", "c"),
+        ("abc1abd2ab", ""),  # two tokens, and as many places go on otherwise
+        ("abc1abc2abd3ab", "c"),
+        ("xabcd yabcd zabce abc", "d "),  # three of them, and most places agree: two tokens
+        ("xabcd zabce abc", "e"),
+        ("ababababab", "abababa"),
+    ],
+)
+def test_proposes_more_where_more_is_the_same(text, wanted):
+    proposed = Lookup().propose(0, tokens_of(text), 99)
+    assert "".join(map(chr, proposed)) == wanted
 
 
 def find_by_definition(tokens, k, shortest, longest):
@@ -103,7 +120,7 @@ def test_the_texts_of_the_last_sequences_are_held():
     lookup = Lookup()
     for seq in [*range(300), 3, 299]:
         text = np.array([seq, 7, 8, 9, seq, 7], np.int32)
-        assert lookup.propose(seq, text, 2) == [8, 9]
+        assert lookup.find(seq, text, 2).draft == [8, 9]
     assert [*lookup._texts] == [*range(45, 299), 3, 299]
 
 

@@ -24,10 +24,10 @@ def test_it_comes_near_the_best_fixed_length(task):
 
 
 def test_free_text_at_temperature_1_is_as_fast_as_plain_decoding():
-    """Lookup finds little there: a length that is fixed would cost a fifth."""
+    """Lookup finds little there, and proposes little: a fixed length costs hardly more."""
     runs = replays("free text, temperature 1")
     assert min(share_of_best(runs[name]) for name in runs) > 0.97
-    assert share_of_best(runs["1"], make=lambda: Fixed(8)) < 0.9
+    assert share_of_best(runs["1"], make=lambda: Fixed(8)) > 0.97
 
 
 def test_a_replay_is_the_text_whatever_is_drafted():
