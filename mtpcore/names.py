@@ -7,6 +7,8 @@ from mtpcore.declarations.spec import Link, Tap, TreeShape
 from mtpcore.decoding import FrameRequest, Frames, Generator, Request, Stats
 from mtpcore.discovery.loading import load_model
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
+from mtpcore.drafting.lookup import Lookup
+from mtpcore.drafting.lookup_texts import LookupTexts
 from mtpcore.errors import (
     BackendError,
     BatchError,
@@ -60,6 +62,8 @@ __all__ = [
     "Image",
     "Link",
     "LinkError",
+    "Lookup",
+    "LookupTexts",
     "Model",
     "ModelFileError",
     "MtpcoreError",

@@ -94,6 +94,8 @@ def plain():
         mtpcore.Batch.of([1, 2]),
         mtpcore.DraftTree([7, 9], [-1, 0]),
         mtpcore.DraftVocabulary.of_tokens(model, [5, 6]),
+        mtpcore.Lookup(),
+        mtpcore.LookupTexts.of_texts(model, "a text"),
         mtpcore.GraphType.LLM,
         mtpcore.Prompt([1, 2], image),
         mtpcore.PureProcessor(len),
@@ -110,8 +112,8 @@ def plain():
 
 
 PLAIN = (
-    "Codes Image Audio Batch DraftTree DraftVocabulary GraphType Prompt PureProcessor Rows Video "
-    "Tokenizer TextStream Output Piece Verdicts Verdict"
+    "Codes Image Audio Batch DraftTree DraftVocabulary GraphType Lookup LookupTexts Prompt "
+    "PureProcessor Rows Video Tokenizer TextStream Output Piece Verdicts Verdict"
 )
 
 

@@ -1,4 +1,4 @@
-"""An index of a text, in which its last tokens are looked up."""
+"""Texts in which the last tokens of another, or their own, are looked up."""
 
 from collections.abc import Sequence
 
@@ -41,6 +41,27 @@ class TextIndex:
             More than 2**30 tokens.
         """
 
+    def append(self, tokens: NDArray[np.int32]) -> None:
+        """Append tokens, int32[n].
+
+        Raises
+        ------
+        MemoryError, OverflowError
+            As ``follow``.
+        """
+
+    def shared(self, tokens: NDArray[np.int32]) -> int:
+        """Return with how many of its own tokens another text, int32[n], begins."""
+
+    def tokens(self, begin: int) -> NDArray[np.int32]:
+        """Return a copy of its tokens from ``begin`` on, int32[n - begin].
+
+        Raises
+        ------
+        IndexError
+            It has fewer.
+        """
+
     def find(
         self, tokens: NDArray[np.int32], k: int, longest: int
     ) -> tuple[list[int], int, int, int]:
@@ -65,3 +86,30 @@ class TextIndex:
             What follows; the length of the match; the places; how many of these go on with the
             same token. No tokens and zeros where nothing is found.
         """
+
+def find_in_sorted(
+    text: NDArray[np.int32],
+    places: NDArray[np.int32],
+    tokens: NDArray[np.int32],
+    orders: Sequence[int],
+    k: int,
+    longest: int,
+) -> tuple[list[int], int, int, int]:
+    """Return what ``TextIndex.find`` does, of a text whose places are sorted.
+
+    Parameters
+    ----------
+    text : ndarray, int32[n]
+    places : ndarray, int32[n]
+        Each place, sorted by the tokens that end there, read backwards. Where they are something
+        else, less is found.
+    tokens, orders, k, longest
+        As of ``TextIndex``; the text does not go on where it ends.
+
+    Raises
+    ------
+    IndexError
+        Not one place a token.
+    ValueError
+        No such orders.
+    """

@@ -106,7 +106,7 @@ _NEEDLESS: Table = {
     "the text is shown as the model writes it": {"X": "--reasoning-format"},
     "the drafter in the file is found; --drafter names one, such as lookup": {"X": "--spec-type"},
     "a drafter beside the model is found": {"": "--mtp"},
-    "--drafter lookup needs no file": {
+    "--lookup takes texts, or an index that mtpcore lookup wrote": {
         "X": "-lcs --lookup-cache-static -lcd --lookup-cache-dynamic"
     },
 }

@@ -297,6 +297,14 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
         "first that proposes anything drafts",
     )
     group.add_argument(
+        "--lookup",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="draft what followed in FILE, too, a text or an index that mtpcore lookup wrote; "
+        "repeatable; lookup then drafts first, unless --drafter says where",
+    )
+    group.add_argument(
         "--draft-sampler",
         choices=("coupled", "argmax"),
         default="coupled",

@@ -16,6 +16,8 @@ from mtpcore.cross import Cross, find_drafter, link
 from mtpcore.declarations.spec import TARGET, DrafterSpec
 from mtpcore.decoding import Generator, Request, default_length
 from mtpcore.discovery.loading import load_model
+from mtpcore.drafting.lookup import LOOKUP, Lookup
+from mtpcore.drafting.lookup_texts import LookupTexts
 from mtpcore.errors import GraphError, LinkError, ModelFileError
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.model import Model
@@ -104,11 +106,15 @@ def _link(options: argparse.Namespace, model: Model, n_ctx: int) -> Session:
         _note_least("--draft-tree", "levels", options.draft_tree.depth, drafter)
     length = default_length(drafter) if options.draft == "auto" else options.draft
     _note_least("--draft", "tokens", length, drafter)
+    lookup = Lookup([LookupTexts.open(model, path) for path in options.lookup])
     llm = make_context(options, model, n_ctx)
     try:
         cross = link(
             llm,
-            [drafter if spec.name == drafter.name else spec for spec in chosen],
+            [
+                lookup if spec is LOOKUP else drafter if spec.name == drafter.name else spec
+                for spec in chosen
+            ],
             draft_model=draft_model,
             tree=drafter.tree if len(chosen) == 1 else None,
             draft_vocabulary=draft_vocabulary_of(options, model),
@@ -238,14 +244,18 @@ def _choose(
     """Return the drafters to use; of none, nothing is drafted."""
     if options.draft == 0:
         named = options.drafter, options.model_draft, options.draft_tree, options.draft_vocabulary
-        if any(named):
-            note("--draft 0: nothing is drafted; the drafter, tree or vocabulary is not used")
+        if any(named) or options.lookup:
+            what = "the drafter, lookup, tree or vocabulary"
+            note(f"--draft 0: nothing is drafted; {what} is not used")
         return []
-    names = options.drafter.split(",") if options.drafter else ["auto"]
-    found = [find_drafter(model, draft_model, name.strip()) for name in names]
-    specs = [one[1] for one in found if one is not None]
+    names = [name.strip() for name in (options.drafter or "auto").split(",")]
+    if options.lookup and LOOKUP.name not in names:
+        names.insert(0, LOOKUP.name)
+    found = [find_drafter(model, draft_model, name) for name in names]
+    specs = [*{one[1].name: one[1] for one in found if one is not None}.values()]
     if specs:
-        is_substitute = specs[0].shape == "proposer" and not (options.drafter or model.drafters)
+        is_asked = options.drafter or options.lookup
+        is_substitute = specs[0].shape == "proposer" and not (is_asked or model.drafters)
         lacks = _absent(model) + _misfits(model)  # why it may be that there is no head
         if is_substitute and (lacks or _insists(options)):
             note(

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from io import TextIOWrapper
 
-from mtpcore.boundary.paths import open_stream, take_path
+from mtpcore.boundary.texts import read_pieces
 from mtpcore.cli import options as shared
 from mtpcore.cli.terminal import note
 from mtpcore.discovery.loading import load_model
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
-from mtpcore.errors import ModelFileError
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 
@@ -22,7 +19,6 @@ EXAMPLES = """examples:
   mtpcore vocabulary model.gguf -f books.txt -n 16384 -o books.vocabulary.json
   mtpcore run model.gguf -p "Once upon a time" --draft-vocabulary books.vocabulary.json
 """
-_PIECE = 1 << 20  # characters, and the rest of the line
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +41,7 @@ def execute(options: argparse.Namespace) -> int:
     """Run the command."""
     given, head = shared.model_path(options), options.mtp_path
     with load_model(given, mtp_path=head, sidecars=False) as model:
-        vocabulary = DraftVocabulary.of_text(model, _pieces(options.file))
+        vocabulary = DraftVocabulary.of_text(model, read_pieces(options.file))
         n_found = len(vocabulary)
         if options.n is not None:
             if options.n > n_found:
@@ -56,13 +52,3 @@ def execute(options: argparse.Namespace) -> int:
         n_vocab = model.hparams.n_vocab
     note(f"{path}: {len(vocabulary)} of {n_vocab} tokens; {n_found} occur in {options.file}")
     return 0
-
-
-def _pieces(path: str) -> Iterator[str]:
-    """Read a text in pieces that end with lines."""
-    try:
-        with TextIOWrapper(open_stream(take_path(path)), "utf-8", "replace") as file:
-            while piece := file.read(_PIECE):
-                yield piece + file.readline(_PIECE)
-    except OSError as error:
-        raise ModelFileError("cannot read the text", where=path, got=error.strerror) from error

@@ -20,6 +20,7 @@ from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec, TreeShape
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
 from mtpcore.drafting.fed import FedRole
+from mtpcore.drafting.lookup import LOOKUP, Lookup
 from mtpcore.drafting.proposers import DeclaredProposer
 from mtpcore.drafting.vocabulary import shared_tokens
 from mtpcore.errors import LinkError, PluginError, spell
@@ -177,6 +178,10 @@ def _roles(
     }
     for number, wanted in enumerate(several):
         role = "draft" if number == 0 else f"draft{number + 1}"
+        if isinstance(wanted, Lookup):
+            for texts in wanted.texts:
+                texts.check(llm.model)
+            wanted = DeclaredProposer(wanted, LOOKUP)
         if not isinstance(wanted, (str, DrafterSpec)):
             roles[role] = wanted
             continue

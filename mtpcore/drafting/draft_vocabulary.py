@@ -9,8 +9,7 @@ the matrix. The target still chooses among all tokens, so the text is the same (
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 from os import PathLike
 from pathlib import Path
@@ -25,6 +24,8 @@ from mtpcore.boundary.arguments import read
 from mtpcore.boundary.arrays import integers
 from mtpcore.boundary.atomic import replacing
 from mtpcore.boundary.paths import read_regular, take_path
+from mtpcore.boundary.texts import each_text
+from mtpcore.drafting.fingerprint import expect_model, fingerprint
 from mtpcore.errors import BatchError, LinkError, ModelFileError, spell
 
 if TYPE_CHECKING:
@@ -108,13 +109,13 @@ class DraftVocabulary:
         """
         tokenizer = _model(model).tokenizer
         counts = np.zeros(model.hparams.n_vocab, np.int64)
-        for text in [texts] if isinstance(texts, str) else _each(texts):
+        for text in each_text(texts):
             ids = tokenizer.encode(text, add_special=False, parse_special=True)
             counts += np.bincount(ids, minlength=len(counts))[: len(counts)] if ids else 0
         ends = sorted(token for token in tokenizer.end_tokens if token < len(counts))
         counts[ends] = 0
         ranked = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
-        return cls([*ends, *ranked.tolist()], _fingerprint(model))
+        return cls([*ends, *ranked.tolist()], fingerprint(_model(model)))
 
     @classmethod
     def of_tokens(
@@ -131,7 +132,7 @@ class DraftVocabulary:
         LinkError
             Ids that the model does not have.
         """
-        vocabulary = cls(tokens, _fingerprint(_model(model)))
+        vocabulary = cls(tokens, fingerprint(_model(model)))
         vocabulary.check(model)
         return vocabulary
 
@@ -214,7 +215,7 @@ class DraftVocabulary:
         LinkError
             They were counted with another tokenizer, or the model has fewer tokens.
         """
-        wanted, n_vocab = _fingerprint(model), model.hparams.n_vocab
+        wanted, n_vocab = fingerprint(_model(model)), model.hparams.n_vocab
         if self.tokenizer not in ("", wanted):
             raise LinkError(
                 "the draft vocabulary was made for another tokenizer",
@@ -233,27 +234,7 @@ class DraftVocabulary:
 
 
 def _model(model: Model) -> Model:
-    """Return a model, or what can be asked as one."""
-    try:
-        if model.hparams.n_vocab:
-            return model
-    except MemoryError:
-        raise
-    except Exception:  # none, and whatever a caller's object raises
-        pass
-    raise BatchError(
-        "a draft vocabulary is of a model's tokens", wanted="a Model", got=type(model).__name__
-    )
-
-
-def _each(texts: Iterable[str]) -> Iterator[str]:
-    """Go through texts; whatever a caller's object raises becomes an error of ours."""
-    try:
-        yield from texts
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise BatchError("no pieces of a text", got=spell(error, str)) from error
+    return expect_model(model, "a draft vocabulary is of a model's tokens")
 
 
 def _listed(tokens: Iterable[int]) -> list[int]:
@@ -269,12 +250,3 @@ def _listed(tokens: Iterable[int]) -> list[int]:
     if len(listed) > _MOST:
         raise BatchError("a draft vocabulary is too long", wanted=f"at most {_MOST} tokens")
     return listed
-
-
-def _fingerprint(model: Model) -> str:
-    """Return a hash of how a model spells its tokens."""
-    spelled = _model(model).metadata.get("tokenizer.ggml.tokens")
-    tokens = spelled if isinstance(spelled, list) else []
-    hashed = hashlib.blake2b(f"{model.hparams.n_vocab}\0".encode(), digest_size=16)
-    hashed.update("\0".join(map(str, tokens)).encode("utf-8", "surrogatepass"))
-    return hashed.hexdigest()

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, NamedTuple
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from mtpcore._ext._lookup import TextIndex
-from mtpcore.boundary.arguments import read
+from mtpcore._ext._lookup import TextIndex, find_in_sorted
+from mtpcore.boundary.arguments import expect, read, read_below
+from mtpcore.boundary.arrays import integers
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec, Fit
+from mtpcore.drafting.lookup_texts import LookupTexts
 
 __all__ = ["LOOKUP", "Lookup", "TextMatch"]
 
-_MOST_TEXTS = 256
+_MOST_INDEXES = 256
+_END = 1 << 31
 _Order = Annotated[int, Meta(ge=1, le=1 << 20, description="1..1048576")]
 
 
@@ -62,6 +67,8 @@ class Lookup(Proposer):
 
     Parameters
     ----------
+    texts : sequence of LookupTexts
+        Other texts, which are looked into as well: a longer match there counts more.
     shortest : int
         How many of the last tokens must match. Places are looked up by that many, by twice and by
         four times as many.
@@ -71,20 +78,41 @@ class Lookup(Proposer):
     Raises
     ------
     BatchError
-        They are out of range.
+        No texts, or numbers that are out of range.
     """
 
-    def __init__(self, shortest: int = 2, longest: int = 32) -> None:
+    def __init__(
+        self, texts: Sequence[LookupTexts] = (), *, shortest: int = 2, longest: int = 32
+    ) -> None:
+        given = read(texts, list[Any], "no texts to look into", wanted="a list of LookupTexts")
+        self.texts = [expect(one, LookupTexts, "no texts to look into") for one in given]
         least = read(shortest, _Order, "no length of a match")
         self._orders = [least, 2 * least, 4 * least]
         self._longest = max(least, read(longest, _Order, "no length of a match"))
         self._seed = secrets.randbits(64)
-        self._texts: dict[int, TextIndex] = {}
+        self._indexes: dict[int, TextIndex] = {}
+
+    def __reduce__(self) -> tuple[partial[Lookup], tuple[()]]:
+        return partial(Lookup, self.texts, shortest=self._orders[0], longest=self._longest), ()
 
     def propose(self, seq: int, tokens: NDArray[np.int32], k: int) -> list[int]:
         """Return up to ``k`` tokens, those that ``TextMatch.n_sure`` counts.
 
         On recorded texts (``benchmarks/lookup.py``) three of four of these are accepted.
+
+        Parameters
+        ----------
+        seq : int
+            The sequence's number.
+        tokens : ndarray, int32[n]
+            All tokens so far, the newest last; they are only looked at.
+        k : int
+            How many are wanted.
+
+        Raises
+        ------
+        BatchError
+            No such numbers.
         """
         found = self.find(seq, tokens, k)
         return found.draft[: found.n_sure]
@@ -97,18 +125,42 @@ class Lookup(Proposer):
 
         Parameters
         ----------
-        seq, tokens, k
-            As of a ``Proposer``.
+        seq : int
+            The sequence's number.
+        tokens : ndarray, int32[n]
+            All tokens so far, the newest last; they are only looked at.
+        k : int
+            How many are wanted.
+
+        Raises
+        ------
+        BatchError
+            No such numbers.
         """
-        index = self._texts.get(seq)
+        seq, k = read_below(seq, _END, "no such sequence"), read_below(k, _END, "no length")
+        if not _is_plain(tokens):
+            tokens = integers(tokens, "tokens of a text").ravel()
+        index = self._indexes.get(seq)
         if index is None:
             index = TextIndex(self._orders, self._seed)
         index.follow(tokens)
-        self._texts.pop(seq, None)
-        self._texts[seq] = index  # the one used last stands last
-        if len(self._texts) > _MOST_TEXTS:
-            self._texts.pop(next(iter(self._texts)))
-        return TextMatch(*index.find(tokens, k, self._longest))
+        self._indexes.pop(seq, None)
+        self._indexes[seq] = index  # the one used last stands last
+        if len(self._indexes) > _MOST_INDEXES:
+            self._indexes.pop(next(iter(self._indexes)))
+        found = TextMatch(*index.find(tokens, k, self._longest))
+        for texts in self.texts:
+            asked = tokens, self._orders, k, self._longest
+            other = TextMatch(*find_in_sorted(texts.tokens, texts.places, *asked))
+            found = other if other.length > found.length else found
+        return found
+
+
+def _is_plain(tokens: object) -> bool:
+    """Say whether compiled code reads these as they are."""
+    if type(tokens) is not np.ndarray or tokens.dtype != np.int32:
+        return False
+    return tokens.ndim == 1 and tokens.flags.c_contiguous
 
 
 LOOKUP = DrafterSpec(

@@ -1,5 +1,7 @@
 """N-gram lookup: what is proposed, and that every model has it by its name."""
 
+import copy
+import pickle
 from collections import Counter
 from itertools import takewhile
 
@@ -101,7 +103,7 @@ ACTS = st.lists(
 @given(ACTS, st.integers(1, 3), st.integers(1, 40), st.integers(0, 9))
 def test_finds_what_the_definition_finds(acts, shortest, longest, k):
     """Whatever the texts were before: they grow, go back, fork, and are replaced."""
-    lookup, texts = Lookup(shortest, longest), [[] for _ in range(4)]
+    lookup, texts = Lookup(shortest=shortest, longest=longest), [[] for _ in range(4)]
     for seq, source, share, more in acts:
         texts[seq] = texts[source][: round(share * len(texts[source]))] + more
         found = lookup.find(seq, np.array(texts[seq], np.int32), k)
@@ -121,7 +123,16 @@ def test_the_texts_of_the_last_sequences_are_held():
     for seq in [*range(300), 3, 299]:
         text = np.array([seq, 7, 8, 9, seq, 7], np.int32)
         assert lookup.find(seq, text, 2).draft == [8, 9]
-    assert [*lookup._texts] == [*range(45, 299), 3, 299]
+    assert [*lookup._indexes] == [*range(45, 299), 3, 299]
+
+
+def test_a_copy_finds_as_its_original():
+    lookup, tokens = Lookup(shortest=3, longest=5), tokens_of("abcdefg abcd")
+    wanted = lookup.find(0, tokens, 4)
+    assert wanted.length == 4
+    for copied in (copy.deepcopy(lookup), pickle.loads(pickle.dumps(lookup))):
+        assert copied.find(0, tokens, 4) == wanted
+        assert copied.find(0, tokens[-3:], 4).draft == []
 
 
 @pytest.mark.parametrize("sizes", [{"shortest": 0}, {"longest": 0}, {"shortest": "2"}])

@@ -83,28 +83,36 @@ static int reserve(mtp_text_index *index, int64_t n)
     return 0;
 }
 
-/* How many tokens two texts begin with alike. */
-static int64_t shared(const int32_t *a, const int32_t *b, int64_t n)
+int64_t mtp_text_index_shared(const mtp_text_index *index, const int32_t *tokens, int64_t n)
 {
+    const int32_t *const text = index->tokens;
+    const int64_t most = n < index->n ? n : index->n;
     int64_t i = 0;
-    while (i + COMPARED <= n && !memcmp(a + i, b + i, COMPARED * sizeof(int32_t)))
+    while (i + COMPARED <= most && !memcmp(text + i, tokens + i, COMPARED * sizeof(int32_t)))
         i += COMPARED;
-    while (i < n && a[i] == b[i])
+    while (i < most && text[i] == tokens[i])
         i++;
     return i;
+}
+
+int mtp_text_index_append(mtp_text_index *index, const int32_t *tokens, int64_t n)
+{
+    if (reserve(index, index->n + n))
+        return -1;
+    for (int64_t i = 0; i < n; i++) {
+        index->tokens[index->n++] = tokens[i];
+        chain_last(index);
+    }
+    return 0;
 }
 
 int mtp_text_index_follow(mtp_text_index *index, const int32_t *tokens, int64_t n)
 {
     if (reserve(index, n))
         return -1;
-    mtp_text_index_roll_back(index, shared(index->tokens, tokens, n < index->n ? n : index->n));
-    while (index->n < n) {
-        index->tokens[index->n] = tokens[index->n];
-        index->n++;
-        chain_last(index);
-    }
-    return 0;
+    const int64_t kept = mtp_text_index_shared(index, tokens, n);
+    mtp_text_index_roll_back(index, kept);
+    return mtp_text_index_append(index, tokens + kept, n - kept);
 }
 
 void mtp_text_index_roll_back(mtp_text_index *index, int64_t n)
@@ -126,46 +134,24 @@ void mtp_text_index_free(mtp_text_index *index)
     }
 }
 
-static int32_t length_of(const mtp_text_index *index, int64_t place, const int32_t *tokens,
-                         int64_t n, int32_t longest)
-{
-    int32_t length = 0;
-    while (length < longest && length < n && length <= place &&
-           index->tokens[place - length] == tokens[n - 1 - length])
-        length++;
-    return length;
-}
-
 mtp_text_match mtp_text_index_find(const mtp_text_index *index, const int32_t *tokens, int64_t n,
                                    int32_t longest)
 {
-    int32_t next[MTP_MOST_PLACES], lengths[MTP_MOST_PLACES];
-    int64_t begins[MTP_MOST_PLACES];
-    mtp_text_match best = {0, 0, 0, 0};
+    const int32_t *const text = index->tokens;
+    mtp_text_places found = {.n = 0};
     int32_t c = index->n ? index->n_orders : 0; /* without tokens there are no tables */
-    while (!best.places && c-- > 0) {
+    while (!found.n && c-- > 0) {
         if (index->orders[c] > n)
             continue;
         int64_t place = *slot_of(index, c, tokens + n - index->orders[c]);
         if (place == index->n - 1) /* nothing follows */
             place = index->previous[c][place];
         for (int32_t i = 0; i < MTP_MOST_PLACES && place >= 0; i++) {
-            if (index->tokens[place + 1] >= 0) {
-                next[best.places] = index->tokens[place + 1];
-                begins[best.places] = place + 1;
-                lengths[best.places++] = length_of(index, place, tokens, n, longest);
-            }
+            if (text[place + 1] >= 0)
+                mtp_add_place(&found, text, place,
+                              mtp_match_length(text, place, tokens, n, longest));
             place = index->previous[c][place];
         }
     }
-    for (int32_t i = 0; i < best.places; i++) { /* the latest place first */
-        if (lengths[i] < best.length)
-            continue;
-        int32_t agreeing = 0;
-        for (int32_t j = 0; j < best.places; j++)
-            agreeing += next[j] == next[i];
-        if (lengths[i] > best.length || agreeing > best.agreeing)
-            best = (mtp_text_match){begins[i], lengths[i], best.places, agreeing};
-    }
-    return best;
+    return mtp_best_place(&found);
 }

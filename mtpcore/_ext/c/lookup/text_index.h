@@ -9,9 +9,7 @@
 #ifndef MTPCORE_TEXT_INDEX_H
 #define MTPCORE_TEXT_INDEX_H
 
-#include <stdint.h>
-
-enum { MTP_MOST_ORDERS = 4, MTP_MOST_PLACES = 64 };
+#include "lookup/match.h"
 
 typedef struct {
     int32_t *tokens;
@@ -24,17 +22,15 @@ typedef struct {
     uint64_t seed; /* of the hashes, so that nobody can write a text that makes them collide */
 } mtp_text_index;
 
-/* What stands after the best place for some last tokens. */
-typedef struct {
-    int64_t begin;  /* of what follows the match; 0: nothing was found */
-    int32_t length; /* of the match: tokens that are the same, up to the longest that is counted */
-    int32_t places; /* of the longest order that is found, with something after them */
-    int32_t agreeing; /* those of them that go on with the same token */
-} mtp_text_match;
-
 /* Let the index be of these tokens: roll back to where they differ from those it holds, and append
  * the rest. Returns 0, or -1 where there is no memory, and then it holds what it held. */
 int mtp_text_index_follow(mtp_text_index *index, const int32_t *tokens, int64_t n);
+
+/* Append n tokens. Returns 0, or -1 where there is no memory, and then it holds what it held. */
+int mtp_text_index_append(mtp_text_index *index, const int32_t *tokens, int64_t n);
+
+/* How many tokens its text and another begin with alike. */
+int64_t mtp_text_index_shared(const mtp_text_index *index, const int32_t *tokens, int64_t n);
 
 /* Let the index hold its first n tokens only. */
 void mtp_text_index_roll_back(mtp_text_index *index, int64_t n);
