@@ -12,7 +12,7 @@ import msgspec
 from mtpcore.cli.options import draft_vocabulary_of, model_path
 from mtpcore.cli.progress import progress
 from mtpcore.cli.terminal import note
-from mtpcore.cross import Cross, find_drafter, link
+from mtpcore.cross import Cross, DrafterLike, find_drafter, link
 from mtpcore.declarations.spec import TARGET, DrafterSpec
 from mtpcore.decoding import Generator, Request, default_length
 from mtpcore.discovery.loading import load_model
@@ -106,15 +106,16 @@ def _link(options: argparse.Namespace, model: Model, n_ctx: int) -> Session:
         _note_least("--draft-tree", "levels", options.draft_tree.depth, drafter)
     length = default_length(drafter) if options.draft == "auto" else options.draft
     _note_least("--draft", "tokens", length, drafter)
-    lookup = Lookup([LookupTexts.open(model, path) for path in options.lookup])
+    drafters: dict[str, DrafterLike] = {
+        LOOKUP.name: Lookup([LookupTexts.open(model, path) for path in options.lookup])
+    }
+    if drafter is not LOOKUP:  # of lookup it has a tree, which link refuses
+        drafters[drafter.name] = drafter
     llm = make_context(options, model, n_ctx)
     try:
         cross = link(
             llm,
-            [
-                lookup if spec is LOOKUP else drafter if spec.name == drafter.name else spec
-                for spec in chosen
-            ],
+            [drafters.get(spec.name, spec) for spec in chosen],
             draft_model=draft_model,
             tree=drafter.tree if len(chosen) == 1 else None,
             draft_vocabulary=draft_vocabulary_of(options, model),
