@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,9 @@ def read_fused_sampling(fused_sampling: FusedSampling, n_outputs: int) -> FusedS
             got=type(fused_sampling).__name__,
         )
     try:
-        samplers, indices = tuple(fused_sampling.samplers), list(fused_sampling.indices)
+        most = n_outputs + 1  # one too many shows that there are more
+        samplers = tuple(islice(fused_sampling.samplers, most))
+        indices = list(islice(fused_sampling.indices, most))
     except MemoryError:
         raise
     except Exception as error:  # whatever a caller's object raises
