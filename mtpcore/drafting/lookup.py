@@ -17,11 +17,13 @@ from mtpcore.boundary.arrays import integers
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec, Fit
 from mtpcore.drafting.lookup_texts import LookupTexts
+from mtpcore.drafting.other_texts import OtherTexts
 
 __all__ = ["LOOKUP", "Lookup", "TextMatch"]
 
 _MOST_INDEXES = 256
 _END = 1 << 31
+_MOST_OTHERS = 1 << 28
 _Order = Annotated[int, Meta(ge=1, le=1 << 20, description="1..1048576")]
 
 
@@ -69,6 +71,9 @@ class Lookup(Proposer):
     ----------
     texts : sequence of LookupTexts
         Other texts, which are looked into as well: a longer match there counts more.
+    others : int
+        How many tokens of texts that ended are looked into, too: of all sequences, whoever asked
+        for them. A text has ended where another one takes its sequence's place.
     shortest : int
         How many of the last tokens must match. Places are looked up by that many, by twice and by
         four times as many.
@@ -82,7 +87,12 @@ class Lookup(Proposer):
     """
 
     def __init__(
-        self, texts: Sequence[LookupTexts] = (), *, shortest: int = 2, longest: int = 32
+        self,
+        texts: Sequence[LookupTexts] = (),
+        *,
+        others: int = 0,
+        shortest: int = 2,
+        longest: int = 32,
     ) -> None:
         given = read(texts, list[Any], "no texts to look into", wanted="a list of LookupTexts")
         self.texts = [expect(one, LookupTexts, "no texts to look into") for one in given]
@@ -90,10 +100,13 @@ class Lookup(Proposer):
         self._orders = [least, 2 * least, 4 * least]
         self._longest = max(least, read(longest, _Order, "no length of a match"))
         self._seed = secrets.randbits(64)
+        room = read_below(others, _MOST_OTHERS, "no number of tokens")
+        self._others = OtherTexts(room, self._orders, self._seed)
         self._indexes: dict[int, TextIndex] = {}
 
     def __reduce__(self) -> tuple[partial[Lookup], tuple[()]]:
-        return partial(Lookup, self.texts, shortest=self._orders[0], longest=self._longest), ()
+        settings = {"shortest": self._orders[0], "longest": self._longest}
+        return partial(Lookup, self.texts, others=self._others.room, **settings), ()
 
     def propose(self, seq: int, tokens: NDArray[np.int32], k: int) -> list[int]:
         """Return up to ``k`` tokens, those that ``TextMatch.n_sure`` counts.
@@ -143,17 +156,30 @@ class Lookup(Proposer):
         index = self._indexes.get(seq)
         if index is None:
             index = TextIndex(self._orders, self._seed)
+        if self._others.room:
+            self._keep(index, index.shared(tokens))
         index.follow(tokens)
         self._indexes.pop(seq, None)
         self._indexes[seq] = index  # the one used last stands last
         if len(self._indexes) > _MOST_INDEXES:
-            self._indexes.pop(next(iter(self._indexes)))
+            forgotten = self._indexes.pop(next(iter(self._indexes)))
+            if self._others.room:
+                self._keep(forgotten, 0)
         found = TextMatch(*index.find(tokens, k, self._longest))
+        if self._others.room:
+            other = TextMatch(*self._others.find(tokens, k, self._longest))
+            found = other if other.length > found.length else found
         for texts in self.texts:
             asked = tokens, self._orders, k, self._longest
             other = TextMatch(*find_in_sorted(texts.tokens, texts.places, *asked))
             found = other if other.length > found.length else found
         return found
+
+    def _keep(self, index: TextIndex, n_same: int) -> None:
+        """Keep what a text has after its first tokens, where that is enough to be found."""
+        context = self._orders[-1]
+        if len(index) - n_same > context:
+            self._others.add(index.tokens(max(0, n_same - context)))
 
 
 def _is_plain(tokens: object) -> bool:

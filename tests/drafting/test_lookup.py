@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mtpcore import BatchError, Context, Generator, LinkError, Sampling, link, load_model
 from mtpcore._ext._lookup import MOST_ORDERS, MOST_PLACES, TextIndex
 from mtpcore.drafting.lookup import Lookup, TextMatch
+from mtpcore.drafting.other_texts import OtherTexts
 
 
 def tokens_of(text):
@@ -126,6 +127,43 @@ def test_the_texts_of_the_last_sequences_are_held():
     assert [*lookup._indexes] == [*range(45, 299), 3, 299]
 
 
+def test_texts_that_ended_are_found_in_where_that_is_wanted():
+    told, asked = tokens_of("the secret is abcdefgh"), tokens_of("what? the secret is ")
+    for others in (0, 100):
+        lookup = Lookup(others=others)
+        lookup.find(0, told, 4)
+        assert lookup.find(1, asked, 4).draft == []  # the other one has not ended
+        lookup.find(0, tokens_of("another text"), 4)
+        found = lookup.find(1, asked, 4)
+        assert found.length == (14 if others else 0)
+        assert "".join(map(chr, found.draft)) == ("abcd" if others else "")
+        assert copy.deepcopy(lookup)._others.room == others
+
+
+def test_only_what_a_text_had_by_itself_is_kept():
+    lookup = Lookup(others=100)
+    for end in ("abcdefghijklmn", "opqrstuvwxyz", "0123456789"):
+        lookup.find(0, tokens_of("a beginning that all have: " + end), 4)
+    kept = lookup._others._newer.tokens(0)
+    assert "".join(map(chr, kept[kept >= 0])) == "l have: abcdefghijklmnl have: opqrstuvwxyz"
+
+
+@searching(100)
+@given(st.lists(st.lists(st.integers(0, 9), max_size=30), max_size=12), st.integers(0, 40))
+def test_as_many_tokens_of_texts_that_ended_are_held_as_there_is_room_for(texts, room):
+    held, all_of_them = OtherTexts(room, [2], 0), []
+    for text in texts:
+        held.add(np.array(text, np.int32))
+        all_of_them += [*text, -1] if room > 1 else []
+        mine = [] if held._older is held._newer else held._older.tokens(0).tolist()
+        mine += held._newer.tokens(0).tolist()
+        assert len(mine) <= room
+        longest = max(map(len, texts))
+        if longest < room // 2:
+            assert mine == all_of_them[len(all_of_them) - len(mine) :]
+            assert len(mine) >= min(len(all_of_them), room // 2 - longest)
+
+
 def test_a_copy_finds_as_its_original():
     lookup, tokens = Lookup(shortest=3, longest=5), tokens_of("abcdefg abcd")
     wanted = lookup.find(0, tokens, 4)
@@ -135,9 +173,11 @@ def test_a_copy_finds_as_its_original():
         assert copied.find(0, tokens[-3:], 4).draft == []
 
 
-@pytest.mark.parametrize("sizes", [{"shortest": 0}, {"longest": 0}, {"shortest": "2"}])
+@pytest.mark.parametrize(
+    "sizes", [{"shortest": 0}, {"longest": 0}, {"shortest": "2"}, {"others": -1}]
+)
 def test_lengths_are_checked(sizes):
-    with pytest.raises(BatchError, match="no length of a match"):
+    with pytest.raises(BatchError, match=r"no (length of a match|number of tokens)"):
         Lookup(**sizes)
 
 
