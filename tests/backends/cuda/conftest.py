@@ -34,7 +34,7 @@ ALIGNMENT = 256
 FLAGS = (
     *("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fPIC"),
     *("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"),
-    "-U_FORTIFY_SOURCE",  # jumps from one stack to another
+    *("-fvisibility=hidden", "-U_FORTIFY_SOURCE"),  # jumps from one stack to another
 )
 
 
@@ -82,6 +82,7 @@ class EmulatedDevice:
         self.sent, self.n_arrived, self.sending = [], 0, threading.Lock()
         self.last = None  # a launch that was not waited for
         self._build(f"{HEADER.name}.gch", "-x", "c++-header", HEADER)
+        self.emulator = self._build("emulator.o", "-O2", "-c", HEADER.with_suffix(".cc"))
 
     def empty(self, shape, dtype):
         """Make an array of noise, with more before and behind it that nobody may change."""
@@ -166,27 +167,17 @@ class EmulatedDevice:
             defines = "".join(f"#define {key} {value}\n" for key, value in kernel.defines)
             source = (
                 f"{defines}{kernel.source}\n"
-                f'extern "C" bool emulate(void (*before)(), const emulator::Array *arrays, '
-                f"unsigned n_arrays, int grid_x, int grid_y, int grid_z, int threads, "
-                f"{declared})\n{{ emulator::before = before; emulator::arrays = arrays; "
-                f"emulator::n_arrays = n_arrays; return emulator::run("
-                f"dim3{{(unsigned)grid_x, (unsigned)grid_y, (unsigned)grid_z}}, threads, "
-                f"[&] {{ {signature.name}({names}); }}) && !emulator::before; }}"
+                f'extern "C" __attribute__((visibility("default"))) bool emulate('
+                f"void (*before)(), const emulator::Array *arrays, unsigned n_arrays, "
+                f"unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned threads, "
+                f"{declared})\n{{ return emulator::run(dim3{{grid_x, grid_y, grid_z}}, threads, "
+                f"[&] {{ {signature.name}({names}); }}, before, arrays, n_arrays); }}"
             )
             stem = hashlib.sha256(source.encode()).hexdigest()[:32]
             built = self._build(
                 f"{stem}.so",
-                *(
-                    "-shared",
-                    "-Winvalid-pch",
-                    "-include",
-                    HEADER.name,
-                    "-x",
-                    "c++",
-                    "-",
-                    "-lstdc++",
-                    "-lm",
-                ),
+                *("-shared", "-Winvalid-pch", "-include", HEADER.name, "-x", "c++", "-"),
+                *("-x", "none", self.emulator, "-lstdc++", "-lm"),
                 text=source,
             )
             emulate = self.functions.setdefault(stem, ctypes.CDLL(built).emulate)

@@ -13,11 +13,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <ucontext.h>
-#include <utility>
-#include <vector>
 
 #define MTPCORE_EMULATED
 #define __global__
@@ -32,21 +28,15 @@ struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct dim3 { unsigned x, y, z; };
 
-extern "C" char __start_shared[] __attribute__((weak)), __stop_shared[] __attribute__((weak));
-
+#pragma GCC visibility push(hidden) /* each kernel is linked with an emulator of its own */
 namespace emulator {
 
 const unsigned WARP = 32, MOST_THREADS = 1024, MOST_COPIES = 64, MOST_VALUES = 32;
 
-struct Meeting { /* where `size` threads wait for each other */
-    int size = 0, arrived = 0;
-    long round = 0;
-};
-
 /* What lanes show each other at a meeting, in turns: whoever writes one of the two a second time has
  * met those who read it. */
 struct Warp {
-    Meeting meeting;
+    unsigned size, arrived, turn; /* lanes, those who wait for the others, and 0 or 1 */
     uint64_t word[2][WARP];
     float values[2][WARP][MOST_VALUES];
     alignas(16) int8_t left[2][16][32], right[2][8][32]; /* a product's sides, by row and column */
@@ -56,7 +46,14 @@ struct Warp {
 struct Copy {
     void *to;
     const void *from;
-    int group, size;
+    int group;
+    unsigned size;
+};
+
+/* How many copies of a thread are under way, and groups of them begun. */
+struct Copying {
+    unsigned n;
+    int groups;
 };
 
 /* An array that a launch writes to. */
@@ -65,319 +62,64 @@ struct Array {
     size_t size;
 };
 
-/* What CTAs of a launch see of each other's writes, where they count who ends last. Each one finds the
- * arrays as they were before the launch. What it has written when a thread fences is there for others
- * once that thread has counted; and what others have shown like that is there for the CTA once a
- * thread that has counted fences. When the launch ends all writes are there. */
-class Sharing {
-  public:
-    void watch(const Array *arrays, unsigned n_arrays)
-    {
-        chunks_.clear();
-        size_t size = 0;
-        for (unsigned i = 0; i < n_arrays; i++)
-            size += arrays[i].size;
-        for (Bytes *bytes : {&before_, &shown_, &made_})
-            bytes->resize(size);
-        size_t from = 0;
-        for (unsigned i = 0; i < n_arrays; i++)
-            for (size_t at = 0; at < arrays[i].size; at += CHUNK) {
-                const size_t left = arrays[i].size - at, n = left < CHUNK ? left : CHUNK;
-                chunks_.push_back({arrays[i].at + at, &before_[from], &shown_[from], &made_[from], n});
-                for (unsigned char *copy : {&before_[from], &shown_[from], &made_[from]})
-                    memcpy(copy, arrays[i].at + at, n);
-                from += n;
-            }
-    }
-
-    void begin_cta() { fenced_by_ = counted_by_ = NOBODY; }
-
-    void end_cta()
-    {
-        for (Chunk *chunk : changed()) {
-            add(chunk->made, chunk->at, *chunk);
-            memcpy(chunk->at, chunk->before, chunk->size);
-        }
-    }
-
-    void end_launch()
-    {
-        for (Chunk &chunk : chunks_)
-            memcpy(chunk.at, chunk.made, chunk.size);
-    }
-
-    void fence(unsigned thread)
-    {
-        if (counted_by_ == thread)
-            for (Chunk &chunk : chunks_)
-                if (chunk.is_shown) {
-                    Bytes all(chunk.shown, chunk.shown + chunk.size);
-                    add(all.data(), chunk.at, chunk);
-                    memcpy(chunk.at, all.data(), chunk.size);
-                }
-        fenced_.clear();
-        for (Chunk *chunk : changed())
-            fenced_.push_back({chunk, Bytes(chunk->at, chunk->at + chunk->size)});
-        fenced_by_ = thread;
-    }
-
-    void count(unsigned thread)
-    {
-        if (fenced_by_ == thread)
-            for (const auto &[chunk, bytes] : fenced_) {
-                add(chunk->shown, bytes.data(), *chunk);
-                chunk->is_shown = true;
-            }
-        counted_by_ = thread;
-    }
-
-  private:
-    typedef std::vector<unsigned char> Bytes;
-
-    static const size_t CHUNK = 4096;
-    static const unsigned NOBODY = ~0u;
-
-    struct Chunk { /* of an array, and what is known of it */
-        unsigned char *at, *before, *shown, *made;
-        size_t size;
-        bool is_shown = false;
-    };
-
-    /* What the CTA has written, or was shown. */
-    std::vector<Chunk *> changed()
-    {
-        std::vector<Chunk *> found;
-        for (Chunk &chunk : chunks_)
-            if (memcmp(chunk.at, chunk.before, chunk.size))
-                found.push_back(&chunk);
-        return found;
-    }
-
-    /* Adds what differs from what was there before the launch. */
-    static __attribute__((noinline, optimize("O3"))) void
-    add(unsigned char *to, const unsigned char *from, const Chunk &chunk)
-    {
-        for (size_t i = 0; i < chunk.size; i++)
-            to[i] = from[i] != chunk.before[i] ? from[i] : to[i];
-    }
-
-    std::vector<Chunk> chunks_;
-    std::vector<std::pair<Chunk *, Bytes>> fenced_;
-    unsigned fenced_by_ = NOBODY, counted_by_ = NOBODY;
-    Bytes before_, shown_, made_;
+/* A launch: its kernel with arguments, and the arrays of one whose CTAs count each other. */
+struct Launch {
+    void (*run_thread)(const void *kernel);
+    const void *kernel;
+    void (*before)(); /* runs the launch before, which has not been waited for; or NULL */
+    const Array *arrays;
+    unsigned n_arrays;
 };
 
-/* A thread. Its first switch is one of contexts, which asks the kernel for the signal mask; all
- * others are GCC's own jumps from one thread to the next, much quicker than setjmp's. */
-struct Fiber {
-    void *at[5]; /* where it goes on */
+extern unsigned current; /* thread that runs */
+extern dim3 block_index, grid_size;
+extern Warp warps[MOST_THREADS / WARP];
+extern Copy copies[MOST_THREADS][MOST_COPIES];
+extern Copying copying[MOST_THREADS];
 
-    const Meeting *meeting = nullptr; /* where it waits for the end of a round */
-    long round = 0;
-    bool begun = false, done = true;
-    int groups = 0;
-    unsigned n_copies = 0; /* under way */
-    char *stack = nullptr;
+/* Run all CTAs; false if threads wait for each other forever, or never for the launch before. */
+bool run(const dim3 &grid, unsigned threads, const Launch &launch);
 
-    bool can_go_on() const { return !done && !(meeting && meeting->round == round); }
-};
-
-static void *scheduler[5];
-static Fiber fibers[MOST_THREADS];
-static Copy copies[MOST_THREADS][MOST_COPIES];
-static Warp warps[MOST_THREADS / WARP];
-static Meeting cta, early;
-static Sharing sharing;
-static const Array *arrays; /* of a launch whose CTAs count each other */
-static unsigned n_arrays;
-static void (*before)(); /* runs the launch before, which has not been waited for */
-static void (*run_thread)(const void *kernel);
-static const void *body;
-static unsigned launches, current;
-static unsigned left; /* threads of the CTA that have not ended */
-
-static unsigned order[MOST_THREADS], n_places, turn; /* warp by warp; whose place it is */
-
-static dim3 block_index, grid_size;
-
-/* The i-th of n in this launch's order: forwards, backwards, or with strides. */
-static unsigned in_turn(unsigned i, unsigned n)
-{
-    const unsigned strides[] = {1, n - 1, 37, 11};
-    unsigned stride = strides[launches % 4], a = stride % n, b = n;
-    while (b) {
-        const unsigned rest = a % b;
-        a = b, b = rest;
-    }
-    if (a != 1)
-        stride = n - 1; /* all numbers, each once */
-    return (unsigned)(((uint64_t)i * stride + launches) % n);
-}
-
-static bool find(unsigned begin, unsigned end)
-{
-    for (unsigned place = begin; place < end; place++)
-        if (fibers[order[place]].can_go_on()) {
-            turn = place;
-            return true;
-        }
-    return false;
-}
-
-/* Find a thread that can go on: of the warp that runs, or else of the first one. */
-static bool find_next()
-{
-    const unsigned begin = turn / WARP * WARP, end = begin + WARP;
-    return find(turn + 1, end) || find(begin, turn + 1) || find(0, n_places);
-}
-
-static void start();
-
-[[noreturn]] static __attribute__((noinline)) void jump(void **at) { __builtin_longjmp(at, 1); }
-
-static __attribute__((noinline)) void go_on()
-{
-    current = order[turn];
-    Fiber &fiber = fibers[current];
-    if (fiber.begun)
-        jump(fiber.at);
-    fiber.begun = true;
-    const size_t size = 64 << 10, apart = 448; /* tops share no lines of a cache */
-    if (!fiber.stack)
-        fiber.stack = (char *)malloc(size + apart);
-    ucontext_t context;
-    getcontext(&context);
-    context.uc_stack = {fiber.stack, 0, size};
-    makecontext(&context, start, 0);
-    setcontext(&context);
-}
-
-static __attribute__((noinline)) void leave()
-{
-    if (__builtin_setjmp(fibers[current].at))
-        return;
-    if (find_next())
-        go_on();
-    jump(scheduler);
-}
-
-static void start() /* lives as long as the fiber, for one CTA after the other */
-{
-    for (;;) {
-        run_thread(body);
-        fibers[current].done = true;
-        left--;
-        leave();
-    }
-}
-
-static void meet(Meeting &meeting)
-{
-    fibers[current].meeting = &meeting;
-    fibers[current].round = meeting.round;
-    if (++meeting.arrived == meeting.size) {
-        meeting.arrived = 0;
-        meeting.round++;
-    } else {
-        leave();
-    }
-}
-
-/* Run threads until none can go on. */
-static __attribute__((noinline)) void go_round()
-{
-    if (!__builtin_setjmp(scheduler) && find(0, n_places))
-        go_on();
-}
-
-static bool run_cta(unsigned threads)
-{
-    memset(__start_shared, 0xff, __stop_shared - __start_shared); /* NaN, and -1 */
-    sharing.begin_cta();
-    for (unsigned warp = 0; warp < n_places / WARP; warp++)
-        warps[warp].meeting = Meeting();
-    cta = early = Meeting();
-    cta.size = early.size = (int)(left = threads);
-    for (unsigned i = 0; i < n_places; i++) {
-        Fiber &fiber = fibers[i];
-        fiber.begun &= fiber.done; /* or a launch has failed within it */
-        fiber.done = i >= threads;
-        fiber.meeting = nullptr;
-        fiber.n_copies = fiber.groups = 0;
-        warps[i / WARP].meeting.size += !fiber.done;
-    }
-    for (;;) {
-        go_round();
-        if (!left) {
-            sharing.end_cta();
-            return true;
-        }
-        if (!before || early.arrived != (int)left)
-            return false; /* a meeting that some threads never join */
-        before();
-        before = nullptr;
-        sharing.watch(arrays, n_arrays);
-        early.round++;
-    }
-}
+void meet_cta();
+void meet_warp();
+void meet_launch_before();
+void fence();
+void count();
 
 template <class Kernel>
-static bool run(const dim3 &grid, unsigned threads, const Kernel &kernel)
+static bool run(const dim3 &grid, unsigned threads, const Kernel &kernel, void (*before)(),
+                const Array *arrays, unsigned n_arrays)
 {
-    grid_size = grid;
-    run_thread = [](const void *given) { (*(const Kernel *)given)(); };
-    body = &kernel;
-    launches++;
-    sharing.watch(arrays, n_arrays);
-    const unsigned n_warps = (threads + WARP - 1) / WARP, n_ctas = grid.x * grid.y * grid.z;
-    n_places = n_warps * WARP;
-    for (unsigned i = 0; i < n_places; i++)
-        order[i] = in_turn(i / WARP, n_warps) * WARP + in_turn(i % WARP, WARP);
-    for (unsigned i = 0; i < n_ctas; i++) {
-        const unsigned block = in_turn(i, n_ctas);
-        block_index = {block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y};
-        if (!run_cta(threads))
-            return false;
-    }
-    sharing.end_launch();
-    return true;
-}
-
-static void wait_for_launches()
-{
-    if (before) {
-        fibers[current].meeting = &early;
-        fibers[current].round = early.round;
-        early.arrived++;
-        leave();
-    }
+    const auto run_thread = [](const void *given) { (*(const Kernel *)given)(); };
+    return run(grid, threads, {run_thread, &kernel, before, arrays, n_arrays});
 }
 
 static Warp &warp() { return warps[current / WARP]; }
 
 } // namespace emulator
+#pragma GCC visibility pop
 
 #define threadIdx (dim3{emulator::current, 0, 0})
 #define blockIdx (emulator::block_index)
 #define gridDim (emulator::grid_size)
 
-static void wait_for_launches() { emulator::wait_for_launches(); }
+static void wait_for_launches() { emulator::meet_launch_before(); }
 
 static void let_next_begin() {}
 
 static void prefetch(const void *) {}
 
-static void __syncthreads() { emulator::meet(emulator::cta); }
+static void __syncthreads() { emulator::meet_cta(); }
 
-static void __syncwarp() { emulator::meet(emulator::warp().meeting); }
+static void __syncwarp() { emulator::meet_warp(); }
 
 template <class T> static T __shfl_xor_sync(unsigned, T value, int mask)
 {
     static_assert(sizeof(T) == 4 || sizeof(T) == 8, "shuffles move words, and pairs of them");
     emulator::Warp &warp = emulator::warp();
-    const unsigned lane = emulator::current % 32, turn = warp.meeting.round % 2;
+    const unsigned lane = emulator::current % 32, turn = warp.turn;
     memcpy(&warp.word[turn][lane], &value, sizeof value);
-    emulator::meet(warp.meeting);
+    emulator::meet_warp();
     memcpy(&value, &warp.word[turn][lane ^ mask], sizeof value);
     return value;
 }
@@ -386,9 +128,9 @@ template <int N> static void exchange(float (&values)[N], int bit)
 {
     static_assert(N <= emulator::MOST_VALUES);
     emulator::Warp &warp = emulator::warp();
-    const unsigned lane = emulator::current % 32, turn = warp.meeting.round % 2;
+    const unsigned lane = emulator::current % 32, turn = warp.turn;
     memcpy(warp.values[turn][lane], values, sizeof values);
-    emulator::meet(warp.meeting);
+    emulator::meet_warp();
     memcpy(values, warp.values[turn][lane ^ bit], sizeof values);
 }
 
@@ -396,9 +138,9 @@ template <int N> static void exchange(float (&values)[N], int bit)
 static unsigned __match_any_sync(unsigned, int value)
 {
     emulator::Warp &warp = emulator::warp();
-    const unsigned lane = emulator::current % 32, turn = warp.meeting.round % 2;
+    const unsigned lane = emulator::current % 32, turn = warp.turn;
     warp.word[turn][lane] = (unsigned)value;
-    emulator::meet(warp.meeting);
+    emulator::meet_warp();
     unsigned alike = 0;
     for (int i = 0; i < 32; i++)
         alike |= (unsigned)(warp.word[turn][i] == (unsigned)value) << i;
@@ -434,13 +176,13 @@ template <class T> static T atomicAdd(T *at, T value) /* threads take turns at m
 /* Counts from 0 to `most`, and from there on again. */
 static unsigned atomicInc(unsigned *at, unsigned most)
 {
-    emulator::sharing.count(emulator::current);
+    emulator::count();
     const unsigned before = *at;
     *at = before >= most ? 0 : before + 1;
     return before;
 }
 
-static void __threadfence() { emulator::sharing.fence(emulator::current); }
+static void __threadfence() { emulator::fence(); }
 
 static float __fadd_rn(float a, float b) { return a + b; }
 static float __fmul_rn(float a, float b) { return a * b; }
@@ -483,39 +225,37 @@ static unsigned short narrow(float value)
     return bits;
 }
 
+template <class T> static void copy_beside(void *to, const void *from, const T &noise)
+{
+    emulator::Copying &thread = emulator::copying[emulator::current];
+    if (thread.n == emulator::MOST_COPIES)
+        __builtin_trap();
+    *(T *)to = noise;
+    emulator::copies[emulator::current][thread.n++] = {to, from, thread.groups, sizeof(T)};
+}
+
 static void copy_later(void *to, const void *from)
 {
-    emulator::Fiber &fiber = emulator::fibers[emulator::current];
-    if (fiber.n_copies == emulator::MOST_COPIES)
-        __builtin_trap();
-    *(uint4 *)to = {~0u, ~0u, ~0u, ~0u};
-    emulator::copies[emulator::current][fiber.n_copies++] = {to, from, fiber.groups, 16};
+    copy_beside(to, from, uint4{~0u, ~0u, ~0u, ~0u});
 }
 
-static void copy_word_later(void *to, const void *from)
-{
-    emulator::Fiber &fiber = emulator::fibers[emulator::current];
-    if (fiber.n_copies == emulator::MOST_COPIES)
-        __builtin_trap();
-    *(unsigned *)to = ~0u;
-    emulator::copies[emulator::current][fiber.n_copies++] = {to, from, fiber.groups, 4};
-}
+static void copy_word_later(void *to, const void *from) { copy_beside(to, from, ~0u); }
 
-static void end_group() { emulator::fibers[emulator::current].groups++; }
+static void end_group() { emulator::copying[emulator::current].groups++; }
 
 template <int N> static void wait_for_groups()
 {
-    emulator::Fiber &fiber = emulator::fibers[emulator::current];
+    emulator::Copying &thread = emulator::copying[emulator::current];
     emulator::Copy *copies = emulator::copies[emulator::current];
     unsigned n_left = 0;
-    for (unsigned i = 0; i < fiber.n_copies; i++)
-        if (copies[i].group >= fiber.groups - N)
+    for (unsigned i = 0; i < thread.n; i++)
+        if (copies[i].group >= thread.groups - N)
             copies[n_left++] = copies[i];
-        else if (copies[i].size == 16)
+        else if (copies[i].size == sizeof(uint4))
             *(uint4 *)copies[i].to = *(const uint4 *)copies[i].from;
         else
             *(unsigned *)copies[i].to = *(const unsigned *)copies[i].from;
-    fiber.n_copies = n_left;
+    thread.n = n_left;
 }
 
 /* The sum of K products; the one loop that is worth vectors. */
@@ -534,12 +274,12 @@ static void multiply_columns(int (&to)[4], const unsigned *a, const unsigned *b,
                              const int (&from)[4])
 {
     emulator::Warp &warp = emulator::warp();
-    const unsigned lane = emulator::current % 32, turn = warp.meeting.round % 2;
+    const unsigned lane = emulator::current % 32, turn = warp.turn;
     for (int i = 0; i < K / 8; i++)
         memcpy(&warp.left[turn][lane / 4 + i % 2 * 8][i / 2 * 16 + lane % 4 * 4], &a[i], 4);
     for (int i = 0; i < K / 16; i++)
         memcpy(&warp.right[turn][lane / 4][i * 16 + lane % 4 * 4], &b[i], 4);
-    emulator::meet(warp.meeting);
+    emulator::meet_warp();
     for (int i = 0; i < 4; i++) {
         const int8_t *row = warp.left[turn][lane / 4 + i / 2 * 8];
         const int8_t *column = warp.right[turn][lane % 4 * 2 + i % 2];
