@@ -1,6 +1,7 @@
 """How long hypothesis searches (HYPOTHESIS_PROFILE=deep, or the bounded ``ci`` by default), what
 the summary of a run says besides, one thread for NumPy's products, and no waiting for disks."""
 
+import gc
 import os
 
 from harness.search import CI_EXAMPLES
@@ -31,6 +32,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_collection_finish():
+    """Let the collector of garbage pass over thousands of tests, which live as long as the run."""
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter):
