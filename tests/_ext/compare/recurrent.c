@@ -116,7 +116,7 @@ static void compare_convolutions(float *const buffers[6], const char *slots)
                                       .slot_bytes = (base + MTP_LOG * channels * 4 + 63) / 64 * 64,
                                       .buffers = buffers,
                                       .slots = slots,
-                                      .step = 1});
+                                      .step = channels == 5 ? 1 : 5});
             }
 }
 
@@ -150,7 +150,7 @@ static void compare_delta_rules(float *const buffers[6], const char *slots)
                                       .slot_bytes = (base + log + 63) / 64 * 64,
                                       .buffers = buffers,
                                       .slots = slots,
-                                      .step = shapes[i][4]});
+                                      .step = is_tiled ? 5 : shapes[i][4]});
             }
 }
 
