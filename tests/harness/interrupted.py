@@ -7,7 +7,9 @@ import dis
 import random
 import signal
 import sys
+from collections import defaultdict
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import mtpcore
@@ -18,21 +20,26 @@ PACKAGE = str(Path(mtpcore.__file__).parent)
 RETURNS = {dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST") if name in dis.opmap}
 
 
-def _returns(frame):
-    """Say whether a frame is about to return: Python raises no interrupt between that and its
+@cache
+def _returns(code):
+    """Return where a function is about to return: Python raises no interrupt between that and its
     caller's next instruction."""
-    return frame.f_code.co_code[frame.f_lasti] in RETURNS
+    return {one.offset for one in dis.get_instructions(code) if one.opcode in RETURNS}
+
+
+def _named(code, line):
+    return code.co_filename.removeprefix(PACKAGE), line
 
 
 class Raiser:
     """Counts the places that are passed, and raises KeyboardInterrupt at some of them.
 
     ``places`` are counted each from the one before, so that the second one lies in what the first
-    one caused. ``seen`` are the places before the first one by file and line, in their order.
+    one caused. ``n_seen`` is the number of those before the first one.
     """
 
     def __init__(self, *places, by_instruction=False):
-        self.left, self.seen = list(places), []
+        self.left, self.n_seen, self._seen = list(places), 0, defaultdict(list)
         self.event = "opcode" if by_instruction else "line"
         self.raised = []
 
@@ -50,20 +57,28 @@ class Raiser:
         if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
         frame.f_trace_opcodes = self.event == "opcode"
+        frame.f_trace_lines = self.event == "line"
         return self._local
 
     def _local(self, frame, event, arg):
-        if event == self.event and not (event == "opcode" and _returns(frame)):
-            where = (frame.f_code.co_filename.removeprefix(PACKAGE), frame.f_lineno)
+        if event == "line" or (event == "opcode" and frame.f_lasti not in _returns(frame.f_code)):
             if not self.raised:
-                self.seen.append(where)
+                self._seen[frame.f_code, frame.f_lineno].append(self.n_seen)
+                self.n_seen += 1
             if self.left:
                 self.left[0] -= 1
                 if self.left[0] < 0:
                     del self.left[0]
-                    self.raised.append(where)
+                    self.raised.append(_named(frame.f_code, frame.f_lineno))
                     raise KeyboardInterrupt
         return self._local
+
+    def seen(self):
+        """Return the places before the first one by file and line."""
+        found = defaultdict(list)
+        for (code, line), places in self._seen.items():
+            found[_named(code, line)] += places
+        return found
 
 
 @contextmanager

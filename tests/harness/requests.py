@@ -182,10 +182,7 @@ def undisturbed(role, by_instruction):
     with raiser:
         assert finish(two.generator)
     assert two.look() == looks[-1]
-    places = {}
-    for i, where in enumerate(raiser.seen):
-        places.setdefault(where, []).append(i)
-    return looks, one.counted(), list(places.values())
+    return looks, one.counted(), list(raiser.seen().values())
 
 
 def disturb(role, places, *, by_instruction=False, digests=False):
