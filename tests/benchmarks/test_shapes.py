@@ -9,7 +9,7 @@ import pytest
 from files import generate
 from shapes import SHAPES, byte_letters, scaled_down
 from timing import Reader
-from versus import speculation
+from versus import cells, speculation
 from versus.cells import Arena, measure
 from versus.hold import Hold
 from versus.ours import Ours
@@ -204,7 +204,9 @@ def test_only_the_recurrence_is_left_out(folder):
 
 
 @pytest.mark.parametrize("name", ["llama-100m-q8_0", "qwen35-0.8b-q8_0"])
-def test_cells_leave_the_text_at_its_depth(name, folder):
+def test_cells_leave_the_text_at_its_depth(name, folder, monkeypatch):
+    for what, value in (("DEPTH", 64), ("DECODED", 8)):
+        monkeypatch.setattr(cells, what, value)
     arena = Arena("tiny", generate(name, folder, by="mtpcore"), 1, peer=False)
     for cell in ("prefill", "decode", "verify"):
         for found in measure(arena, cell, 1, Reader(1, 1 << 20)):

@@ -96,7 +96,7 @@ def test_texts_do_not_depend_on_trees(subject, name):
 def test_any_number_of_drafts_is_taken_back(subject, name):
     """Forks of two sequences in one batch, of which one accepts m drafts, the other all but m."""
     family = subject(name)
-    cross = family.link(96, n_seq_max=6, n_batch=128)
+    cross = family.link(96, n_seq_max=6, n_batch=64)
     prompts = [family.text(n, seed=n).tolist() for n in (62, 5)]  # pages have 64 places
     for seq, prompt in enumerate(prompts):
         cross.llm.process(Batch.of(prompt, seq=seq))
