@@ -46,7 +46,12 @@ class Text(NamedTuple):
 def ours(others: int = 0) -> Draft:
     """Propose what mtpcore does, in as many tokens of texts before, too."""
     lookup = Lookup(others=others)
-    return lambda text, k: lookup.propose(0, np.array(text, np.int32), k)
+
+    def propose(text: list[int], k: int) -> list[int]:
+        found = lookup.find(0, np.array(text, np.int32), k)
+        return found.draft[: found.n_sure]
+
+    return propose
 
 
 def all_that_followed(text: list[int], k: int) -> list[int]:

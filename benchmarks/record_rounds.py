@@ -28,7 +28,7 @@ from tasks import TASKS, Task, open_lm
 
 import mtpcore
 from mtpcore.cross import speculation
-from mtpcore.decoding import LengthDecision, Round, stopwatch
+from mtpcore.decoding import LengthDecision, LengthPolicy, Round, stopwatch
 
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 N_TEXTS = {1: 200, 4: 120, 16: 60}
@@ -56,7 +56,7 @@ def main() -> None:
     options.file.write_bytes(lzma.compress(json.dumps(recorded).encode()))
 
 
-class Watcher:
+class Watcher(LengthPolicy):
     """Chooses lengths by chance and keeps every round."""
 
     def __init__(self, lengths: Iterable[int]) -> None:

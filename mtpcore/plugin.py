@@ -20,7 +20,7 @@ from mtpcore.declarations.backend import BackendSpec
 from mtpcore.declarations.checkpoint import Checkpoint, Config, Key, Rename, Shards, number
 from mtpcore.declarations.companion import Companion
 from mtpcore.declarations.draft_tree import DraftTree
-from mtpcore.declarations.proposer import Ask, FedProposer, Proposer
+from mtpcore.declarations.proposer import Ask, FedProposer, Proposal, Proposer
 from mtpcore.declarations.spec import (
     Block,
     Codebooks,
@@ -182,6 +182,7 @@ __all__ = [
     "Outputs",
     "PENDING",
     "Pick",
+    "Proposal",
     "Proposer",
     "ROPE_KEYS",
     "Round",

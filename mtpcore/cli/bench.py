@@ -20,7 +20,6 @@ from mtpcore.cross import link
 from mtpcore.decoding import (
     Controller,
     Generator,
-    OrderController,
     SimulatedAcceptance,
     Stats,
     controller_for,
@@ -135,7 +134,7 @@ def _arms(
     options: argparse.Namespace,
     session: Session,
     sampling: Sampling,
-    controller: Controller | OrderController | None,
+    controller: Controller | None,
 ) -> dict[str, Callable[[], Generator]]:
     """Return what makes generators to compare.
 

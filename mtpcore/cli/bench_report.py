@@ -111,9 +111,8 @@ def _acceptance(stats: Stats, draft: int) -> dict[str, Any]:
     """
     rates = stats.acceptance_per_position
     missing = draft - len(rates) if stats.verify_steps else 0
-    asked = sum(n for k, n in stats.lengths.items() if k)
     return {
-        "proposed": stats.verify_steps / asked if asked else 1.0,
+        "proposed": stats.verify_steps / stats.asked if stats.asked else 1.0,
         "acceptance": stats.acceptance,
         "acceptance_per_position": rates + [0.0] * missing,
     }
@@ -249,10 +248,13 @@ def _spell(text: dict[str, Any]) -> str:
 
 def _auto(auto: dict[str, Any]) -> list[str]:
     """Return what auto measured while it wrote, and what it made of it lastly."""
-    passes, drafts = auto.get("pass_seconds", {}), auto.get("draft_seconds", {})
-    priced = ", ".join(f"{n}: {1e3 * seconds:.3f}" for n, seconds in passes.items())
-    drafted = ", ".join(f"{k}: {1e3 * seconds:.3f}" for k, seconds in drafts.items())
-    lines = [f"auto priced rounds by rows (ms)  {priced}; drafts by length  {drafted or 'none'}"]
+
+    def spelled(seconds: dict[str, float]) -> str:
+        return ", ".join(f"{n}: {1e3 * one:.3f}" for n, one in seconds.items()) or "none"
+
+    lines = [f"auto priced rounds by rows (ms)  {spelled(auto.get('pass_seconds', {}))}"]
+    for role, learnt in auto.get("drafters", {}).items():
+        lines[0] += f"; drafts of {role} by length  {spelled(learnt['draft_seconds'])}"
     lines += [f"auto, round {c['round']}: {c['reason']}" for c in auto["decisions"][-3:]]
     return lines
 

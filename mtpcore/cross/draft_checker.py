@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from mtpcore.boundary.arrays import is_integer
-from mtpcore.declarations.draft_tree import Draft, DraftTree
+from mtpcore.declarations.draft_tree import DraftTree
+from mtpcore.declarations.proposer import Proposal
 from mtpcore.drafting.drafters import DraftJob
 from mtpcore.errors import spell
 from mtpcore.runtime.runner import GraphRunner
@@ -34,11 +35,17 @@ class DraftChecker:
         self.invalid = self.paused = 0
         self._warned = self._has_doubted = False
 
-    def check(self, name: str, job: DraftJob, draft: Any) -> Draft:
+    def check(self, name: str, job: DraftJob, draft: Any) -> Proposal:
         """Return the valid part of a draft: its beginning, or a tree's upper part."""
+        confidence: Any = None
+        if isinstance(draft, Proposal):
+            draft, confidence = draft.draft, draft.confidence
+            if confidence is not None and not is_share(confidence):
+                self._warn(name, job.seq, f"{spell(confidence)} is no probability: it is left out")
+                confidence = None
         if isinstance(draft, DraftTree):
-            return self._check_tree(name, job, draft)
-        return self._check_chain(name, job.seq, draft, job.k)
+            return Proposal(self._check_tree(name, job, draft), confidence)
+        return Proposal(self._check_chain(name, job.seq, draft, job.k), confidence)
 
     def _check_chain(self, name: str, seq: int, ids: Sequence[Any], k: int) -> list[int]:
         """Cut a drafter's output at the first id that is none, and at the length asked for."""
@@ -99,3 +106,8 @@ class DraftChecker:
         if not self._warned:
             self._warned = True
             logger.warning("drafter %s, sequence %d: %s (said once)", name, seq, what)
+
+
+def is_share(value: object) -> bool:
+    """Say whether something is a number from 0 to 1."""
+    return isinstance(value, float | int | np.floating | np.integer) and bool(0 <= value <= 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
@@ -22,7 +22,8 @@ from mtpcore.cross.draft_checker import DraftChecker
 from mtpcore.cross.encoder import Encoder
 from mtpcore.cross.sequence import SequenceState, SequenceStates, Verdict
 from mtpcore.cross.verification import RoundBatch, Verdicts, match_drafts, tree_rows
-from mtpcore.declarations.draft_tree import Draft
+from mtpcore.declarations.draft_tree import Draft, cut_draft
+from mtpcore.declarations.proposer import Proposal
 from mtpcore.drafting.drafters import Drafter, DraftJob, Verify
 from mtpcore.drafting.embedding_rows import NO_ROWS
 from mtpcore.errors import BatchError, CapacityError, LinkError, NoTokenError, spell
@@ -44,16 +45,22 @@ __all__ = ["DraftSampler", "RoundDrafts", "Overwritten", "DraftPlan", "Speculati
 DraftSampler = Literal["coupled", "argmax"]
 DraftPlan = Mapping[str, int]
 """Who is asked for drafts, by role and in this order, and for how many tokens."""
+KeepDrafts = Callable[[str, Mapping[int, Proposal]], Mapping[int, int]]
+"""``keep(role, proposals)``: how deep the drafts of a role are to be verified, by sequence."""
 
 
 NO_PROCESSORS: Mapping[int, LogitsProcessor] = {}
 
 
 class RoundDrafts(NamedTuple):
-    """Drafts by sequence, the role that made each one, and the seconds that each role took."""
+    """Drafts by sequence, with the role that made each one and how sure it was, where it says so.
+
+    And the seconds that each role took.
+    """
 
     drafts: dict[int, Draft]
     makers: dict[int, str]
+    confidences: dict[int, float]
     seconds: dict[str, float]
 
 
@@ -163,15 +170,17 @@ class Speculation:
         *,
         processors: Mapping[int, LogitsProcessor] = NO_PROCESSORS,
         verified: Sequence[int] = (),
+        keep: KeepDrafts | None = None,
     ) -> RoundDrafts:
         """Draft for each sequence, by the first drafter in its plan that proposes anything.
 
         Sequences that ask the same drafter at the same turn draft together. Of ``processors`` the
         pure ones change the drafters' logits, too. ``verified`` are the sequences, in order, that
         the next call will ``verify`` with nothing else in its pass: then a backend may run that
-        pass as a part of the schedule.
+        pass as a part of the schedule. ``keep`` says how deep drafts are to be verified; where that
+        is 0 the next drafter is asked.
         """
-        drafted = RoundDrafts({seq: [] for seq in wanted}, {}, {})
+        drafted = RoundDrafts({seq: [] for seq in wanted}, {}, {}, {})
         turns = self._plan_turns(wanted, sampling, draft_sampler, p_min, processors)
         asked = [jobs for turn in turns for jobs in turn.values() if jobs]
         # One launch can draft and verify only if nobody else is asked for a draft after it.
@@ -180,7 +189,7 @@ class Speculation:
         for turn in turns:
             for role, jobs in turn.items():
                 if open_jobs := [job for job in jobs if job.seq not in drafted.makers]:
-                    self._ask(role, open_jobs, drafted, verify)
+                    self._ask(role, open_jobs, drafted, verify, keep)
         for seq in wanted:
             self._release(seq)
         return drafted
@@ -243,6 +252,7 @@ class Speculation:
         jobs: list[DraftJob],
         drafted: RoundDrafts,
         verify: Verify | None,
+        keep: KeepDrafts | None,
     ) -> None:
         """Let one drafter draft, and note what it made."""
         begin = perf_counter()
@@ -250,10 +260,17 @@ class Speculation:
         backend = self.target.backend
         if backend.on_host or any(r.backend is not backend for r in drafter.runners.values()):
             verify = None
-        for seq, draft in drafter.draft(jobs, verify).items():
-            drafted.drafts[seq] = self.checker.check(role, by_seq[seq], draft)
-            if len(drafted.drafts[seq]):
-                drafted.makers[seq] = role
+        made = drafter.draft(jobs, verify).items()
+        proposals = {seq: self.checker.check(role, by_seq[seq], draft) for seq, draft in made}
+        proposals = {seq: proposal for seq, proposal in proposals.items() if len(proposal.draft)}
+        depths = keep(role, proposals) if keep and proposals else {}
+        for seq, proposal in proposals.items():
+            draft, confidence = proposal.draft, proposal.confidence
+            kept = draft if keep is None else cut_draft(draft, depths[seq])
+            if len(kept):
+                drafted.drafts[seq], drafted.makers[seq] = kept, role
+                if confidence is not None:
+                    drafted.confidences[seq] = confidence
         drafted.seconds[role] = drafted.seconds.get(role, 0.0) + perf_counter() - begin
 
     def _verify_ahead(

@@ -11,7 +11,7 @@ from mtpcore.boundary.arguments import read
 from mtpcore.boundary.arrays import flags, integers
 from mtpcore.errors import BatchError
 
-__all__ = ["Draft", "DraftTree"]
+__all__ = ["Draft", "DraftTree", "cut_draft", "depth_of"]
 
 I32 = NDArray[np.int32]
 
@@ -147,3 +147,15 @@ class DraftTree:
 
 Draft = Sequence[int] | DraftTree
 """Guesses after the pending token: a chain of ids, or a tree."""
+
+
+def depth_of(draft: Draft) -> int:
+    """Return how many tokens of a draft follow each other."""
+    return int(draft.depth.max(initial=0)) if isinstance(draft, DraftTree) else len(draft)
+
+
+def cut_draft(draft: Draft, depth: int) -> Draft:
+    """Return the tokens of a draft that are no deeper."""
+    if isinstance(draft, DraftTree):
+        return draft if depth >= depth_of(draft) else draft.select(draft.depth <= depth)
+    return draft[:depth]

@@ -6,12 +6,30 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.declarations.draft_tree import DraftTree
+from mtpcore.declarations.draft_tree import Draft, DraftTree
 
-__all__ = ["Ask", "FedProposer", "Proposer"]
+__all__ = ["Ask", "FedProposer", "Proposal", "Proposer"]
+
+
+class Proposal(msgspec.Struct, frozen=True):
+    """A draft, and how sure of it the one is that proposes it.
+
+    With ``draft="auto"`` it is learnt how often drafts of such a confidence are accepted, and they
+    are verified as deep as that pays.
+
+    Attributes
+    ----------
+    draft : sequence of int, or DraftTree
+    confidence : float, optional
+        How probable it is that the first token is the right one, 0 .. 1, as far as is known.
+    """
+
+    draft: Draft
+    confidence: float | None = None
 
 
 @runtime_checkable
@@ -23,7 +41,9 @@ class Proposer(Protocol):
     """
 
     @abstractmethod
-    def propose(self, seq: int, tokens: NDArray[np.int32], k: int) -> Sequence[int] | DraftTree:
+    def propose(
+        self, seq: int, tokens: NDArray[np.int32], k: int
+    ) -> Sequence[int] | DraftTree | Proposal:
         """Return up to ``k`` guesses of what follows, or a tree of them.
 
         Parameters
@@ -38,9 +58,10 @@ class Proposer(Protocol):
 
         Returns
         -------
-        sequence of int, or DraftTree
+        sequence of int, DraftTree, or Proposal
             Token ids of the target's vocabulary. From the first invalid id on they are dropped;
-            of a tree its branch is. A tree is at most ``k`` deep.
+            of a tree its branch is. A tree is at most ``k`` deep. A ``Proposal`` says besides how
+            sure it is.
         """
 
 
@@ -138,5 +159,5 @@ class FedProposer(Protocol):
     """
 
     @abstractmethod
-    def draft(self, ask: Ask) -> Sequence[int] | DraftTree:
+    def draft(self, ask: Ask) -> Sequence[int] | DraftTree | Proposal:
         """Return up to ``ask.k`` drafts, or a tree of them; what it returns is not trusted."""

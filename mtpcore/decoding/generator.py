@@ -88,10 +88,10 @@ class Generator(RequestQueue[Request]):
         lengths: LengthPolicy | None = None,
         prefix_cache: PrefixCacheSize = None,
     ) -> None:
-        if lengths is not None and not offers(lengths, "choose", "observe", "forget"):
+        if lengths is not None and not offers(lengths, "choose", "keep", "observe", "forget"):
             raise BatchError(
                 "lengths are chosen by a LengthPolicy",
-                wanted="choose, observe and forget",
+                wanted="choose, keep, observe and forget",
                 got=type(lengths).__name__,
                 fix="leave it out, or pass a Controller",
             )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sized
 
-from mtpcore.cross import Cross, Draft, DraftPlan, RoundDrafts, Verdict
-from mtpcore.declarations.draft_tree import DraftTree
+from mtpcore.cross import Cross, DraftPlan, RoundDrafts, Verdict
+from mtpcore.declarations.draft_tree import depth_of
 from mtpcore.decoding.lengths.policy import Round
 from mtpcore.decoding.request import Progress, Request
 from mtpcore.decoding.stats import Stats
@@ -39,7 +39,7 @@ class RoundRecorder:
         self._invalid, self._paused = cross.invalid, cross.paused
         self._chosen_before = cross.speculation.choose_seconds
         self._plans: Mapping[int, DraftPlan] = {}
-        self._drafted = RoundDrafts({}, {}, {})
+        self._drafted = RoundDrafts({}, {}, {}, {})
         self._verdicts: Mapping[int, Verdict] = {}
         self._draft_seconds = self._pass_seconds = self._choose_seconds = 0.0
         self._n_prompt = 0
@@ -74,7 +74,7 @@ class RoundRecorder:
         draft, maker = self._drafted.drafts[seq], self._drafted.makers.get(seq)
         if len(draft):
             n_accepted = sum(progress.drafted)
-            self._stats.count(len(draft), _depth(draft), n_accepted)
+            self._stats.count(len(draft), depth_of(draft), n_accepted)
             if maker is not None:
                 name = self._cross.speculation.names[maker]
                 self._stats.count_maker(name, len(draft), n_accepted)
@@ -100,7 +100,9 @@ class RoundRecorder:
             stats.passes += 1
             stats.verify_seconds += self._pass_seconds - self._choose_seconds
             stats.choose_seconds += self._choose_seconds
-            for k in asked.values():
+            stats.asked += sum(k > 0 for k in asked.values())
+            for draft in drafted.drafts.values():
+                k = depth_of(draft)
                 stats.lengths[k] = stats.lengths.get(k, 0) + 1
         else:
             stats.prefill_seconds += self._pass_seconds
@@ -117,9 +119,6 @@ class RoundRecorder:
             choose_seconds=self._choose_seconds,
             makers=drafted.makers,
             seconds_of=drafted.seconds,
+            confidences=drafted.confidences,
             is_warm=all(context.runner.is_warm for context in used),
         )
-
-
-def _depth(draft: Draft) -> int:
-    return int(draft.depth.max()) if isinstance(draft, DraftTree) else len(draft)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from mtpcore.boundary.arguments import Length, read
 from mtpcore.cross import Cross, DraftPlan, RoundDrafts, Verdict
-from mtpcore.decoding.lengths.policy import LengthPolicy, Round
+from mtpcore.declarations.draft_tree import depth_of
+from mtpcore.declarations.proposer import Proposal
+from mtpcore.decoding.lengths.policy import LengthPolicy, Proposed, Round
 from mtpcore.decoding.request import Progress, Request
 from mtpcore.decoding.round_logits import RoundLogits, watches
 from mtpcore.decoding.round_recorder import RoundRecorder, longest
@@ -45,7 +48,7 @@ def run_round(
     samplings = {seq: request.sampling for seq, request in running.items()}
     plans = _plan(cross, ready, lengths)
     recorder.planned(plans)
-    drafted = _draft(cross, running, ready, plans, samplings)
+    drafted = _draft(cross, running, ready, plans, samplings, lengths)
     recorder.drafted(drafted)
     prefill = _chunks(cross, running, recorder.n_verified)
     going_on = [s for s, ids in prefill.items() if not _ends_prompt(running[s], len(ids))]
@@ -125,11 +128,12 @@ def _draft(
     ready: Requests,
     plans: Mapping[int, DraftPlan],
     samplings: Mapping[int, Sampling],
+    lengths: LengthPolicy,
 ) -> RoundDrafts:
     """Draft as planned."""
     wanted = {seq: plan for seq, plan in plans.items() if longest(plan)}
     if not wanted:
-        return RoundDrafts({seq: [] for seq in plans}, {}, {})
+        return RoundDrafts({seq: [] for seq in plans}, {}, {}, {})
     # "auto" learns what drafts cost, and what passes cost: they have to be calls of their own.
     is_timed = any(request.draft == "auto" for request in running.values())
     is_whole = len(ready) == len(running) and not any(map(watches, running.values()))
@@ -137,10 +141,34 @@ def _draft(
     samplers = {seq: ready[seq].draft_sampler for seq in wanted}
     least = {seq: ready[seq].p_min for seq in wanted}
     processors = {seq: p for seq in wanted if (p := ready[seq].logits_processor) is not None}
+    automatic = {seq for seq in wanted if ready[seq].draft == "auto"}
     drafted = cross.speculation.draft(
-        wanted, samplings, samplers, least, processors=processors, verified=verified
+        *(wanted, samplings, samplers, least),
+        processors=processors,
+        verified=verified,
+        keep=partial(_keep, lengths, automatic) if automatic else None,
     )
     return drafted._replace(drafts={seq: drafted.drafts.get(seq, []) for seq in plans})
+
+
+def _keep(
+    lengths: LengthPolicy, automatic: Collection[int], role: str, made: Mapping[int, Proposal]
+) -> dict[int, int]:
+    """Return how deep drafts are to be verified: as a policy says where it chooses lengths."""
+    depths = {seq: depth_of(one.draft) for seq, one in made.items()}
+    proposed = {
+        seq: Proposed(depths[seq], len(one.draft), one.confidence)
+        for seq, one in made.items()
+        if seq in automatic
+    }
+    kept = lengths.keep(role, proposed) if proposed else {}
+    where = type(lengths).__name__
+    if not isinstance(kept, Mapping) or kept.keys() < proposed.keys():
+        raise BatchError("no depths of drafts", where=where, got=spell(kept))
+    for seq in proposed:
+        depth = read(kept[seq], Length, "a depth is a number of tokens", where=where)
+        depths[seq] = min(depth, depths[seq])
+    return depths
 
 
 def _chunks(cross: Cross, running: Requests, taken: int) -> dict[int, list[int] | Prompt]:

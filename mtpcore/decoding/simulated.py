@@ -14,6 +14,7 @@ from mtpcore.boundary.arguments import Finite, expect, read
 from mtpcore.boundary.arrays import integers
 from mtpcore.cross import Cross, Draft
 from mtpcore.declarations.draft_tree import DraftTree
+from mtpcore.declarations.proposer import Proposal
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.drafters import Drafter, DraftJob, Verify
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
@@ -221,7 +222,12 @@ class _SimulatedDrafter:
         """Let the drafter draft, without a verification after it, and correct its drafts."""
         history = {job.seq: job.history for job in jobs}
         drafts = self._drafter.draft(jobs)
-        return {seq: self._acceptance.correct(history[seq], draft) for seq, draft in drafts.items()}
+        return {
+            seq: self._acceptance.correct(
+                history[seq], draft.draft if isinstance(draft, Proposal) else draft
+            )
+            for seq, draft in drafts.items()
+        }
 
     def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:
         """As the drafter does."""

@@ -66,8 +66,10 @@ class Stats(msgspec.Struct):
         Runs of the target that only read prompts. In all others prompts share a run with drafts.
     shift_seconds : float
         Shifting contexts.
+    asked : int
+        How often a drafter was asked, for a sequence in a pass.
     lengths : dict of int to int
-        How often k drafts were asked for, for a sequence in a pass, by k.
+        How often k drafts in a row were verified, for a sequence in a pass, by k.
     decisions : list of LengthDecision
         The latest decisions of ``draft="auto"`` with their reasons, the newest last.
     drafters : dict of str to (int, int, int)
@@ -95,6 +97,7 @@ class Stats(msgspec.Struct):
     length_seconds: float = 0.0
     prefill_seconds: float = 0.0
     shift_seconds: float = 0.0
+    asked: int = 0
     lengths: dict[int, int] = msgspec.field(default_factory=dict)
     decisions: list[LengthDecision] = msgspec.field(default_factory=list)
     drafters: dict[str, tuple[int, int, int]] = msgspec.field(default_factory=dict)

@@ -13,6 +13,7 @@ from mtpcore._ext._sampling import Sampler
 from mtpcore.backends.base import Verification
 from mtpcore.backends.schedule import Text
 from mtpcore.declarations.draft_tree import Draft
+from mtpcore.declarations.proposer import Proposal
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.runtime.runner import GraphRunner
@@ -87,8 +88,10 @@ class Drafter(Protocol):
     paused: int
     """How often a sequence got no further draft because a hidden row was not finite."""
 
-    def draft(self, jobs: list[DraftJob], verify: Verify | None = None) -> Mapping[int, Draft]:
-        """Return drafts by sequence; ids are not trusted.
+    def draft(
+        self, jobs: list[DraftJob], verify: Verify | None = None
+    ) -> Mapping[int, Draft | Proposal]:
+        """Return drafts by sequence; nothing in them is trusted.
 
         Where one schedule makes all of them, it may end with what ``verify`` returns.
         """

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mtpcore._ext._sampling import NO_TOKEN
 from mtpcore.boundary.arguments import read_below
 from mtpcore.declarations.draft_tree import Draft
-from mtpcore.declarations.proposer import FedProposer
+from mtpcore.declarations.proposer import FedProposer, Proposal
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.base import BaseDrafter
 from mtpcore.drafting.drafters import DraftJob, Verify
@@ -99,7 +99,9 @@ class FedDrafter(BaseDrafter):
         self.spec = role.spec
         self._proposer, self._boxes = role.proposer, boxes
 
-    def draft(self, jobs: list[DraftJob], verify: Verify | None = None) -> dict[int, Draft]:
+    def draft(
+        self, jobs: list[DraftJob], verify: Verify | None = None
+    ) -> dict[int, Draft | Proposal]:
         """Ask the plugin for each sequence in turn.
 
         Raises
@@ -109,7 +111,7 @@ class FedDrafter(BaseDrafter):
         """
         return {job.seq: self._ask(job) for job in jobs}
 
-    def _ask(self, job: DraftJob) -> Draft:
+    def _ask(self, job: DraftJob) -> Draft | Proposal:
         n = len(job.history) - 1
         for box in self._boxes.values():
             place = box.finite_until(job.seq, 0, n)

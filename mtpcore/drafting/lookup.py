@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mtpcore._ext._lookup import TextIndex, find_in_sorted
 from mtpcore.boundary.arguments import expect, read, read_below
 from mtpcore.boundary.arrays import integers
-from mtpcore.declarations.proposer import Proposer
+from mtpcore.declarations.proposer import Proposal, Proposer
 from mtpcore.declarations.spec import DrafterSpec, Fit
 from mtpcore.drafting.lookup_texts import LookupTexts
 from mtpcore.drafting.other_texts import OtherTexts
@@ -56,6 +56,16 @@ class TextMatch(NamedTuple):
         """
         is_disputed = 2 * self.agreeing <= self.places
         return max(0, self.length - 1 - is_disputed)
+
+    @property
+    def confidence(self) -> float:
+        """How probable it is that the first token is right: the odds that fit six kinds of texts.
+
+        They are in proportion to the length and to the places that agree, over those that do not.
+        (``benchmarks/lookup.py`` shows how often such drafts are right.)
+        """
+        good = self.length * self.agreeing
+        return good / (good + 2 * (1 + self.places - self.agreeing))
 
 
 class Lookup(Proposer):
@@ -108,7 +118,7 @@ class Lookup(Proposer):
         settings = {"shortest": self._orders[0], "longest": self._longest}
         return partial(Lookup, self.texts, others=self._others.room, **settings), ()
 
-    def propose(self, seq: int, tokens: NDArray[np.int32], k: int) -> list[int]:
+    def propose(self, seq: int, tokens: NDArray[np.int32], k: int) -> Proposal:
         """Return up to ``k`` tokens, those that ``TextMatch.n_sure`` counts.
 
         On recorded texts (``benchmarks/lookup.py``) three of four of these are accepted.
@@ -128,7 +138,7 @@ class Lookup(Proposer):
             No such numbers.
         """
         found = self.find(seq, tokens, k)
-        return found.draft[: found.n_sure]
+        return Proposal(found.draft[: found.n_sure], found.confidence)
 
     def find(self, seq: int, tokens: NDArray[np.int32], k: int) -> TextMatch:
         """Return all of what followed, up to ``k`` tokens, and what is known of it.

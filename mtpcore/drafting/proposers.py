@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.declarations.draft_tree import Draft, DraftTree
-from mtpcore.declarations.proposer import Proposer
+from mtpcore.declarations.proposer import Proposal, Proposer
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.base import BaseDrafter
 from mtpcore.drafting.drafters import DraftJob, Verify
@@ -56,8 +56,10 @@ def call_plugin(spec: DrafterSpec, name: str, call: Callable[[], object], k: int
         ) from error
 
 
-def read_answer(answer: object, k: int) -> Draft:
+def read_answer(answer: object, k: int) -> Draft | Proposal:
     """Return what a proposer answered; one id too many shows that there are more."""
+    if isinstance(answer, Proposal):
+        return Proposal(cast(Draft, read_answer(answer.draft, k)), answer.confidence)
     if isinstance(answer, DraftTree):
         return answer
     # What is no sequence is taken for one id: the Cross checks it, counts it and warns.
@@ -74,9 +76,11 @@ class ProposerDrafter(BaseDrafter):
         self.proposer = proposer
         self.spec = proposer.spec if isinstance(proposer, DeclaredProposer) else None
 
-    def draft(self, jobs: list[DraftJob], verify: Verify | None = None) -> dict[int, Draft]:
+    def draft(
+        self, jobs: list[DraftJob], verify: Verify | None = None
+    ) -> dict[int, Draft | Proposal]:
         """Ask the proposer for each sequence in turn."""
         return {job.seq: self._ask(job) for job in jobs}
 
-    def _ask(self, job: DraftJob) -> Draft:
+    def _ask(self, job: DraftJob) -> Draft | Proposal:
         return read_answer(self.proposer.propose(job.seq, job.history.copy(), job.k), job.k)

@@ -18,7 +18,7 @@ import mtpcore
 from mtpcore import Batch, BusyError, Context, Cross, Generator, MtpcoreError, link, load_model
 from mtpcore.acts.guards import Guard, act, holding
 from mtpcore.acts.journal import Journal
-from mtpcore.decoding import Controller
+from mtpcore.decoding import Controller, Expectation
 
 CORE = str(Path(mtpcore.__file__).parent)
 
@@ -184,7 +184,7 @@ class Policy(Controller):
 def room_with(kind, hook):
     """Return a room in which the hook is called back, and text that was written meanwhile."""
     settings = {}
-    policy = Policy(2) if kind in ("choose", "observe", "forget") else None
+    policy = Policy({"": Expectation(2)}) if kind in ("choose", "observe", "forget") else None
     if policy is not None:
         policy.hooks = dict.fromkeys(("choose", "observe", "forget"), Hook()) | {kind: hook}
         settings["lengths"] = policy

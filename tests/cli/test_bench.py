@@ -81,7 +81,7 @@ def test_a_drafter_that_often_proposes_nothing_is_priced_as_it_ran(every):
             stats.count(n, n, accepted)
         stats.tokens += accepted + 1
         seconds += prices.rows[n + 1].median + prices.drafts[3].median
-    stats.passes, stats.lengths = 120, {0: 2, 3: 120}
+    stats.passes, stats.asked = 122, 120
     plain, drafted = 1 / prices.rows[1].median, stats.tokens / seconds
     arms = {"plain": same(plain), "drafted": same(drafted)}
     found = collect({}, [BenchedText("code", 3, arms, True, {"drafted": [stats]})], prices, 3)
@@ -231,7 +231,8 @@ def test_auto_is_compared_with_the_drafters_default_length(command, glm, tree):
     assert found["texts"][0]["equal"]
     assert sum(found["auto"]["lengths"].values()) > 10
     assert len(found["auto"]["pass_seconds"]) > 1
-    prices = found["auto"]["draft_seconds"]  # of which lengths: the machine's speed decides
+    (learnt,) = found["auto"]["drafters"].values()
+    prices = learnt["draft_seconds"]  # of which lengths: the machine's speed decides
     assert prices
     assert min(prices.values()) > 0
     assert found["auto"]["decisions"][-1]["reason"]

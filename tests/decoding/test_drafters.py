@@ -6,8 +6,7 @@ import pytest
 from harness.scripted import run
 
 from mtpcore import Batch, Context, Generator, LinkError, Sampling, link, load_model
-from mtpcore.decoding import Controller, OrderController, Round
-from mtpcore.decoding.lengths.costs import Passes
+from mtpcore.decoding import Controller, Expectation, Proposed, Round
 
 PROMPT = "for name in names:\n    print(name)\nfor name in names:\n    "
 
@@ -89,12 +88,12 @@ class World:
         self.random = random.Random(1)
 
     def make(self):
-        passes = Passes()
-        controllers = {
-            role: Controller(8, start=2, expected=0.5, passes=passes) for role in self.drafters
-        }
-        sparing = [role for role, (_, _, often) in self.drafters.items() if often < 1]
-        return OrderController(controllers, passes, sparing)
+        return Controller(
+            {
+                role: Expectation(8, 0.5, 0.15, often < 1)
+                for role, (_, _, often) in self.drafters.items()
+            }
+        )
 
     def run(self, controller, n_rounds):
         """Return tokens a second, and how many drafts each drafter made in the last half."""
@@ -107,8 +106,10 @@ class World:
                 price, _, often = self.drafters[role]
                 took[role] = price * k * (1 + abs(self.random.gauss(0, 0.05)))
                 if self.random.random() < often:
-                    made, maker = k, {0: role}
-                    break
+                    made = controller.keep(role, {0: Proposed(k, k, None)})[0]
+                    maker = {0: role} if made else {}
+                    if made:
+                        break
             accepted = 0
             while accepted < made and self.random.random() < self.drafters[maker[0]][1]:
                 accepted += 1
@@ -168,7 +169,7 @@ def test_a_text_that_changes_changes_the_order():
     world.run(controller, 300)
     world.drafters["lookup"] = (1e-4, 0.02, 1.0)
     _, made_by = world.run(controller, 400)
-    assert made_by["head"] > 150
+    assert made_by["head"] > 100
     world.drafters["lookup"] = (1e-4, 0.95, 1.0)
     _, made_by = world.run(controller, 600)
     assert made_by["lookup"] > 200

@@ -55,7 +55,7 @@ def test_copies_what_followed(text, k, wanted):
     ],
 )
 def test_proposes_more_where_more_is_the_same(text, wanted):
-    proposed = Lookup().propose(0, tokens_of(text), 99)
+    proposed = Lookup().propose(0, tokens_of(text), 99).draft
     assert "".join(map(chr, proposed)) == wanted
 
 

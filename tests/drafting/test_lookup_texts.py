@@ -87,7 +87,7 @@ def test_a_longer_match_elsewhere_counts_more():
     assert Lookup([texts]).find(0, tokens, 2) == TextMatch([30, 1], 2, 1, 1)
     tokens = ints([1, 2, 30, 9, 1, 2])
     assert Lookup([texts]).find(0, tokens, 4) == TextMatch([3, 4], 3, 1, 1)
-    assert Lookup([texts, LookupTexts([], ANY)]).propose(0, tokens, 4) == [3, 4]
+    assert Lookup([texts, LookupTexts([], ANY)]).propose(0, tokens, 4).draft == [3, 4]
 
 
 def test_a_file_holds_the_index(tmp_path):

@@ -4,15 +4,35 @@ import math
 import random
 from statistics import mean
 
-from harness.simulated_machine import LIMIT, SHAPES, TWO_CORES, Machine, falling
-from mtpcore.decoding import Controller
+from harness.simulated_machine import LIMIT, ROLE, SHAPES, TWO_CORES, Machine, falling
+from mtpcore.decoding import Controller, Expectation, Round
 
 EASY, HARD, USUAL = falling(0.9), falling(0.05), falling(0.8)
 
 
+def make_controller(acceptance=0.7, limit=LIMIT):
+    """Return a controller of one head."""
+    return Controller({ROLE: Expectation(limit, acceptance, 0.15)})
+
+
+def lengths_of(plans):
+    """Return by sequence how much the head is asked for."""
+    return {seq: plan.get(ROLE, 0) for seq, plan in plans.items()}
+
+
+def done_round(asked, made, accepted, rows, prompt_rows, draft, seconds, choose=0.0, **more):
+    """Return a round in which the head made what drafts there are."""
+    makers = {seq: ROLE for seq, n in made.items() if n}
+    seconds_of = {ROLE: draft} if makers else {}
+    return Round(
+        *(asked, made, accepted, rows, prompt_rows, draft, seconds, choose, makers, seconds_of),
+        **more,
+    )
+
+
 def auto(machine, rates, n_rounds, controller=None, **settings):
     """Return tokens a second of a controller."""
-    controller = controller or Controller(LIMIT, start=3, expected=0.7)
+    controller = controller or make_controller()
     return machine.run(controller.choose, rates, n_rounds, observe=controller.observe, **settings)[
         0
     ]

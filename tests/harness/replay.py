@@ -13,11 +13,14 @@ from statistics import mean
 import numpy as np
 
 from harness.simulated_machine import Disturbance
-from mtpcore.decoding import Controller, Round, default_length
+from mtpcore.decoding import Controller, Expectation, Proposed, Round
 from mtpcore.drafting.lookup import LOOKUP, Lookup
 
 RECORDED = Path(__file__).parents[1] / "data" / "rounds" / "smollm2.json.xz"
+ASK_SECONDS = 15e-6
+"""What it takes to ask lookup."""
 FIXED = (0, 1, 2, 3, 4, 8)
+ROLE = "lookup"
 
 
 @cache
@@ -27,22 +30,24 @@ def recorded():
 
 
 class Place:
-    """A place in a text: how much lookup proposes there, and how much of that is right."""
+    """A place in a text: what lookup proposes there, and how much of that is right."""
 
-    def __init__(self, tokens, at):
-        proposed = Lookup().propose(0, tokens[:at], LOOKUP.limit)
-        truth = tokens[at : at + len(proposed)].tolist()
-        same = [a == b for a, b in zip(proposed, truth, strict=False)]
-        self.made, self.right = len(proposed), [*same, False].index(False)
+    def __init__(self, lookup, tokens, at):
+        proposal = lookup.propose(0, tokens[:at], LOOKUP.limit)
+        draft = proposal.draft
+        truth = tokens[at : at + len(draft)].tolist()
+        same = [a == b for a, b in zip(draft, truth, strict=False)]
+        self.made, self.right = len(draft), [*same, False].index(False)
+        self.confidence = proposal.confidence
 
 
 @cache
 def places(task):
     """Return the places of each text of a task; the first token comes with the prompt."""
-    texts = []
+    texts, lookup = [], Lookup()
     for prompt, text in recorded()["tasks"][task]["texts"]:
         tokens = np.array([*prompt, *text], np.int32)
-        texts.append([Place(tokens, at) for at in range(len(prompt) + 1, len(tokens))])
+        texts.append([Place(lookup, tokens, at) for at in range(len(prompt) + 1, len(tokens))])
     return texts
 
 
@@ -57,7 +62,7 @@ class Replay:
         self.texts = texts if only is None else [texts[only]]
         self.n_seqs, self.n_tokens = n_seqs, n_seqs * sum(map(len, self.texts))
         costs = recorded()["tasks"][task]
-        self.ask_seconds, self.choose_seconds = costs["ask_seconds"], costs["choose_seconds"]
+        self.ask_seconds, self.choose_seconds = ASK_SECONDS, costs["choose_seconds"]
         passes = recorded()["passes"][str(n_seqs)]
         self.rows, self.seconds = [*map(int, passes)], [*passes.values()]
 
@@ -65,21 +70,45 @@ class Replay:
         """Return tokens a second with a policy."""
         disturbance, seconds, tokens = Disturbance(seed), 0.0, 0
         at = {seq: (seq % len(self.texts), 0) for seq in range(self.n_seqs)}
+        self._read_prompts(policy)
         while tokens < self.n_tokens:
             here = {seq: self.texts[text][place] for seq, (text, place) in at.items()}
             limits = {s: len(self.texts[text]) - place - 1 for s, (text, place) in at.items()}
             chosen = policy.choose(limits, {})
-            asked = {seq: min(k, LOOKUP.limit, limits[seq]) for seq, k in chosen.items()}
-            made = {seq: min(k, here[seq].made) for seq, k in asked.items()}
+            asked = {
+                seq: min(plan.get(ROLE, 0), LOOKUP.limit, limits[seq])
+                for seq, plan in chosen.items()
+            }
+            found = {seq: n for seq, k in asked.items() if (n := min(k, here[seq].made))}
+            proposed = {seq: Proposed(n, n, here[seq].confidence) for seq, n in found.items()}
+            kept = policy.keep(ROLE, proposed) if proposed else {}
+            made = {seq: kept.get(seq, 0) for seq in asked}
             accepted = {seq: min(k, here[seq].right) for seq, k in made.items()}
             rows, new = self.n_seqs + sum(made.values()), self.n_seqs + sum(accepted.values())
-            asks = [self.ask_seconds["found" if made[s] else "in vain"] for s in asked if asked[s]]
             draft, verify, choose = map(
                 disturbance.take,
-                (sum(asks), np.interp(rows, self.rows, self.seconds), self.choose_seconds * new),
+                (
+                    self.ask_seconds * sum(k > 0 for k in asked.values()),
+                    np.interp(rows, self.rows, self.seconds),
+                    self.choose_seconds * new,
+                ),
             )
             disturbance.round += 1
-            policy.observe(Round(asked, made, accepted, rows, 0, draft, verify, choose))
+            policy.observe(
+                Round(
+                    asked,
+                    made,
+                    accepted,
+                    rows,
+                    0,
+                    draft,
+                    verify,
+                    choose,
+                    makers={seq: ROLE for seq, k in made.items() if k},
+                    seconds_of={ROLE: draft} if any(asked.values()) else {},
+                    confidences={seq: one.confidence for seq, one in proposed.items()},
+                )
+            )
             seconds, tokens = seconds + draft + verify + choose, tokens + new
             for seq, (text, place) in at.items():
                 at[seq] = text, place + 1 + accepted[seq]
@@ -87,6 +116,12 @@ class Replay:
                     policy.forget(seq)
                     at[seq] = (text + 1) % len(self.texts), 0
         return float(tokens / seconds)
+
+    def _read_prompts(self, policy):
+        """Let a policy see that prompts were read."""
+        rows = 100 * self.n_seqs
+        seconds = rows * self.seconds[-1] / self.rows[-1]
+        policy.observe(Round({}, {}, {}, rows, rows, 0.0, seconds, 0.0))
 
 
 class Fixed:
@@ -96,7 +131,10 @@ class Fixed:
         self.k = k
 
     def choose(self, limits, fixed):
-        return dict.fromkeys(limits, self.k)
+        return {seq: {ROLE: self.k} for seq in limits}
+
+    def keep(self, role, proposed):
+        return {seq: draft.depth for seq, draft in proposed.items()}
 
     def observe(self, done):
         return []
@@ -108,7 +146,7 @@ class Fixed:
 def make_controller():
     """Return what ``draft="auto"`` has for lookup."""
     expected = sum(LOOKUP.acceptance) / 2
-    return Controller(LOOKUP.limit, start=default_length(LOOKUP), expected=expected)
+    return Controller({ROLE: Expectation(LOOKUP.limit, expected, finds=True)})
 
 
 def replays(task):

@@ -6,6 +6,7 @@ import random
 from mtpcore.decoding import Round
 
 LIMIT = 8
+ROLE = "head"
 
 
 class Disturbance:
@@ -60,7 +61,10 @@ class Machine:
         asked_by_round, said = [], []
         for i in range(n_rounds):
             disturbance.round = i
-            asked = dict(choose(room, {}))
+            asked = {
+                seq: plan if isinstance(plan, int) else plan.get(ROLE, 0)
+                for seq, plan in choose(room, {}).items()
+            }
             accepted = {}
             for seq, k in asked.items():
                 accepted[seq] = 0
@@ -76,7 +80,12 @@ class Machine:
             cold = self.cold(rows)
             verify = disturbance.take(self.verify(rows) * (cold or 1.0))
             if observe:
-                done = Round(asked, asked, accepted, rows, 0, draft, verify, 1e-6, is_warm=not cold)
+                makers = dict.fromkeys(drafting, ROLE)
+                seconds_of = {ROLE: draft} if drafting else {}
+                done = Round(
+                    *(asked, asked, accepted, rows, 0, draft, verify, 0.0, makers, seconds_of),
+                    is_warm=not cold,
+                )
                 said += observe(done)
             seconds += draft + verify
             tokens += n_seqs + sum(accepted.values())

@@ -2,415 +2,300 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
-from mtpcore.decoding.lengths.costs import Costs, Passes
-from mtpcore.decoding.lengths.outlook import Outlook
-from mtpcore.decoding.lengths.policy import LengthDecision, Round
-from mtpcore.decoding.lengths.rates import Rates
+from mtpcore.decoding.lengths.costs import Passes
+from mtpcore.decoding.lengths.policy import LengthDecision, Proposed, Round
+from mtpcore.decoding.lengths.prospects import Expectation, Prospects, TextState
 from mtpcore.decoding.lengths.reasons import explain
+from mtpcore.decoding.lengths.search import Offer, best_of, lengths_of, options
 
 __all__ = ["Controller"]
 
-_MEMORY, _POOL_MEMORY = 50.0, 200.0
-"""Trials after which one counts for 1/e: of a text, and of all texts together."""
-_EVERY, _MOST_EVERY = 4, 24
-_LOOK, _LOOKING = 1e-4, 0.01
-"""Rounds between two looks at all lengths: more where the seconds that a look takes for each
-sequence would be more than this share of the time."""
-_MARGIN = 0.03
-"""How much faster another length must promise to be."""
-_EXPLORE, _CURIOUS = 16, 6
-"""Rounds between two tries of a neighbouring length, or of one whose price is not known."""
-_PLAIN = 128
-"""Rounds between two of plain decoding."""
-_CLOSE, _CLOSE_PLAIN = 0.85, 32
-"""Where plain decoding promises so much of the speed, rounds between two of it: the choice depends
-on its price, and a round of it costs little."""
-_TRIED = 2
-"""Measurements after which a price is known, and rounds of plain decoding before drafts end."""
-_WAIT, _MOST_WAITS = 16, 4
-"""Rounds before a first probe; and how much the wait grows at most, doubling with each failure."""
-_BURST = 4
-"""Probes in a row while their drafts are accepted."""
-_SPENT = 0.02
-"""Share of the time that the first probes after switching off may take."""
-_LASTING = 64
-"""Rounds that a text is expected to have, until some have ended; each counts for a quarter."""
+_RECENT = 32.0
+"""Rounds after which one counts for 1/e in how fast decoding is."""
+_TRIES, _FIRST_TRIES, _MOST_TRIES = 0.005, 0.5, 6.0
+"""Of the tokens written so many may be lost by trying what is not known; before any, so many; and
+so many of each text are saved up at most."""
+_SAID = 16
+"""Rounds between two notes on one text."""
 
 
-class _TextState:
-    """What is decided and known of one sequence."""
+class Turn(NamedTuple):
+    """What is chosen in the round at hand.
 
-    def __init__(self, pool: Rates) -> None:
-        self.rates = Rates(0.0, _MEMORY, pool)
-        self.k: int | None = None
-        self.off = False
-        self.trial = 0  # rounds of plain decoding left before drafts end
-        self.wait = self.failures = self.probes = self.rounds = 0
-        self.spent = 0.0
+    ``worth`` is how many tokens a second of it has to bring, ``n_rows`` the rows of its pass
+    without drafts that are chosen. ``plans`` say by sequence whom it asks for how much,
+    ``drafting`` which drafter that reads texts it has with what gain. ``kept`` are the rows of
+    drafts that were kept so far, and ``lost`` the tokens that are lost by trying something.
+    """
+
+    worth: float
+    n_rows: int
+    plans: dict[int, dict[str, int]]
+    drafting: dict[int, tuple[str, float]]
+    kept: int = 0
+    lost: float = 0.0
 
 
 class Controller:
     """Picks the lengths that give most tokens a second, and none where drafting does not pay.
 
     It learns from the rounds as they run: what a pass costs by its number of rows, what drafts cost
-    by their length, how often draft 1, 2, ... is accepted in each text. Nothing of it is assumed to
-    be linear, so that experts, kernels' tiles and trees are priced as they are. The first rounds
-    try the drafter's default length, plain decoding and one draft, to have prices to compare; of
-    several sequences only one drafts until then.
+    by their length, how often draft 1, 2, ... is accepted: by how sure its drafter is of it, where
+    that says so, and in each text. Nothing of it is assumed to be linear, so that experts, kernels'
+    tiles and trees are priced as they are. Prices are compared at one speed of the machine, which
+    the passes show. Until something was measured, declarations say what is expected.
 
-    Afterwards a length is left for one that promises to be 3 % faster; now and then a neighbour is
-    tried, and lengths whose price is not known yet but may be worth it. Drafting ends where plain
-    decoding is faster. It is then probed again: after 16 rounds or when the probe is worth 2 % of
-    the time since, whichever is later, and after each probe that fails twice as late, up to 4
-    times. Up to 4 probes follow each other while their drafts are accepted. Sequences are probed in
-    turn, since all of them wait for a probe, and failures count for all: many texts, or new ones,
-    pay no more for probes than one. A text that the drafter has not read along is drafted for where
-    that repays the reading in the rounds that it may still have: what texts mostly have, or as many
-    as it has had.
+    A draft is worth the tokens that it brings, less those that would be written in its time at the
+    speed of the last rounds. Drafters that find drafts and need no reading are asked first, as long
+    as what they bring repays the asking; what they find is verified as deep as that gains most,
+    where it gains more than the drafts of a graph would. Of the drafters with graphs each text asks
+    the one that gains most.
 
-    Prices are compared at one speed of the machine, which the passes show. Every 128 rounds one
-    without drafts says whether that is all that has changed; every 32 rounds where plain decoding
-    seems nearly as fast, since all depends on its price then.
-    Rounds that are not warm say only what a pass costs at most; where no more is known of plain
-    decoding, it is tried again soon.
+    What is not known, or was not measured for long, may cost less than it seems to. It is tried
+    where that would gain most, and as long as all that is lost by trying is no more than half a
+    percent. A text that a drafter has not read along is drafted for where that repays the reading
+    in the rounds that it may still have: what texts mostly have, or as many as it has had.
 
     Parameters
     ----------
-    limit : int
-        The longest draft; of trees the deepest.
-    start : int
-        The length to begin with.
-    expected : float
-        The acceptance expected of first drafts.
-    passes : Passes, optional
-        Prices of passes, where others learn them.
+    drafters : mapping of str to Expectation
+        By role, in the order in which they are asked where others do not gain more.
     """
 
-    def __init__(
-        self,
-        limit: int,
-        *,
-        start: int = 1,
-        expected: float = 0.5,
-        passes: Passes | None = None,
-    ) -> None:
-        self.limit = limit
-        self.costs, self._prices_passes = Costs(passes), passes is None
-        self.pool = Rates(expected, _POOL_MEMORY)
-        start = min(start, limit)
-        plain = [0] if self._prices_passes else []
-        self._calibration = [1, *plain, start, *plain, start] if limit else []
-        self._texts: dict[int, _TextState] = {}
-        self._unread: dict[int, int] = {}  # tokens since the drafter last read a text
-        self._start = start
-        self._round = self._next_look = self._next_probe = self._last_try = self._turn = 0
-        self._try: dict[int, int] = {}
-        self._last_plain = 0  # when plain decoding was tried last
-        self._is_close = False  # whether it is nearly as fast
-        self._probed: int | None = None
-        self._failures = 0  # of probes, whichever text it was
-        self._lasting = float(_LASTING)  # rounds of a text
-        self._first_seconds = 0.0
-        self._due = False
-        self._said: list[LengthDecision] = []
+    def __init__(self, drafters: Mapping[str, Expectation]) -> None:
+        self.passes = Passes()
+        self.drafters = {role: Prospects(role, one) for role, one in drafters.items()}
+        self._texts: dict[int, TextState] = {}
+        self._round = 0
+        self._written = (8.0, 8.0)  # tokens lately, and what they would be without drafts
+        self._tries = _FIRST_TRIES  # tokens that may be lost by trying
+        self._turn = Turn(0.0, 0, {}, {})
 
     def describe(self) -> dict[str, Any]:
         """Return what was learnt as plain data; seconds by rows and by draft length."""
-        slowness = self.costs.slowness
-
-        def seconds(prices: Mapping[int, float]) -> dict[int, float]:
-            return {size: price * slowness for size, price in prices.items()}
-
+        slowness = self.passes.slowness
         return {
             "rounds": self._round,
-            "pass_seconds": seconds(self.costs.passes.points()),
-            "draft_seconds": seconds(self.costs.drafts.points()),
-            "choose_seconds": self.costs.choosing * slowness,
-            "acceptance_rates": self.pool.rates(self.limit),
+            "pass_seconds": {n: s * slowness for n, s in self.passes.points().items()},
+            "drafters": {
+                role: one.describe(slowness, self._round) for role, one in self.drafters.items()
+            },
         }
 
-    def choose(self, limits: Mapping[int, int], fixed: Mapping[int, int]) -> dict[int, int]:
-        """Return draft lengths; see ``LengthPolicy``."""
-        if not self.limit:
-            return dict.fromkeys(limits, 0)
-        new = [seq for seq in limits if seq not in self._texts]
-        for seq in new:
-            self._texts[seq] = _TextState(self.pool)
-        if self._calibration:
-            # Always the same sequence, for another one's drafter has a text to read first.
-            k = self._calibration[0]
-            roomy = (seq for seq, most in limits.items() if most >= k)
-            one = next(roomy, max(limits, key=lambda seq: limits[seq], default=None))
-            return {seq: min(k, most) if seq == one else 0 for seq, most in limits.items()}
-        if new or self._due:
-            self._due = False
-            self._plan(limits, fixed)
-        if self._probed not in limits:
-            self._probed = self._find_probe(limits) if self._round >= self._next_probe else None
-        asked = {}
+    # Choosing
+
+    def choose(
+        self, limits: Mapping[int, int], fixed: Mapping[int, int]
+    ) -> dict[int, dict[str, int]]:
+        """Return whom each sequence asks, in this order, and for how much; see ``LengthPolicy``."""
+        for seq in limits:
+            self._texts.setdefault(seq, TextState())
+        n = len(limits) + len(fixed)
+        turn = self._turn = Turn(0.0, n + sum(fixed.values()), {seq: {} for seq in limits}, {})
+        if len(self.passes) and limits:
+            written, plainly = self._written
+            worth = max(written / plainly, 1.0) * n / self.passes.at(n)
+            turn = self._turn = self._ask_finders(turn._replace(worth=worth), limits)
+            turn = self._turn = self._ask_graphs(turn, limits)
+        return {seq: plan.copy() for seq, plan in turn.plans.items()}
+
+    def _ask_finders(self, turn: Turn, limits: Mapping[int, int]) -> Turn:
+        """Plan to ask those that find drafts, as long as what they bring repays it."""
+        lost = turn.lost
+        for role, one in self.drafters.items():
+            if not one.expected.finds:
+                continue
+            price = turn.worth * one.seconds(1, 1, self.passes.at(1))
+            missing = (price - one.worth) * len(limits)
+            if missing > 0 and missing > self._tries - lost:
+                continue
+            lost += max(missing, 0.0)
+            for seq, most in limits.items():
+                if longest := min(one.expected.limit, most):
+                    turn.plans[seq][role] = longest
+        return turn._replace(lost=lost)
+
+    def _ask_graphs(self, turn: Turn, limits: Mapping[int, int]) -> Turn:
+        """Plan to ask drafters that read texts: each text the one that gains most."""
+        graphs = [one for one in self.drafters.values() if not one.expected.finds]
+        drafting, lost = turn.drafting, turn.lost
+        for one, seqs in self._shared(graphs, turn, limits):
+            offer = self._offer(one, {seq: limits[seq] for seq in seqs})
+            chosen, _, lost = self._decide(offer, turn.n_rows, turn.worth, lost)
+            for seq, k in chosen.items():
+                if k:
+                    turn.plans[seq][one.role] = k
+                    drafting[seq] = one.role, self._gain_alone(seq, k, offer, turn)
+        return turn._replace(lost=lost)
+
+    def _shared(
+        self, graphs: list[Prospects], turn: Turn, limits: Mapping[int, int]
+    ) -> Iterable[tuple[Prospects, list[int]]]:
+        """Yield drafters, and the sequences to which each of them promises most."""
+        if len(graphs) < 2:
+            yield from ((one, [*limits]) for one in graphs)
+            return
+        of: dict[str, list[int]] = {one.role: [] for one in graphs}
         for seq, most in limits.items():
-            k = 1 if seq == self._probed else self._texts[seq].k or 0
-            k = self._try.get(seq, k)
-            asked[seq] = min(k, most, self.limit)
-        return asked
+            hopes = []
+            for one in graphs:
+                offer = self._offer(one, {seq: most})
+                found = options(offer, turn.n_rows, self._pass_seconds, turn.worth)
+                hopes.append(max(option.hope for option in found))
+            of[graphs[hopes.index(max(hopes))].role].append(seq)
+        yield from ((one, of[one.role]) for one in graphs if of[one.role])
+
+    def _offer(self, one: Prospects, limits: Mapping[int, int]) -> Offer:
+        """Return what a drafter that reads texts may draft for some of them."""
+        texts, now, limit = self._texts, self._round, one.expected.limit
+        return Offer(
+            {seq: one.reach(texts[seq], min(limit, most), now) for seq, most in limits.items()},
+            lambda seq, k: one.rows(k),
+            partial(self._draft_seconds, one),
+            {seq: one.reading(texts[seq]) for seq in limits},
+        )
+
+    def keep(self, role: str, proposed: Mapping[int, Proposed]) -> dict[int, int]:
+        """Return how deep drafts are to be verified; see ``LengthPolicy``."""
+        one, turn, now = self.drafters[role], self._turn, self._round
+        if not one.expected.finds or not turn.worth:
+            return {seq: draft.depth for seq, draft in proposed.items()}
+        offer = Offer(
+            {
+                seq: one.reach(self._texts[seq], draft.depth, now, draft.confidence)
+                for seq, draft in proposed.items()
+                if seq in self._texts
+            },
+            lambda seq, k: k * proposed[seq].rows / proposed[seq].depth,
+        )
+        others = turn.drafting.keys() - proposed
+        planned = sum(turn.plans[seq][turn.drafting[seq][0]] for seq in others)
+        n_rows = turn.n_rows + turn.kept + planned
+        kept, gain, lost = self._decide(offer, n_rows, turn.worth, turn.lost)
+        for seq in turn.drafting.keys() & kept.keys():
+            if self._gain_alone(seq, kept[seq], offer, turn) < turn.drafting[seq][1]:
+                kept[seq] = 0
+        rows = sum(round(offer.rows(seq, k)) for seq, k in kept.items())
+        self._turn = turn._replace(kept=turn.kept + rows, lost=lost)
+        n_asked = sum(role in plan for plan in turn.plans.values())
+        one.worth += (max(gain, 0.0) / n_asked - one.worth) / _RECENT
+        return {seq: kept.get(seq, draft.depth) for seq, draft in proposed.items()}
+
+    def _decide(
+        self, offer: Offer, n_rows: int, worth: float, lost: float
+    ) -> tuple[dict[int, int], float, float]:
+        """Return the lengths to take, what they gain, and what trying them has lost then."""
+        found = options(offer, n_rows, self._pass_seconds, worth)
+        taken, loses = best_of(found, self._tries - lost)
+        return lengths_of(offer, taken), taken.gain, lost + loses
+
+    def _gain_alone(self, seq: int, k: int, offer: Offer, turn: Turn) -> float:
+        """Return what one sequence gains if it alone drafts."""
+        alone = offer._replace(reach={seq: offer.reach[seq][:k]})
+        return options(alone, turn.n_rows, self._pass_seconds, turn.worth)[-1].gain
+
+    def _pass_seconds(self, n_rows: float) -> tuple[float, float]:
+        return self.passes.at(n_rows), self.passes.lowest(n_rows, self._round)
+
+    def _draft_seconds(self, one: Prospects, n_seqs: int, longest: int) -> tuple[float, float]:
+        plain = self.passes.at(1)
+        return (
+            one.seconds(n_seqs, longest, plain),
+            one.least_seconds(n_seqs, longest, plain, self._round),
+        )
+
+    # Learning
 
     def observe(self, done: Round) -> list[LengthDecision]:
         """Learn from a round and return what was decided; see ``LengthPolicy``."""
         self._round += 1
-        self._learn(done)
-        if self._calibration:
-            if not done.prompt_rows and done.asked.keys() & self._texts.keys():
-                self._calibrate(done)
-        else:
-            self._proceed(done)
-        said, self._said = self._said, []
+        now, n = self._round, len(done.asked)
+        if not done.prompt_rows:
+            self._observe_drafts(done, now)
+        self._observe_accepted(done, now)
+        tokens = n + sum(done.accepted.values())
+        seconds = done.pass_seconds + done.choose_seconds
+        self._tries = min(self._tries - self._turn.lost + _TRIES * tokens, _MOST_TRIES * max(n, 1))
+        if done.prompt_rows or not n:
+            # Most of its rows have no logits: it says what they cost until others do.
+            if not self.passes.n_seen(done.rows):
+                self.passes.observe(done.rows, seconds, now, is_warm=done.is_warm)
+            return []
+        self.passes.observe(done.rows, seconds, now, is_warm=done.is_warm)
+        taken = self.passes.at(done.rows) + done.draft_seconds / self.passes.slowness
+        written, plainly = self._written
+        fade = 1.0 - 1.0 / _RECENT
+        self._written = (
+            written * fade + tokens,
+            plainly * fade + n * taken / self.passes.at(n),
+        )
+        return self._note(done)
+
+    def _observe_accepted(self, done: Round, now: int) -> None:
+        """Learn how drafts were accepted, and who read which text."""
+        for seq, accepted in done.accepted.items():
+            text, role = self._texts.get(seq), done.makers.get(seq)
+            if text is not None:
+                text.n_rounds += 1
+                for known in text.unread:
+                    text.unread[known] += accepted + 1
+            one = self.drafters.get(role) if role is not None else None
+            if one is None:
+                continue
+            tried = done.made[seq] if one.expected.finds else done.asked[seq]
+            if not one.expected.finds:
+                one.observe_rows(done.asked[seq], done.made[seq])
+            confidence = done.confidences.get(seq)
+            one.observe_accepted(text, tried, accepted, now, confidence)
+
+    def _observe_drafts(self, done: Round, now: int) -> None:
+        """Learn what drafts cost."""
+        slowness = self.passes.slowness
+        for role, seconds in done.seconds_of.items():
+            one = self.drafters.get(role)
+            if one is None:
+                continue
+            asked = [seq for seq, plan in self._turn.plans.items() if role in plan]
+            made = [seq for seq, maker in done.makers.items() if maker == role]
+            seqs = asked if one.expected.finds else made
+            texts = [self._texts[seq] for seq in seqs if seq in self._texts]
+            if not texts:
+                continue
+            longest = max(done.asked[seq] for seq in seqs)
+            plain = self.passes.at(1) if len(self.passes) else seconds
+            usual = one.seconds(len(texts), longest, plain)
+            one.observe_drafts(texts, longest, seconds / slowness, usual, now, is_warm=done.is_warm)
+
+    def _note(self, done: Round) -> list[LengthDecision]:
+        """Return the lengths that are others than were noted last, now and then, and why."""
+        said: list[LengthDecision] = []
+        if self._turn.lost or not any(one.expected.limit for one in self.drafters.values()):
+            return said
+        for seq, asked in done.asked.items():
+            text = self._texts.get(seq)
+            role = done.makers.get(seq, next(iter(self.drafters)))
+            k = asked if done.made[seq] else 0
+            if text is None or role not in self.drafters:
+                continue
+            before, at = text.said
+            is_early = not k and text.n_rounds < _SAID
+            if k == before or is_early or self._round - at < _SAID:
+                continue
+            text.said = k, self._round
+            one = self.drafters[role]
+            confidence = done.confidences.get(seq)
+            reach = one.reach(text, one.expected.limit, self._round, confidence)
+            reason = explain(k, reach, one, len(done.asked), self.passes.at)
+            said.append(LengthDecision(self._round, seq, k, reason, role))
         return said
-
-    @property
-    def is_calibrating(self) -> bool:
-        """Whether it has no prices to compare yet."""
-        return bool(self._calibration)
-
-    def is_curious(self, seq: int) -> bool:
-        """Say whether the length that was chosen for a sequence is there to learn from."""
-        return self.is_calibrating or seq == self._probed or seq in self._try
-
-    def gain(self, seq: int, k: int) -> float:
-        """Return how many times as fast a text is expected to be with drafts of a length."""
-        reach = self._texts[seq].rates.reach(self.limit)
-        alone = Outlook(self.costs, {seq: reach})
-        return alone.speed({seq: k}) / alone.speed({seq: 0})
 
     def forget(self, seq: int) -> None:
         """Forget a sequence; prices and what is known of all texts together stay."""
         text = self._texts.pop(seq, None)
         if text is not None:
-            self._lasting += 0.25 * (text.rounds - self._lasting)
-        self._unread.pop(seq, None)
-        self._probed = None if self._probed == seq else self._probed
-
-    # Learning
-
-    def _learn(self, done: Round) -> None:
-        """Take prices and acceptance from a round; one with prompts in it has no price."""
-        costs, now = self.costs, self._round
-        drafting = longest = late = 0
-        for seq, asked in done.asked.items():
-            text, accepted = self._texts.get(seq), done.accepted[seq]
-            if asked:
-                drafting += 1
-                longest = max(longest, asked)
-                costs.observe_made(asked, done.made[seq])
-                self.pool.observe(asked, accepted)
-                if text is not None:
-                    text.rates.observe(asked, accepted)
-                late += self._is_late(seq)
-                self._unread[seq] = accepted + 1
-            elif seq in self._unread:
-                self._unread[seq] += accepted + 1
-        if not done.asked:
-            return
-        costs.observe_choices(len(done.asked) + sum(done.accepted.values()), done.choose_seconds)
-        if done.prompt_rows:
-            return
-        # A price that was unknown until now is considered at once.
-        self._due = self._due or not costs.passes.n_seen(done.rows)
-        if self._prices_passes:
-            costs.passes.observe(done.rows, done.pass_seconds, now, is_warm=done.is_warm)
-        if late:
-            usual = costs.drafts.at(drafting, longest) * costs.slowness
-            costs.observe_catching_up(late, done.draft_seconds - usual)
-        elif drafting:
-            costs.observe_draft(drafting, longest, done.draft_seconds, now, is_warm=done.is_warm)
-
-    def _is_late(self, seq: int) -> bool:
-        """Say whether a drafter has more to read of a text than it mostly has."""
-        return self._unread.get(seq, self.limit + 2) > self.limit + 1
-
-    def _calibrate(self, done: Round) -> None:
-        """Go on to the next length to be measured; stop early where drafting costs too much."""
-        plain = not any(done.asked.values())
-        # The first draft had a prompt to read. If its round cost much, the next one is short too.
-        if plain and not len(self.costs.drafts) and 2 * done.pass_seconds < self._first_seconds:
-            self._calibration.insert(1, 1)
-        self._first_seconds = self._first_seconds or done.draft_seconds + done.pass_seconds
-        del self._calibration[0]
-        if done.is_warm and self._hopeless(len(done.asked)):
-            self._calibration.clear()
-        elif not self._calibration and not len(self.costs.drafts):
-            self._calibration.append(self._start)
-        self._due = not self._calibration
-
-    def _hopeless(self, n: int) -> bool:
-        """Say whether drafting loses even if all drafts are accepted and unknown costs are low.
-
-        Of ``n`` sequences one may draft, or all.
-        """
-        if not len(self.costs.drafts):
-            return False
-        sure = Outlook(self.costs, dict.fromkeys(range(n), [1.0] * self.limit))
-        none = dict.fromkeys(range(n), 0)
-        plain = sure.speed(none)
-        lengths = range(1, self.limit + 1)
-        some = [{**none, 0: k} for k in lengths] + [dict.fromkeys(none, k) for k in lengths]
-        return all(sure.highest_speed(drafts) < plain for drafts in some)
-
-    # Deciding
-
-    def _proceed(self, done: Round) -> None:
-        """Advance all counters of rounds: trials, waits, probes, tries."""
-        self._due = self._due or self._round >= self._next_look
-        self._try = {}
-        for seq in done.asked:
-            text = self._texts.get(seq)
-            if text is None:
-                continue
-            text.rounds += 1
-            if text.off:
-                self._count_off(text, seq, done)
-            elif text.trial:
-                text.trial -= 1
-                self._due = self._due or not text.trial
-        if self._round - self._last_try >= _EXPLORE:
-            unsure = self.costs.passes.is_cold(len(done.asked))
-            pause = _CLOSE_PLAIN if self._is_close else _PLAIN
-            self._explore(done, unsure or self._round - self._last_plain >= pause)
-
-    def _count_off(self, text: _TextState, seq: int, done: Round) -> None:
-        """Count a round of a sequence that is not drafted for, or a probe of it."""
-        accepted = done.accepted[seq]
-        if not done.asked[seq]:
-            text.wait -= 1
-            if not text.wait:
-                text.rates.doubt()
-                text.spent, text.probes = 0.0, 0
-            return
-        passes, n = self.costs.passes, len(done.asked)
-        drafting = sum(k > 0 for k in done.asked.values())
-        plain = passes.at(n) / n
-        more = passes.at(done.rows) - passes.at(done.rows - done.made[seq])
-        drafted = done.draft_seconds / self.costs.slowness / drafting
-        text.spent += drafted + more - accepted * plain
-        self._due = True
-        text.probes += 1
-        worth = max(int(text.spent / (_SPENT * plain)), 0)
-        if not accepted or text.probes == _BURST or self._hopeless(n):
-            text.failures += 1
-            self._failures += 1
-            text.wait = max(_WAIT, worth) * _waits(text.failures)
-            self._probed = None
-        # All texts wait for a probe, so the next one's comes when they can afford it.
-        self._next_probe = self._round + worth * _waits(self._failures) // n
-
-    def _find_probe(self, limits: Mapping[int, int]) -> int | None:
-        """Return which sequence to probe: the one that has waited longest for its turn."""
-        texts = self._texts
-        ready = [seq for seq in limits if texts[seq].off and texts[seq].wait <= 0]
-        return min(ready, key=lambda seq: texts[seq].wait, default=None)
-
-    def _explore(self, done: Round, plain: bool) -> None:
-        """Let the next round try a neighbour of a length in use, or none, in turn.
-
-        Where it is ``plain`` nobody drafts: with the price of that pass all others are compared.
-        """
-        using = [s for s in done.asked if s in self._texts and self._texts[s].k]
-        if not using:
-            return
-        self._last_try = self._round
-        if plain:
-            self._try = dict.fromkeys(using, 0)
-            self._last_plain = self._round
-            return
-        self._turn += 1
-        seq = using[self._turn // 4 % len(using)]
-        k = self._texts[seq].k or 0
-        k = (k - 1, k + 1, 0, k + 1)[self._turn % 4]
-        if k <= self.limit:
-            self._try = {seq: k}
-
-    def _plan(self, limits: Mapping[int, int], fixed: Mapping[int, int]) -> None:
-        """Look at all lengths of all sequences."""
-        outlook = self._outlook(limits, fixed)
-        seconds = self.costs.slowness * self.costs.passes.at(len(limits))
-        rounds = _LOOK * len(limits) / (_LOOKING * seconds)
-        self._next_look = self._round + max(_EVERY, min(int(rounds), _MOST_EVERY))
-        best = outlook.fastest()
-        before = {seq: self._texts[seq].k or 0 for seq in limits}
-        margin = _MARGIN / max(len(limits), 1)
-        # Lengths stay where others gain little, all together or each by itself.
-        changed = sum(best[seq] != k for seq, k in before.items())
-        if outlook.speed(before) * (1 + margin * changed) >= outlook.speed(best):
-            best = before
-        for seq, k in before.items():
-            alike = best[seq] == k
-            if not alike and outlook.speed({**best, seq: k}) * (1 + margin) >= outlook.speed(best):
-                best[seq] = k
-        plain = outlook.speed(dict.fromkeys(best, 0))
-        self._is_close = plain >= _CLOSE * outlook.speed(best)
-        for seq in limits:
-            self._settle(seq, best, outlook)
-        self._be_curious(best, outlook)
-
-    def _outlook(self, limits: Mapping[int, int], fixed: Mapping[int, int]) -> Outlook:
-        reach = {seq: self._texts[seq].rates.reach(self.limit) for seq in limits}
-        others = [(k, 1 + sum(self.pool.reach(k))) for k in fixed.values()]
-        beginning = {
-            seq: self.costs.catching_up / self._rounds_left(self._texts[seq])
-            for seq in limits
-            if self._is_late(seq)
-        }
-        return Outlook(self.costs, reach, others, beginning)
-
-    def _rounds_left(self, text: _TextState) -> float:
-        """Return how many rounds a text may still have: what others had, or as many as before."""
-        return max(self._lasting - text.rounds, text.rounds, 1.0)
-
-    def _settle(self, seq: int, best: Mapping[int, int], outlook: Outlook) -> None:
-        """Let a sequence draft as was found best; drafts end only after rounds without them."""
-        text, k = self._texts[seq], best[seq]
-        before = text.k
-        if k:
-            if text.off:
-                self._probed = None if self._probed == seq else self._probed
-            text.k, text.off, text.trial = k, False, 0
-        elif text.off:
-            return
-        elif before and text.trial == 0:
-            text.k, text.trial = 0, _TRIED
-            return
-        elif text.trial:
-            return
-        else:
-            text.k, text.off = 0, True
-            text.wait = _WAIT * _waits(text.failures + 1)
-        if text.k != before or text.off:
-            reason = explain(seq, best, outlook)
-            self._said.append(LengthDecision(self._round, seq, k, reason))
-
-    def _be_curious(self, best: Mapping[int, int], outlook: Outlook) -> None:
-        """Try a length of unknown cost if it may pay."""
-        if self._round - self._last_try < _CURIOUS:
-            return
-        for seq, k in best.items():
-            if not k:
-                continue
-            speeds = {
-                other: outlook.highest_speed({**best, seq: other})
-                for other in range(1, self.limit + 1)
-                if other != k and not self._knows(outlook, {**best, seq: other})
-            }
-            other = max(speeds, key=lambda length: speeds[length], default=k)
-            if other != k and speeds[other] > outlook.speed(best) * (1 + _MARGIN):
-                self._try, self._last_try = {seq: other}, self._round
-                return
-
-    def _knows(self, outlook: Outlook, lengths: Mapping[int, int]) -> bool:
-        return self.costs.passes.n_seen(round(outlook.rows(lengths))) >= _TRIED
-
-
-def _waits(failures: int) -> int:
-    """Return the wait after ``failures`` in a row, as a multiple of the first one."""
-    return int(min(2 ** max(failures - 1, 0), _MOST_WAITS))
+            for one in self.drafters.values():
+                one.forget(text)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from statistics import median, median_low
 
-__all__ = ["Costs", "Curve", "DraftCurves", "Passes"]
+__all__ = ["Curve", "DraftCurves", "Passes"]
 
 _KEPT = 9
 """Measurements of one size: their median stands against four slow rounds."""
@@ -18,6 +18,15 @@ _LEAST = 1e-9
 _WELL_KNOWN, _AGREEING = 3, 5
 """Measurements of a size after which another one says how fast the machine is; the median of so
 many such counts, against two slow rounds."""
+_ROW = 0.3
+"""What a further row costs of the first, where passes of one size alone were measured."""
+_JUMP = 1.3
+"""How many times what was expected the first measurement of a size counts for at most."""
+_WARM = 0.7
+"""What a size may cost of what it cost while it was not warm."""
+_UNSURE, _UNSURE_AFTER = 0.4, 512
+"""Share of its price that an unknown size may cost less; and rounds after which a size that was
+measured would be wholly unknown again."""
 
 
 class Curve:
@@ -43,6 +52,7 @@ class Curve:
         self._cold: set[int] = set()  # sizes of which there is nothing better
         self._sizes: list[float] = []
         self._seconds: list[float] = []
+        self._floor: tuple[int, list[int], list[float]] = (-1, [], [])  # of a round
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -62,6 +72,8 @@ class Curve:
             seen = []
         elif now - self._newest.get(kept, now) > _STALE:
             seen = seen[-1:]
+        if self._seen and kept not in self._seen:  # one slow round is no price
+            seconds = min(seconds, _JUMP * self.at(size))
         # A whole list takes the place of the other, wherever a signal cuts this off.
         self._seen[kept] = [*seen, (size, max(seconds, _LEAST))][-_KEPT:]
         (self._cold.discard if is_warm else self._cold.add)(kept)
@@ -71,10 +83,6 @@ class Curve:
     def n_seen(self, size: int) -> int:
         """Return how many measurements of a size are kept."""
         return len(self._seen.get(_kept_as(size), ()))
-
-    def is_cold(self, size: int) -> bool:
-        """Say whether nothing but the most that a size may cost is known."""
-        return _kept_as(size) in self._cold
 
     def at(self, size: float) -> float:
         """Return the seconds of a size; there must be a measurement of some size."""
@@ -91,10 +99,29 @@ class Curve:
         end = -1 if i else 0
         return max(seconds[end] + slope * (size - sizes[end]), 0.1 * seconds[end])
 
-    def at_least(self, size: float) -> float:
-        """Return what a size costs if nothing costs more than the largest one measured."""
-        seconds = self.at(size)
-        return min(seconds, self._seconds[-1])
+    def lowest(self, size: float, now: int) -> float:
+        """Return what a size may cost at least in round ``now``, by what is known of it.
+
+        That is no less than what smaller ones cost at least.
+        """
+        if self._floor[0] != now or not self._sizes:
+            sizes, floors, floor = [], [], 0.0
+            for kept in sorted(self._seen):
+                floor = max(floor, self._lowest_alone(kept, now))
+                sizes.append(kept)
+                floors.append(floor)
+            self._floor = now, sizes, floors
+        _, sizes, floors = self._floor
+        i = bisect_right(sizes, size)
+        floor = floors[i - 1] if i else 0.0
+        return floor if i and sizes[i - 1] == size else max(floor, (1.0 - _UNSURE) * self.at(size))
+
+    def _lowest_alone(self, kept: int, now: int) -> float:
+        if kept in self._cold:
+            return _LEAST
+        age = (now - self._newest[kept]) / _UNSURE_AFTER
+        unsure = min(max(_UNSURE / len(self._seen[kept]), age), 1.0)
+        return (1.0 - unsure) * self.at(kept)
 
     def points(self) -> dict[int, float]:
         """Return the seconds of the sizes that were measured; of large ones by eights."""
@@ -107,6 +134,7 @@ class Curve:
             seen = self._seen[kept]
             weight, sizes = len(seen), [sum(size for size, _ in seen) / len(seen)]
             mean = median_low([seconds for _, seconds in seen])
+            mean *= _WARM if kept in self._cold else 1.0
             while pools and pools[-1][0] > mean:
                 before, n, below = pools.pop()
                 mean = (mean * weight + before * n) / (weight + n)
@@ -138,6 +166,13 @@ class Passes(Curve):
             self.slowness = median(self._slowness)
         super().observe(size, seconds / self.slowness, now, is_warm=is_warm)
 
+    def at(self, size: float) -> float:
+        """Return the seconds of a pass; there must be a measurement of some size."""
+        seconds = super().at(size)
+        if len(self._sizes) == 1:
+            seconds *= (1 + _ROW * (size - 1)) / (1 + _ROW * (self._sizes[0] - 1))
+        return seconds
+
 
 class DraftCurves:
     """Seconds of a draft by how many tokens in a row the longest has, and who drafts together.
@@ -164,84 +199,28 @@ class DraftCurves:
 
     def at(self, n_seqs: int, longest: int) -> float:
         """Return the seconds; nothing where nobody drafts or nothing was measured."""
-        return self._between(Curve.at, n_seqs, longest)
+        return self._between(n_seqs, lambda curve: curve.at(longest))
 
-    def at_least(self, n_seqs: int, longest: int) -> float:
-        """Return what it costs if no length costs more than the longest one measured."""
-        return self._between(Curve.at_least, n_seqs, longest)
+    def lowest(self, n_seqs: int, longest: int, now: int) -> float:
+        """Return what it may cost at least in round ``now``; see ``Curve``."""
+        return self._between(n_seqs, lambda curve: curve.lowest(longest, now))
 
-    def points(self) -> dict[int, float]:
-        """Return the seconds by length, for the smallest number of sequences measured."""
-        return self._curves[self._measured[0]].points() if self._measured else {}
-
-    def _between(self, read: Callable[[Curve, float], float], n_seqs: int, longest: int) -> float:
+    def _between(self, n_seqs: int, read: Callable[[Curve], float]) -> float:
         measured = self._measured
         if not n_seqs or not measured:
             return 0.0
         i = bisect_left(measured, n_seqs)
         above = measured[min(i, len(measured) - 1)]
-        seconds = read(self._curves[above], longest)
+        seconds = read(self._curves[above])
         if not i or above <= n_seqs:
             return seconds
         below = measured[i - 1]
-        low = read(self._curves[below], longest)
+        low = read(self._curves[below])
         return low + (n_seqs - below) / (above - below) * (seconds - low)
 
-
-class Costs:
-    """Prices of a round's parts, at the speed of the machine that passes are priced at.
-
-    ``passes`` is by rows of the target's pass, with everything that a round needs besides it.
-    ``choosing`` is the choice of one token from its logits. ``catching_up`` is what a drafter takes
-    to read a text that it has not read along.
-
-    Parameters
-    ----------
-    passes : Passes, optional
-        Prices of passes that several drafters share.
-    """
-
-    def __init__(self, passes: Passes | None = None) -> None:
-        self.passes = Passes() if passes is None else passes
-        self.drafts = DraftCurves()
-        self.choosing = self.catching_up = 0.0
-        self._made: dict[int, float] = {}
-
-    @property
-    def slowness(self) -> float:
-        """How much longer everything takes now than its price says."""
-        return self.passes.slowness
-
-    def observe_draft(
-        self, n_seqs: int, longest: int, seconds: float, now: int, *, is_warm: bool = True
-    ) -> None:
-        """Take a draft of ``n_seqs`` sequences together."""
-        self.drafts.observe(n_seqs, longest, seconds / self.slowness, now, is_warm=is_warm)
-
-    def observe_choices(self, tokens: int, seconds: float) -> None:
-        """Take how long it took to choose ``tokens``."""
-        each = seconds / self.slowness / tokens
-        # A slow round is taken for twice the usual at most.
-        self.choosing += 0.1 * (min(each, 2 * self.choosing) - self.choosing)
-        self.choosing = self.choosing or each
-
-    def observe_catching_up(self, texts: int, seconds: float) -> None:
-        """Take how long it took to read ``texts`` anew; the latest measurements count most."""
-        each = max(seconds / self.slowness / texts, 0.0)
-        self.catching_up += 0.5 * (each - self.catching_up) if self.catching_up else each
-
-    def observe_made(self, asked: int, drafted: int) -> None:
-        """Take how many tokens a draft of a length asked for has: a tree more, a lookup fewer."""
-        before = self._made.get(asked, drafted)
-        self._made[asked] = before + 0.1 * (drafted - before)
-
-    def rows(self, length: int) -> float:
-        """Return how many rows a draft of a length adds to a pass."""
-        drafted = self._made
-        if not length or length in drafted or not drafted:
-            return drafted.get(length, float(length))
-        longest = max(drafted)
-        return length * drafted[longest] / longest
+    def points(self) -> dict[int, float]:
+        """Return the seconds by length, for the smallest number of sequences measured."""
+        return self._curves[self._measured[0]].points() if self._measured else {}
 
 
 def _kept_as(size: int) -> int:

@@ -1,76 +1,112 @@
-"""How often draft 1, 2, ... is accepted, as estimated from what happened lately."""
+"""How often drafts are accepted: by what their drafter knows of them, and by text."""
 
 from __future__ import annotations
 
-__all__ = ["Rates"]
+__all__ = ["Calibration", "Rates"]
 
-_PRIOR = 6.0
-"""Trials that an estimate made without any counts for."""
-_HIGHEST = 0.98
+_PRIOR = 12.0
+"""Trials that an expectation counts for."""
+_MEMORY, _TEXT_MEMORY = 1024.0, 128.0
+"""Rounds after which a trial counts for 1/e: of all texts together, and of one."""
+_HIGHEST = 0.99
+_LEAST = 0.05
+"""Drafts that are reached more rarely are not looked at."""
 
 
 class Rates:
-    """The rate at which draft i is accepted when all before it were, by position.
+    """The rate at which draft 1, 2, ... is accepted when all before it were, in all texts.
 
-    A rate is accepted over tried ones, both fading with every trial, so that the estimate follows
-    the text. A few trials' worth of expectation is mixed in. For the first draft that is what was
-    expected to begin with. For a later one it is the rate of the draft before it, times what one
-    step deeper costs in the texts written so far (``pool``); so rates of drafts that were never
-    made are extrapolated.
+    A rate is accepted over tried ones; both fade, so that the estimate follows what is written. A
+    few trials' worth of expectation is mixed in: for the first draft what the drafter says of it,
+    for a later one the rate of the draft before it.
 
     Parameters
     ----------
     first : float
-        What is expected of first drafts, where there is no pool.
-    memory : float
-        Trials after which one counts for 1/e.
-    pool : Rates, optional
-        The rates of all texts together.
+        What is expected of first drafts.
     """
 
-    def __init__(self, first: float, memory: float, pool: Rates | None = None) -> None:
-        self._first, self._keep, self._pool = first, 1.0 - 1.0 / memory, pool
-        self._expected: list[float] = []
-        self._accepted: list[float] = []
-        self._tried: list[float] = []
+    def __init__(self, first: float) -> None:
+        self._first, self._now = first, 0
+        self._trials: list[tuple[float, float]] = []  # accepted and tried ones, by position
+        self._rates: tuple[int, list[float]] = (0, [])  # as they were in a round
 
-    def observe(self, asked: int, accepted: int) -> None:
-        """Count a draft of ``asked`` tokens in a row; one that was not made is not accepted."""
-        tried, keep = self._tried, self._keep
-        for i in range(min(accepted + 1, asked)):
-            if i == len(tried):
-                self._accepted.append(0.0)
-                tried.append(0.0)
-            tried[i] = tried[i] * keep + 1.0
-            self._accepted[i] = self._accepted[i] * keep + (i < accepted)
+    def observe(self, tried: int, accepted: int, now: int) -> None:
+        """Count a draft of ``tried`` tokens in round ``now``, ``accepted`` of them in a row."""
+        fade = (1.0 - 1.0 / _MEMORY) ** (now - self._now)
+        trials = [(good * fade, all_ * fade) for good, all_ in self._trials]
+        for i in range(min(accepted + 1, tried)):
+            if i == len(trials):
+                trials.append((0.0, 0.0))
+            trials[i] = trials[i][0] + (i < accepted), trials[i][1] + 1.0
+        self._trials, self._now, self._rates = trials, now, (now, [])
 
-    def doubt(self) -> None:
-        """Keep estimates only as expectations, since the text may be another now."""
-        self._expected = self.rates(max(len(self._tried), len(self._expected)))
-        self._accepted, self._tried = [], []
+    def rates(self, n: int, now: int) -> list[float]:
+        """Return the rates of drafts 1 .. n in round ``now``."""
+        at, rates = self._rates
+        if at != now or len(rates) < n:
+            fade = (1.0 - 1.0 / _MEMORY) ** (now - self._now)
+            rates, expected = [], self._first
+            for i in range(n):
+                good, tried = self._trials[i] if i < len(self._trials) else (0.0, 0.0)
+                expected = (good * fade + _PRIOR * expected) / (tried * fade + _PRIOR)
+                rates.append(min(expected, _HIGHEST))
+            self._rates = now, rates
+        return rates[:n]
 
-    def rates(self, n: int) -> list[float]:
-        """Return the rates of drafts 1 .. n, each where all before it were accepted."""
-        pool = self._pool.rates(n) if self._pool else None
-        rates: list[float] = []
-        for i in range(n):
-            if i < len(self._expected):
-                expected = self._expected[i]
-            elif not i:
-                expected = pool[0] if pool else self._first
-            else:
-                deeper = pool[i] / max(pool[i - 1], 1e-9) if pool else 1.0
-                expected = min(rates[-1] * deeper, _HIGHEST)
-            if i < len(self._tried):
-                accepted = self._accepted[i] + _PRIOR * expected
-                expected = accepted / (self._tried[i] + _PRIOR)
-            rates.append(expected)
-        return rates
 
-    def reach(self, n: int) -> list[float]:
-        """Return the share of steps in which draft 1 .. n is accepted, all before it included."""
-        shares, share = [], 1.0
-        for rate in self.rates(n):
-            share *= rate
+class Calibration:
+    """How much more often drafts of one text are accepted than such drafts are in all texts.
+
+    It is a factor of the odds, so that what is sure stays sure: one of first drafts, and one of
+    those after accepted ones.
+    """
+
+    def __init__(self) -> None:
+        self._now = 0
+        self._first = self._later = (0.0, 0.0, 0.0)  # accepted, expected to be, tried
+
+    def observe(self, rates: list[float], accepted: int, now: int) -> None:
+        """Count a draft of which draft 1, 2, ... is accepted at these rates in all texts."""
+        fade = self._fade(now)
+        tried = [(rate, i < accepted) for i, rate in enumerate(rates[: accepted + 1])]
+        first, later = _counted(self._first, fade, tried[:1]), self._later
+        if len(tried) > 1 or fade < 1.0:
+            later = _counted(later, fade, tried[1:])
+        self._first, self._later, self._now = first, later, now
+
+    def reach(self, rates: list[float], now: int) -> list[float]:
+        """Return the share of rounds in which draft 1, 2, ... is accepted, all before it too."""
+        fade = self._fade(now)
+        odds, later = _odds(self._first, fade), _odds(self._later, fade)
+        share, shares = 1.0, list[float]()
+        for rate in rates:
+            share *= rate * odds / (1.0 + rate * (odds - 1.0))
+            if share < _LEAST:
+                break
             shares.append(share)
+            odds = later
         return shares
+
+    def _fade(self, now: int) -> float:
+        return float((1.0 - 1.0 / _TEXT_MEMORY) ** (now - self._now))
+
+
+Seen = tuple[float, float, float]
+
+
+def _counted(seen: Seen, fade: float, tried: list[tuple[float, bool]]) -> Seen:
+    """Return what was seen and faded, and further drafts: their rates, and which were accepted."""
+    good, expected, n = (one * fade for one in seen)
+    return (
+        good + sum(is_good for _, is_good in tried),
+        expected + sum(rate for rate, _ in tried),
+        n + len(tried),
+    )
+
+
+def _odds(seen: Seen, fade: float) -> float:
+    """Return the odds of acceptance over those expected, with a few trials as expected."""
+    good, expected, n = (one * fade for one in seen)
+    odds = (good + _PRIOR) / (expected + _PRIOR)
+    return odds * (n - expected + _PRIOR) / (n - good + _PRIOR)

@@ -2,41 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 
-from mtpcore.decoding.lengths.outlook import Outlook
+from mtpcore.decoding.lengths.prospects import Prospects
 
 __all__ = ["explain"]
 
 
-def explain(seq: int, lengths: Mapping[int, int], outlook: Outlook) -> str:
-    """Return why ``seq`` drafts as much as ``lengths`` says, the others doing what they do."""
-    k = lengths[seq]
-    first = outlook.reach[seq][0]
-    plain = {**lengths, seq: 0}
+def explain(
+    k: int,
+    reach: Sequence[float],
+    drafter: Prospects,
+    n_rows: int,
+    pass_seconds: Callable[[float], float],
+) -> str:
+    """Return why a text drafts ``k`` tokens, in a pass that has ``n_rows`` without them.
+
+    ``reach`` are the shares of rounds in which draft 1, 2, ... is accepted.
+    """
+    plain = pass_seconds(n_rows)
+
+    def drafting(length: int) -> float:
+        return drafter.seconds(1, length, pass_seconds(1))
+
+    def speed(length: int) -> float:
+        seconds = pass_seconds(n_rows + drafter.rows(length)) + drafting(length)
+        return (1 + sum(reach[:length])) * plain / seconds
+
+    shown = k or max(range(1, len(reach) + 1), key=speed, default=1)
+    rows, first = n_rows + drafter.rows(shown), reach[0] if reach else 0.0
+    price = (
+        f"a pass of {rows:.3g} rows costs {pass_seconds(rows) / plain:.2f} of one of {n_rows}, "
+        f"drafting {shown} costs {drafting(shown) / plain:.2f}, first draft accepted {first:.2f}: "
+    )
     if k:
-        return (
-            f"drafting {k}: {_price(seq, k, plain, outlook)}, first draft accepted {first:.2f}: "
-            f"{_gain(seq, k, plain, outlook):.2f} times as fast as without"
-        )
-    n = len(outlook.reach[seq])
-    nearest = max(range(1, n + 1), key=lambda length: _gain(seq, length, plain, outlook))
-    return (
-        f"off: {_price(seq, nearest, plain, outlook)}, first draft accepted {first:.2f}: "
-        f"drafting {nearest} would be {_gain(seq, nearest, plain, outlook):.2f} times as fast"
-    )
-
-
-def _gain(seq: int, k: int, plain: Mapping[int, int], outlook: Outlook) -> float:
-    return outlook.speed({**plain, seq: k}) / outlook.speed(plain)
-
-
-def _price(seq: int, k: int, plain: Mapping[int, int], outlook: Outlook) -> str:
-    passes, drafted = outlook.costs.passes, {**plain, seq: k}
-    few, many = outlook.rows(plain), outlook.rows(drafted)
-    verify = passes.at(many) / passes.at(few)
-    more = outlook.draft_seconds(drafted) - outlook.draft_seconds(plain)
-    return (
-        f"a pass of {many:.3g} rows costs {verify:.2f} of one of {few:.3g}, "
-        f"drafting {k} costs {more / passes.at(few):.2f}"
-    )
+        return f"drafting {k}: {price}{speed(k):.2f} times as fast as without"
+    return f"off: {price}drafting {shown} would be {speed(shown):.2f} times as fast"

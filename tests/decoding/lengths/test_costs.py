@@ -40,15 +40,15 @@ def test_what_is_not_known_yet_says_nothing_of_the_speed():
 
 
 def test_what_was_not_warm_is_the_most_that_a_size_costs():
-    """The least of it counts until there is better, and then never again."""
+    """Seven tenths of the least of it count until there is better, and then never again."""
     passes, prices = Passes(), []
     for now, (seconds, is_warm) in enumerate(
         [(9.0, False), (5.0, False), (7.0, False), (6.0, True), (3.0, False), (8.0, True)]
     ):
         passes.observe(4, seconds, now, is_warm=is_warm)
-        prices.append((passes.at(4), passes.is_cold(4), passes.n_seen(4)))
+        prices.append((round(passes.at(4), 9), passes.lowest(4, now) < 1e-6, passes.n_seen(4)))
     assert prices == [
-        *[(9.0, True, 1), (5.0, True, 1), (5.0, True, 1)],
+        *[(6.3, True, 1), (3.5, True, 1), (3.5, True, 1)],
         *[(6.0, False, 1), (6.0, False, 1), (6.0, False, 2)],
     ]
 

