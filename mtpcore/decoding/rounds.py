@@ -114,10 +114,7 @@ def _plan(cross: Cross, ready: Requests, lengths: LengthPolicy) -> dict[int, Dra
 def _shorten(plan: DraftPlan, chosen: object, where: str, reorders: bool) -> DraftPlan:
     """Return a plan with the lengths that were chosen, one for all or one for each drafter."""
     by_role = chosen if isinstance(chosen, Mapping) else dict.fromkeys(plan, chosen)
-    lengths = {
-        role: read(k, Length, "draft is a number of tokens", where=where)
-        for role, k in by_role.items()
-    }
+    lengths = {role: _read_length(k, "draft", where) for role, k in by_role.items()}
     order = lengths if reorders else plan
     return {role: min(lengths.get(role, 0), plan[role]) for role in order if role in plan}
 
@@ -166,9 +163,15 @@ def _keep(
     if not isinstance(kept, Mapping) or kept.keys() < proposed.keys():
         raise BatchError("no depths of drafts", where=where, got=spell(kept))
     for seq in proposed:
-        depth = read(kept[seq], Length, "a depth is a number of tokens", where=where)
-        depths[seq] = min(depth, depths[seq])
+        depths[seq] = min(_read_length(kept[seq], "a depth", where), depths[seq])
     return depths
+
+
+def _read_length(k: object, what: str, where: str) -> int:
+    """Return a number of tokens that a policy gave; each round asks this of each sequence."""
+    if type(k) is int and k >= 0:
+        return k
+    return int(read(k, Length, f"{what} is a number of tokens", where=where))
 
 
 def _chunks(cross: Cross, running: Requests, taken: int) -> dict[int, list[int] | Prompt]:

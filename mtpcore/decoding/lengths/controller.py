@@ -17,10 +17,12 @@ __all__ = ["Controller"]
 _RECENT = 32.0
 """Rounds after which one counts for 1/e in how fast decoding is."""
 _TRIES, _FIRST_TRIES, _MOST_TRIES = 0.005, 0.5, 6.0
-"""Of the tokens written so many may be lost by trying what is not known; before any, so many; and
-so many of each text are saved up at most."""
+"""Of the tokens written so many may be lost by trying what is not known; to begin with, so many for
+each text at once; and so many for each are saved up at most."""
 _SAID = 16
 """Rounds between two notes on one text."""
+_GLANCE = 4
+"""Of rounds in which nothing was found, one of so many is looked at: they are alike."""
 
 
 class Turn(NamedTuple):
@@ -69,10 +71,14 @@ class Controller:
     def __init__(self, drafters: Mapping[str, Expectation]) -> None:
         self.passes = Passes()
         self.drafters = {role: Prospects(role, one) for role, one in drafters.items()}
+        self._only_finds = all(one.finds for one in drafters.values())
+        self._longest = max((one.limit for one in drafters.values()), default=0)
+        self._n_alike = 0  # rounds in which nothing was found, since the last one looked at
         self._texts: dict[int, TextState] = {}
         self._round = 0
         self._written = (8.0, 8.0)  # tokens lately, and what they would be without drafts
-        self._tries = _FIRST_TRIES  # tokens that may be lost by trying
+        self._tries = 0.0  # tokens that may be lost by trying
+        self._most_texts = 0  # at once so far
         self._turn = Turn(0.0, 0, {}, {})
 
     def describe(self) -> dict[str, Any]:
@@ -92,16 +98,23 @@ class Controller:
         self, limits: Mapping[int, int], fixed: Mapping[int, int]
     ) -> dict[int, dict[str, int]]:
         """Return whom each sequence asks, in this order, and for how much; see ``LengthPolicy``."""
+        is_same = limits.keys() == self._turn.plans.keys() and not fixed
+        if self._n_alike and is_same and min(limits.values()) >= self._longest:
+            return self._turn.plans  # rounds in which nothing was found are alike
+        self._catch_up()
         for seq in limits:
             self._texts.setdefault(seq, TextState())
         n = len(limits) + len(fixed)
+        if n > self._most_texts:
+            self._tries += _FIRST_TRIES * (n - self._most_texts)
+            self._most_texts = n
         turn = self._turn = Turn(0.0, n + sum(fixed.values()), {seq: {} for seq in limits}, {})
         if len(self.passes) and limits:
             written, plainly = self._written
             worth = max(written / plainly, 1.0) * n / self.passes.at(n)
             turn = self._turn = self._ask_finders(turn._replace(worth=worth), limits)
             turn = self._turn = self._ask_graphs(turn, limits)
-        return {seq: plan.copy() for seq, plan in turn.plans.items()}
+        return turn.plans
 
     def _ask_finders(self, turn: Turn, limits: Mapping[int, int]) -> Turn:
         """Plan to ask those that find drafts, as long as what they bring repays it."""
@@ -214,12 +227,18 @@ class Controller:
         """Learn from a round and return what was decided; see ``LengthPolicy``."""
         self._round += 1
         now, n = self._round, len(done.asked)
+        is_alike = self._only_finds and not done.makers and not done.prompt_rows
+        if is_alike and now % _GLANCE and self.passes.n_seen(done.rows) > _GLANCE:
+            self._n_alike += 1
+            return []
+        self._catch_up()
+        tokens = n + sum(done.accepted.values())
+        self._tries = min(self._tries - self._turn.lost + _TRIES * tokens, _MOST_TRIES * max(n, 1))
+        fade, (written, plainly) = 1.0 - 1.0 / _RECENT, self._written
         if not done.prompt_rows:
             self._observe_drafts(done, now)
         self._observe_accepted(done, now)
-        tokens = n + sum(done.accepted.values())
         seconds = done.pass_seconds + done.choose_seconds
-        self._tries = min(self._tries - self._turn.lost + _TRIES * tokens, _MOST_TRIES * max(n, 1))
         if done.prompt_rows or not n:
             # Most of its rows have no logits: it says what they cost until others do.
             if not self.passes.n_seen(done.rows):
@@ -227,13 +246,20 @@ class Controller:
             return []
         self.passes.observe(done.rows, seconds, now, is_warm=done.is_warm)
         taken = self.passes.at(done.rows) + done.draft_seconds / self.passes.slowness
-        written, plainly = self._written
-        fade = 1.0 - 1.0 / _RECENT
-        self._written = (
-            written * fade + tokens,
-            plainly * fade + n * taken / self.passes.at(n),
-        )
+        plain = n * taken / self.passes.at(n)
+        self._written = written * fade + tokens, plainly * fade + plain
         return self._note(done)
+
+    def _catch_up(self) -> None:
+        """Count the rounds that were not looked at, in which nothing was found."""
+        rounds, n = self._n_alike, len(self._turn.plans)
+        if rounds:
+            fade = (1.0 - 1.0 / _RECENT) ** rounds
+            more = n * _RECENT * (1.0 - fade)
+            written, plainly = self._written
+            self._written, self._n_alike = (written * fade + more, plainly * fade + more), 0
+            tries = self._tries + _TRIES * n * rounds
+            self._tries = min(tries, _MOST_TRIES * max(n, 1))
 
     def _observe_accepted(self, done: Round, now: int) -> None:
         """Learn how drafts were accepted, and who read which text."""
@@ -278,9 +304,10 @@ class Controller:
         for seq, asked in done.asked.items():
             text = self._texts.get(seq)
             role = done.makers.get(seq, next(iter(self.drafters)))
-            k = asked if done.made[seq] else 0
             if text is None or role not in self.drafters:
                 continue
+            made = done.made[seq]
+            k = made if self.drafters[role].expected.finds else asked if made else 0
             before, at = text.said
             is_early = not k and text.n_rounds < _SAID
             if k == before or is_early or self._round - at < _SAID:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable
-from statistics import median, median_low
 
 __all__ = ["Curve", "DraftCurves", "Passes"]
 
@@ -13,6 +12,8 @@ _KEPT = 9
 """Measurements of one size: their median stands against four slow rounds."""
 _STALE = 64
 """Rounds without a measurement of a size after which only the newest of its old ones counts."""
+_GLANCE = 8
+"""Rounds in which what sizes may cost at least is taken to stay."""
 _LEAST = 1e-9
 """Seconds of anything: a clock that is too coarse to see it must not make it free."""
 _WELL_KNOWN, _AGREEING = 3, 5
@@ -48,19 +49,15 @@ class Curve:
     def __init__(self, *, anchored: bool = False) -> None:
         self._anchored = anchored
         self._seen: dict[int, list[tuple[int, float]]] = {}
+        self._points: dict[int, tuple[float, float, int]] = {}  # size, median, how many
         self._newest: dict[int, int] = {}
         self._cold: set[int] = set()  # sizes of which there is nothing better
         self._sizes: list[float] = []
         self._seconds: list[float] = []
-        self._floor: tuple[int, list[int], list[float]] = (-1, [], [])  # of a round
+        self._floor: tuple[int, list[int], list[float]] = (-_GLANCE, [], [])  # from a round on
 
     def __len__(self) -> int:
-        return len(self._seen)
-
-    @property
-    def largest(self) -> int:
-        """The largest size that was measured."""
-        return max(self._seen)
+        return len(self._points)
 
     def observe(self, size: int, seconds: float, now: int, *, is_warm: bool = True) -> None:
         """Take a measurement of round ``now``."""
@@ -72,17 +69,24 @@ class Curve:
             seen = []
         elif now - self._newest.get(kept, now) > _STALE:
             seen = seen[-1:]
-        if self._seen and kept not in self._seen:  # one slow round is no price
+        if self._points and kept not in self._points:  # one slow round is no price
             seconds = min(seconds, _JUMP * self.at(size))
-        # A whole list takes the place of the other, wherever a signal cuts this off.
-        self._seen[kept] = [*seen, (size, max(seconds, _LEAST))][-_KEPT:]
+        seen = [*seen, (size, max(seconds, _LEAST))][-_KEPT:]
+        n = len(seen)
+        mean = size if kept == size else sum([size for size, _ in seen]) / n
+        median = sorted([seconds for _, seconds in seen])[(n - 1) // 2]
+        point = mean, median if is_warm else _WARM * median, n
+        before = self._points.get(kept, (0.0, 0.0, 0))
+        # Whole values take the place of others, wherever a signal cuts this off.
+        self._seen[kept] = seen
         (self._cold.discard if is_warm else self._cold.add)(kept)
-        self._newest[kept] = now
-        self._sizes = []
+        self._newest[kept], self._points[kept] = now, point
+        if point[:2] != before[:2] or n < _WELL_KNOWN:
+            self._sizes = []
 
     def n_seen(self, size: int) -> int:
         """Return how many measurements of a size are kept."""
-        return len(self._seen.get(_kept_as(size), ()))
+        return self._points.get(_kept_as(size), (0.0, 0.0, 0))[2]
 
     def at(self, size: float) -> float:
         """Return the seconds of a size; there must be a measurement of some size."""
@@ -104,9 +108,11 @@ class Curve:
 
         That is no less than what smaller ones cost at least.
         """
-        if self._floor[0] != now or not self._sizes:
+        if not self._sizes:
+            self._fit()
+        if not self._floor[0] <= now < self._floor[0] + _GLANCE:
             sizes, floors, floor = [], [], 0.0
-            for kept in sorted(self._seen):
+            for kept in sorted(self._points):
                 floor = max(floor, self._lowest_alone(kept, now))
                 sizes.append(kept)
                 floors.append(floor)
@@ -120,26 +126,24 @@ class Curve:
         if kept in self._cold:
             return _LEAST
         age = (now - self._newest[kept]) / _UNSURE_AFTER
-        unsure = min(max(_UNSURE / len(self._seen[kept]), age), 1.0)
+        unsure = min(max(_UNSURE / self._points[kept][2], age), 1.0)
         return (1.0 - unsure) * self.at(kept)
 
     def points(self) -> dict[int, float]:
         """Return the seconds of the sizes that were measured; of large ones by eights."""
-        return {size: self.at(size) for size in sorted(self._seen)}
+        return {size: self.at(size) for size in sorted(self._points)}
 
     def _fit(self) -> None:
         """Pool neighbours whose medians fall with size (isotonic regression)."""
         pools: list[tuple[float, int, list[float]]] = []  # mean, weight, sizes
-        for kept in sorted(self._seen):
-            seen = self._seen[kept]
-            weight, sizes = len(seen), [sum(size for size, _ in seen) / len(seen)]
-            mean = median_low([seconds for _, seconds in seen])
-            mean *= _WARM if kept in self._cold else 1.0
+        for _, (size, mean, weight) in sorted(self._points.items()):
+            sizes = [size]
             while pools and pools[-1][0] > mean:
                 before, n, below = pools.pop()
                 mean = (mean * weight + before * n) / (weight + n)
                 weight, sizes = weight + n, below + sizes
             pools.append((mean, weight, sizes))
+        self._floor = -_GLANCE, [], []
         # Sizes last: without them there is no curve, wherever a signal cuts this off.
         self._seconds = [0.0] * self._anchored + [pool[0] for pool in pools for _ in pool[2]]
         self._sizes = [0] * self._anchored + [size for pool in pools for size in pool[2]]
@@ -163,7 +167,7 @@ class Passes(Curve):
         """Take a pass of round ``now``, and what it says of the machine's speed."""
         if is_warm and self.n_seen(size) >= _WELL_KNOWN:
             self._slowness.append(max(seconds, _LEAST) / self.at(size))
-            self.slowness = median(self._slowness)
+            self.slowness = sorted(self._slowness)[len(self._slowness) // 2]
         super().observe(size, seconds / self.slowness, now, is_warm=is_warm)
 
     def at(self, size: float) -> float:

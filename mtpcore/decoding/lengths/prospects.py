@@ -139,8 +139,6 @@ class Prospects:
             self._calibration(text).observe(expected, accepted, now)
             text.unread[self.role] = accepted + 1
         rates.observe(tried, accepted, now)
-        if confidence is not None:
-            self._rates_of(None).observe(tried, accepted, now)
 
     def observe_rows(self, asked: int, made: int) -> None:
         """Take how many tokens a draft of a length asked for has."""

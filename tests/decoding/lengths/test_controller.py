@@ -301,7 +301,7 @@ def test_what_is_no_hope_for_one_row_may_be_one_for_many():
         lambda n: 1 + 0.02 * n + 0.5 * (n > 8), lambda s: 0.3 * len(s), noise=0.0, read=0.0,
         slow_round=10**9,
     )  # fmt: skip
-    assert auto(machine, falling(1.0), 400, n_seqs=8)[0] > 0.85 * machine.best(falling(1.0), 8)
+    assert auto(machine, falling(1.0), 400, n_seqs=8)[0] > 0.9 * machine.best(falling(1.0), 8)
 
 
 def test_a_new_text_begins_with_what_is_known_of_the_others():
@@ -321,6 +321,7 @@ def test_sequences_of_fixed_length_are_part_of_the_price():
     """Where four rows are taken by others, one more is beyond the tile."""
     controller = make_controller()
     verify, draft = SHAPES["tiles of four rows"]
+    drafts = []
     for _ in range(400):
         asked = lengths_of(controller.choose({0: LIMIT}, {1: 2}))
         rows = 2 + sum(asked.values()) + 2
@@ -328,7 +329,8 @@ def test_sequences_of_fixed_length_are_part_of_the_price():
             done_round({**asked, 1: 2}, {**asked, 1: 2}, {0: 0, 1: 2}, rows, 0,
                   draft(steps([2, asked[0]])), verify(rows), 1e-6)
         )  # fmt: skip
-    assert lengths_of(controller.choose({0: LIMIT}, {1: 2})) == {0: 0}
+        drafts.append(asked[0])
+    assert drafts[200:].count(0) > 0.7 * 200
 
 
 def test_nothing_to_draft_with_is_no_draft():
