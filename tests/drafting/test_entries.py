@@ -33,3 +33,23 @@ def test_a_small_vocabulary_ends_what_graphs_that_read_tokens_can_read(
     upstream = cross.drafters["draft"].upstream
     entries = Entries(small, [feed for feed in spec.feeds if not feed.graph], upstream)
     assert entries.readable(0, range(1, 3), TEXT) == readable
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_a_head_that_reads_the_target_s_rows_begins_as_many_places_later_as_it_is_ahead(
+    tmp_path, ahead
+):
+    """Its token is paired with the row of so many places before, and the first row is row 0."""
+    spec = KINDS["heads"]
+    write_files(tmp_path)
+    cross = linked(spec, tmp_path)
+    text = np.arange(5, 11, dtype=np.int32)
+    cross.llm.process(Batch.of(text.tolist()))
+    feeds = [feed for feed in spec.feeds if not feed.graph]
+    paired = all(feed.pairing == "next-token" for feed in feeds)
+    entries = Entries(
+        cross.contexts["draft"].runner, feeds, cross.drafters["draft"].upstream, ahead=ahead
+    )
+    assert paired
+    assert entries.first == 1 + ahead
+    assert entries.missing(0, len(text)).start >= 1 + ahead
