@@ -2,7 +2,7 @@
 
 from mtpcore.cross import Cross, Verdict, Verdicts, link
 from mtpcore.declarations.draft_tree import DraftTree
-from mtpcore.declarations.proposer import Proposal, Proposer
+from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import Link, Tap, TreeShape
 from mtpcore.decoding import FrameRequest, Frames, Generator, Request, Stats
 from mtpcore.discovery.loading import load_model
@@ -72,7 +72,6 @@ __all__ = [
     "Piece",
     "PluginError",
     "Prompt",
-    "Proposal",
     "Proposer",
     "PureProcessor",
     "Request",

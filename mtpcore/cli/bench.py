@@ -86,7 +86,7 @@ def execute(options: argparse.Namespace) -> int:
         n_ctx = shared.context_size(options, model) or max(longest + options.predict, _DEPTH) + max(
             ROWS
         )
-        session = open_session(options, model, n_ctx, pack=True)
+        session = open_session(options, model, n_ctx, pack=True, with_lookup=False)
         controller = controller_for(session.cross) if session.auto else None
         arms = _arms(options, session, sampling, controller)
         simulated = _simulate(options, session)

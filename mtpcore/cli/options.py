@@ -292,9 +292,9 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--drafter",
         metavar="NAME[,NAME]",
-        help="which drafter, if several fit (default: the draft model, the head in the file, or "
-        "else lookup, which copies from earlier in the text); of several, as in lookup,auto, the "
-        "first that proposes anything drafts",
+        help="which drafter, if several fit (default: the draft model or the head in the file, and "
+        "with --draft auto or without a head lookup, which copies from earlier in the text); of "
+        "several, as in lookup,auto, the first that proposes anything drafts",
     )
     group.add_argument(
         "--lookup",

@@ -71,30 +71,37 @@ def open_model(options: argparse.Namespace) -> Model:
 
 
 def open_session(
-    options: argparse.Namespace, model: Model, n_ctx: int, *, pack: bool = False
+    options: argparse.Namespace,
+    model: Model,
+    n_ctx: int,
+    *,
+    pack: bool = False,
+    with_lookup: bool = True,
 ) -> Session:
     """Make the context, link the drafter, and make the plans.
 
     What is timed packs weights first; and so does a backend that cannot pack them after runs.
+    ``with_lookup``: where lengths are chosen and no drafter is named, lookup drafts beside a head:
+    it costs next to nothing where it does not pay.
 
     Raises
     ------
     LinkError
         A drafter was asked for and none fits; says what to do.
     """
-    session = _link(options, model, n_ctx)
+    session = _link(options, model, n_ctx, with_lookup)
     _make_plans(session.cross)
     if pack or not session.llm.backend.packs_after_runs:
         _pack(session.cross)
     return session
 
 
-def _link(options: argparse.Namespace, model: Model, n_ctx: int) -> Session:
+def _link(options: argparse.Namespace, model: Model, n_ctx: int, with_lookup: bool) -> Session:
     trained = getattr(model.hparams, "n_ctx_train", n_ctx)
     if n_ctx > trained:
         note(f"a context of {n_ctx} tokens; the model was trained on texts of up to {trained}")
     draft_model = open_draft_model(options, model) if options.draft else None
-    chosen = _choose(options, model, draft_model)
+    chosen = _choose(options, model, draft_model, with_lookup)
     if not chosen:
         return Session(model, link(make_context(options, model, n_ctx), []), None, 0)
     drafter = next((spec for spec in chosen if spec.shape != "proposer"), chosen[0])
@@ -240,7 +247,7 @@ def open_draft_model(options: argparse.Namespace, model: Model) -> Model | None:
 
 
 def _choose(
-    options: argparse.Namespace, model: Model, draft_model: Model | None
+    options: argparse.Namespace, model: Model, draft_model: Model | None, with_lookup: bool
 ) -> list[DrafterSpec]:
     """Return the drafters to use; of none, nothing is drafted."""
     if options.draft == 0:
@@ -252,6 +259,8 @@ def _choose(
     names = [name.strip() for name in (options.drafter or "auto").split(",")]
     if options.lookup and LOOKUP.name not in names:
         names.insert(0, LOOKUP.name)
+    if with_lookup and options.draft == "auto" and not (options.drafter or options.draft_tree):
+        names.append(LOOKUP.name)
     found = [find_drafter(model, draft_model, name) for name in names]
     specs = [*{one[1].name: one[1] for one in found if one is not None}.values()]
     if specs:

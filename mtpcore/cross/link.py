@@ -190,6 +190,8 @@ def _roles(
             logger.info("%s has no drafter: decoding without drafts", llm.model.path)
             continue
         source, spec = found
+        if spec is LOOKUP and any(_is_lookup(one) for one in roles.values()):
+            continue  # it is what "auto" found
         if spec.shape == "proposer":
             roles[role] = _proposer(llm, spec)
             continue
@@ -206,6 +208,10 @@ def _roles(
                 _compare_tokens(llm.model, source)
         roles |= drafter_contexts(llm, source, spec, role, may_draft)
     return roles
+
+
+def _is_lookup(role: object) -> bool:
+    return isinstance(role, DeclaredProposer) and role.spec is LOOKUP
 
 
 def _proposer(llm: Context, spec: DrafterSpec) -> Proposer | FedRole:

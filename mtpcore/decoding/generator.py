@@ -336,7 +336,8 @@ class Generator(RequestQueue[Request]):
         if cost.accepted and any(running[seq].draft == "auto" for seq in cost.asked):
             pass_seconds = seconds - cost.draft_seconds - cost.choose_seconds
             done = msgspec.structs.replace(cost, pass_seconds=pass_seconds)
-            if (said := self.lengths.observe(done)) != []:
+            said = self.lengths.observe(done)
+            if type(said) is not list or said:  # mostly there is nothing
                 self.stats.note(said)
 
     def _forget_finished(self) -> None:

@@ -80,9 +80,9 @@ class LM(Closing, Uncopied):
     draft : int or "auto"
         Longest draft; 0: no drafts; "auto" measures which length is fastest, 0 included.
     drafter : str, DrafterSpec, Proposer, or several of them
-        Which drafter, if several fit; default: the draft model, or the model's best, or lookup,
-        which copies from earlier in the text. Of several, as ``["lookup", "auto"]``, the first that
-        proposes anything drafts.
+        Which drafter, if several fit; default: the draft model, or the model's best, and with
+        ``draft="auto"`` or without a head lookup, which copies from earlier in the text. Of
+        several, as ``["lookup", "auto"]``, the first that proposes anything drafts.
     draft_model : path or Model, optional
         A smaller model of the same vocabulary, or a drafter in a file of its own.
     n_seq_max : int

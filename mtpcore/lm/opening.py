@@ -8,6 +8,7 @@ from typing import Literal
 
 from mtpcore.backends.base import Backend
 from mtpcore.cross import Cross, DrafterLike, link
+from mtpcore.drafting.lookup import LOOKUP
 from mtpcore.errors import GraphError, LinkError
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.model import Model
@@ -56,6 +57,8 @@ def open_cross(
     if draft == 0:
         return _planned(link(make_context(), []))
     insists = draft != "auto" or not isinstance(drafter, str) or drafter != "auto"
+    if not insists:  # lookup costs next to nothing, and what is found is verified where it pays
+        drafter = ["auto", LOOKUP.name]
     try:
         cross = _planned(link(make_context(), drafter, draft_model=draft_model))
     except (LinkError, GraphError) as error:

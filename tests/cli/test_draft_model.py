@@ -47,7 +47,7 @@ def test_giving_one_turns_drafting_on(command, pair):
         texts[name] = json.loads(out)
     assert texts["auto"]["tokens"] == texts["plain"]["tokens"]
     assert texts["long"]["tokens"] == texts["plain too"]["tokens"]
-    assert texts["auto"]["settings"]["drafter"] == "eagle3"
+    assert texts["auto"]["settings"]["drafter"] == "eagle3, lookup"
     assert texts["auto"]["stats"]["drafted"] > 0
     assert texts["plain"]["stats"]["drafted"] == 0
     assert len(texts["long"]["stats"]["accepted_per_position"]) == 5
@@ -101,7 +101,7 @@ def test_a_smaller_model_drafts(command):
     """In run, bench and inspect; another vocabulary is refused by all of them."""
     code, out, err = command("run", "demo", "-md", "demo:small", *PROMPT, "-n", 9, "--json")
     assert code == 0, err
-    assert json.loads(out)["settings"]["drafter"] == "draft_model"
+    assert json.loads(out)["settings"]["drafter"] == "draft_model, lookup"
     assert json.loads(out)["stats"]["drafted"] > 0
     code, out, err = command("inspect", "demo", "-md", "demo:small")
     assert (code, err) == (0, "")

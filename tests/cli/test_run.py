@@ -408,7 +408,7 @@ def test_no_tokens_are_a_short_report(command, glm):
     assert (code, out.strip()) == (0, "")
     assert (
         err == "mtpcore: prompt 0 tokens; text 0 tokens, cut by -n 0\n"
-        "         0 rounds; nothing was drafted by glm_nextn\n"
+        "         0 rounds; nothing was drafted by glm_nextn, lookup\n"
     )
 
 

@@ -5,6 +5,7 @@ import json
 import mtpcore
 import mtpcore.testing
 from mtpcore import Batch, Context, DraftTree, Generator, Sampling, link
+from mtpcore.decoding import LengthPolicy
 
 GREEDY = Sampling.greedy()
 
@@ -19,7 +20,7 @@ class Template:
             raise mtpcore.MtpcoreError("the template failed") from error
 
 
-class Policy:
+class Policy(LengthPolicy):
     """Chooses lengths; its answers are given."""
 
     def __init__(self, chosen, observed=()):
