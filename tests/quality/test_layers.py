@@ -32,7 +32,7 @@ STOREYS = [
     "plugin",
     "conversion decoding",
     "testing lm",
-    "names",
+    "names fitting",
     "cli",
     "__main__",
     "__init__",
