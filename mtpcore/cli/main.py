@@ -9,7 +9,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from mtpcore.cli import bench, chat, convert, inspect, lookup, plugins, quantize, run, vocabulary
+from mtpcore.cli import (
+    bench,
+    chat,
+    convert,
+    fit,
+    inspect,
+    lookup,
+    plugins,
+    quantize,
+    run,
+    vocabulary,
+)
 from mtpcore.cli.foreign import FOREIGN
 from mtpcore.cli.parser import Parser
 from mtpcore.cli.terminal import note
@@ -19,7 +30,7 @@ from mtpcore.version import version
 __all__ = ["main"]
 
 OK, FAILED, USAGE, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
-_COMMANDS = (run, chat, inspect, bench, convert, quantize, vocabulary, lookup, plugins)
+_COMMANDS = (run, chat, inspect, bench, convert, quantize, vocabulary, lookup, fit, plugins)
 _TAKE_FOREIGN = (run, chat, inspect, bench)
 _MEANT = {
     **dict.fromkeys(("generate", "complete", "completion", "cli"), "mtpcore run writes a text"),

@@ -7,14 +7,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Literal
 
 from tqdm import tqdm
 
 from mtpcore.cli.terminal import note, says_notes, spell_bytes
 
-__all__ = ["Measure", "Unit", "count_bytes", "progress"]
+__all__ = ["Measure", "Unit", "count_bytes", "count_tokens", "progress"]
 
 Measure = Callable[[], tuple[float, float]]
 """Says how much is done, and of how much; where it does not know yet that is 0."""
@@ -60,15 +60,24 @@ def progress(title: str, count: Measure, unit: Unit = "tokens") -> Iterator[None
             watcher.join()
 
 
-@contextmanager
-def count_bytes(title: str) -> Iterator[Callable[[int, int], None]]:
+def count_bytes(title: str) -> AbstractContextManager[Callable[[int, int], None]]:
     """Show how far a file is; call what it gives with the bytes that are written, and all."""
+    return _count(title, "bytes")
+
+
+def count_tokens(title: str) -> AbstractContextManager[Callable[[int, int], None]]:
+    """Show how far a text is; call what it gives with the tokens that are done, and all."""
+    return _count(title, "tokens")
+
+
+@contextmanager
+def _count(title: str, unit: Unit) -> Iterator[Callable[[int, int], None]]:
     counted = [0, 0]
 
     def report(done: int, total: int) -> None:
         counted[:] = done, total
 
-    with progress(title, lambda: (counted[0], counted[1]), "bytes"):
+    with progress(title, lambda: (counted[0], counted[1]), unit):
         yield report
 
 

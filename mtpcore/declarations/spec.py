@@ -473,6 +473,9 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     min_types, unread, checkpoint, layouts, plugin, version
         As a ModelSpec's; ``layouts`` of a drafter in its own file. ``unread`` also names what a
         proposer reads itself.
+    fitting : str
+        The module that says how such a head is fitted to a target (``mtpcore fit``), where there
+        is one. It is imported only then; ``mtpcore.fitting.shape.Shape`` says what it holds.
     evidence : str
         Where the declaration comes from: paper, source, measurement with its size.
     """
@@ -502,6 +505,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     layouts: tuple[Checkpoint, ...] = ()
     plugin: str = ""
     version: str = ""
+    fitting: str = ""
     evidence: str = ""
 
     @property

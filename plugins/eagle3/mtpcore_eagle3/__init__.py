@@ -43,6 +43,7 @@ EAGLE3 = DrafterSpec(
     checkpoint=CHECKPOINT,
     layouts=(REFERENCE,),
     acceptance=(0.55, 0.85),
+    fitting="mtpcore_eagle3.fitting",
     evidence="nebius' model card: 2.77 to 5.08 tokens a pass with seven drafts, which even rates "
     "of 0.65 to 0.87 would give; a head of 1.1 M parameters on a target of 5.5 M: 67 of 120 first "
     "drafts accepted, in llama.cpp as here",

@@ -1,0 +1,90 @@
+"""How well a head drafts: measured with the runtime, on texts that it was not fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.cross import link
+from mtpcore.decoding import Generator, Stats
+from mtpcore.runtime.context import Context
+from mtpcore.runtime.model import Model
+from mtpcore.sampling import Sampling
+
+__all__ = ["MeasuredHead", "measure_head"]
+
+I32 = NDArray[np.int32]
+
+_DRAFT = 4
+"""Drafts of a round whose acceptance is measured."""
+
+
+class MeasuredHead(msgspec.Struct, frozen=True):
+    """What drafts are worth at one temperature.
+
+    Attributes
+    ----------
+    temperature : float
+    acceptance : list of float
+        By position: in which share of the rounds that draft was accepted.
+    plain, drafted : float
+        Tokens a second without drafts, and with the draft lengths that ``draft="auto"`` chose.
+    """
+
+    temperature: float
+    acceptance: list[float]
+    plain: float
+    drafted: float
+
+
+def measure_head(
+    target: Model,
+    head: Model,
+    prompts: Sequence[I32],
+    n_tokens: int,
+    report: Callable[[int, int], None],
+    *,
+    threads: int | None = None,
+) -> list[MeasuredHead]:
+    """Let a target continue prompts with a head's drafts and without, greedily and sampled.
+
+    Drafts at temperature 1 are coupled: drawn with the noise that the target's tokens are.
+
+    Parameters
+    ----------
+    target, head : Model
+    prompts : sequence of int32[n]
+    n_tokens : int
+        The longest continuation of each.
+    report : callable
+        Told how many continuations are done, and of how many.
+    """
+    n_ctx = max(map(len, prompts)) + n_tokens + _DRAFT + 1
+    ways: tuple[int | Literal["auto"], ...] = (_DRAFT, 0, "auto")
+    done, total = 0, 2 * len(ways) * len(prompts)
+    measured = []
+    for temperature in (0.0, 1.0):
+        stats: list[Stats] = []
+        for draft in ways:
+            cross = link(Context(target, n_ctx, threads=threads), draft_model=head)
+            sampling = Sampling(temperature=temperature, seed=1)
+            generator = Generator(cross, sampling=sampling, draft=draft)
+            for prompt in prompts:
+                list(generator.generate(prompt.tolist(), max_tokens=n_tokens))
+                done += 1
+                report(done, total)
+            stats.append(generator.stats)
+        rates, plain, drafted = stats
+        measured.append(
+            MeasuredHead(
+                temperature,
+                rates.acceptance_per_position,
+                plain.tokens_per_second,
+                drafted.tokens_per_second,
+            )
+        )
+    return measured

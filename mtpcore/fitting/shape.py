@@ -1,0 +1,102 @@
+"""Shapes: what ``fit`` must know of a kind of head, which the plugin that drafts with it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.boundary.arguments import offers
+from mtpcore.declarations.spec import DrafterSpec
+from mtpcore.discovery.registry import Registry
+from mtpcore.errors import MtpcoreError, PluginError
+
+if TYPE_CHECKING:
+    import jax
+
+__all__ = ["Shape", "find_shape"]
+
+F32 = NDArray[np.float32]
+
+
+class Shape(Protocol):
+    """A module that says how a kind of head is fitted; ``DrafterSpec.fitting`` names it.
+
+    Weights are float32 arrays by the names of the file's tensors. Taps are divided by a scale of
+    their own in each column, so that columns a thousand times as large as others do not rule.
+    """
+
+    ARCHITECTURE: str
+
+    def taps(self, target: Any) -> tuple[str, ...]:
+        """Return the hidden states of the target that the head reads, side by side."""
+
+    def metadata(self, target: Any) -> dict[str, Any]:
+        """Return the file's entries that are the head's own."""
+
+    def begin(
+        self, target: Any, output: F32, sample: Iterable[tuple[F32, F32, F32]], seed: int
+    ) -> dict[str, F32]:
+        """Return the weights before the first step.
+
+        ``output`` float32[n_drafted, width] are the rows of the target's output matrix for the
+        tokens that can be drafted. ``sample`` yields pieces of text: embeddings float32[n, width],
+        taps float32[n, ...] and the target's row after that token, float32[n, width].
+        """
+
+    def scaled(self, weights: Mapping[str, F32], scale: F32) -> dict[str, F32]:
+        """Return weights that make of taps what ``weights`` make of taps times ``scale``."""
+
+    def draft(
+        self,
+        weights: Mapping[str, jax.Array],
+        embeddings: jax.Array,
+        taps: jax.Array,
+        depth: int,
+        target: Any,
+    ) -> list[jax.Array]:
+        """Return the rows of ``depth`` steps, each float32[batch, n, width].
+
+        Drafts begin at every place of the texts at once. ``embeddings`` float32[batch, n, width]
+        are of the token after each place, ``taps`` float32[batch, n, ...] of the place. Step i of
+        the draft that begins at place p reads token p + i + 1; ``output.weight`` makes of its row
+        the logits of token p + i + 2.
+        """
+
+
+def find_shape(known: Registry, name: str | None = None) -> tuple[DrafterSpec, Shape]:
+    """Return a drafter that can be fitted and its shape; by default the first that there is.
+
+    Raises
+    ------
+    PluginError
+        No plugin has one of this name, or what it names is no shape.
+    MtpcoreError
+        A package that the shape needs is missing.
+    """
+    there = {spec.name: spec for spec in known.drafters if spec.fitting}
+    spec = there.get(name) if name else next(iter(there.values()), None)
+    if spec is None:
+        raise PluginError(
+            "no such shape of a head can be fitted",
+            wanted=", ".join(there) or "a plugin whose DrafterSpec names a module in fitting=",
+            got=name,
+        )
+    try:
+        module = import_module(spec.fitting)
+    except ImportError as error:
+        raise MtpcoreError(
+            "a package that fitting needs is missing",
+            where=spec.fitting,
+            got=error,
+            fix="pip install 'mtpcore[fit]'",
+        ) from error
+    methods = "ARCHITECTURE", "taps", "metadata", "begin", "scaled", "draft"
+    if not offers(module, *methods[1:]) or not hasattr(module, methods[0]):
+        raise PluginError(
+            "the module is no shape", where=spec.fitting, wanted=", ".join(methods), got=spec.name
+        )
+    return spec, cast(Shape, module)
