@@ -16,6 +16,7 @@ from mtpcore._ext._sampling cimport Sampler
 from mtpcore.errors import BackendError, BatchError, CapacityError
 
 cdef int64_t MOST = 1 << 30  # ranks and outputs: they fit the numbers that the loop has
+cdef int64_t CHUNK = 1 << 14  # bytes: a round takes some dozens of small arrays
 cdef int64_t MOST_TOKENS = 1 << 40  # of all texts: sizes in bytes stay far from overflowing
 
 
@@ -33,6 +34,8 @@ cdef class FlatSchedule:
 
     cdef mtp_schedule loop
     cdef list memory
+    cdef char *left  # what is free of its last part
+    cdef int64_t n_left
     cdef tuple texts, stages
     cdef dict kinds  # of kept rows: their numbers, by the names of outputs
     cdef object token_ids
@@ -73,9 +76,16 @@ cdef class FlatSchedule:
 
     cdef void *take(self, int64_t n, size_t size) except NULL:
         """Return n zeros of a size, which stay as long as the schedule does."""
-        taken = bytearray(max(n, 1) * int(size))
-        self.memory.append(taken)
-        return PyByteArray_AS_STRING(taken)
+        cdef char *taken
+        cdef int64_t n_bytes = (max(n, 1) * <int64_t> size + 15) & ~15
+        if n_bytes > self.n_left:
+            self.n_left = max(n_bytes, CHUNK)
+            chunk = bytearray(self.n_left)
+            self.memory.append(chunk)
+            self.left = PyByteArray_AS_STRING(chunk)
+        taken = self.left
+        self.left, self.n_left = self.left + n_bytes, self.n_left - n_bytes
+        return taken
 
     cdef int32_t *integers(self, int64_t n) except NULL:
         return <int32_t *> self.take(n, sizeof(int32_t))

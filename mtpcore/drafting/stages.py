@@ -92,14 +92,13 @@ def chain_stages(first: Stage, chains: Chains, feeds: Feeds, *, step: int = 1) -
     batch, source = first.batch, OF_DRAFT if feeds else KNOWN
     yield _choosing(first, chains, 0)
     going: list[int] = []
+    ahead = step * np.arange(chains.most, dtype=np.int32)[:, None]
     for j in range(1, chains.most):
         if going != (going := chains.going(j)):
             newest, n = batch.outputs[going], np.arange(len(going), dtype=np.int32)
-            positions, place, seq = batch.positions[newest], batch.place[newest], batch.seq[newest]
-        ahead = np.int32(j * step)
-        rows = CheckedBatch(
-            tokens=n, positions=positions + ahead, seq=seq, place=place + ahead, outputs=n
-        )
+            seq, place = batch.seq[newest], batch.place[newest] + ahead
+            positions = batch.positions[newest] + ahead[:, None]
+        rows = CheckedBatch(tokens=n, positions=positions[j], seq=seq, place=place[j], outputs=n)
         yield Stage(
             plan=first.plan,
             memory=first.memory,

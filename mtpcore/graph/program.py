@@ -9,6 +9,8 @@ Its parts refer to nothing that refers back, so the garbage collector need not v
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Final, Literal
 
 import msgspec
@@ -157,7 +159,7 @@ class Node(msgspec.Struct, frozen=True, gc=False):
     attrs: dict[str, Any] = {}
 
 
-class Program(msgspec.Struct, frozen=True):
+class Program(msgspec.Struct, frozen=True, dict=True):
     """A checked graph: values, nodes in order, named inputs and outputs, memory and states.
 
     Nodes whose rows are ``SOURCES`` run once, when a whole sequence is delivered, the others with
@@ -211,8 +213,12 @@ class Program(msgspec.Struct, frozen=True):
         """How many numbers a position has."""
         return int(self.values[self.inputs["positions"]].shape[1])
 
-    def slots(self) -> dict[str, int]:
+    def slots(self) -> Mapping[str, int]:
         """Return the width of each slot that has a row for each token."""
+        return self._slots
+
+    @cached_property
+    def _slots(self) -> dict[str, int]:
         return {
             name: int(self.values[value].shape[1])
             for name, value in self.inputs.items()
