@@ -45,9 +45,9 @@ def main() -> None:
         spread = stdev(shares[0]) if options.seeds > 1 else 0.0
         cells = " | ".join(f"{share:.3f}" for share in found[-1])
         print(f"| {name} (spread {spread:.3f}) | {cells} |", flush=True)
-    for what, of in {"mean": mean, "least": min}.items():
-        cells = [f"{of(column):.4f}" for column in zip(*found, strict=True)]
-        print(f"| {what} | {' | '.join(cells)} |")
+    by_column = list(zip(*found, strict=True))
+    print(f"| mean | {' | '.join(f'{mean(column):.4f}' for column in by_column)} |")
+    print(f"| least | {' | '.join(f'{min(column):.4f}' for column in by_column)} |")
 
 
 def _rows() -> dict[str, Callable[[int], float]]:
