@@ -25,7 +25,7 @@ from mtpcore.gguf.types import dequantize
 
 __all__ = ["Trainer"]
 
-_KEPT_EVERY = 50
+_KEPT_EVERY = 200
 """Steps after which the state is written, so that an interrupted run can go on."""
 _LATER = 0.7
 """What a step of a draft counts for, of the one before it."""

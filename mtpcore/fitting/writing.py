@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from gguf import GGML_QUANT_VERSION
 from numpy.typing import NDArray
 
 from mtpcore.boundary.atomic import replacing
@@ -70,6 +71,7 @@ def write_head(
         "general.type": "model",
         "general.name": f"{name} {spec.name} head",
         "general.description": description,
+        "general.quantization_version": GGML_QUANT_VERSION,
     }
     types = {
         tensor: "F32" if values.ndim < 2 else "F16" if values.shape[-1] % _BLOCK else "Q8_0"

@@ -62,6 +62,17 @@ def test_it_lies_where_link_finds_it(fitted, folder):
         assert used == [fitted.path]
 
 
+def test_the_file_is_laid_out_as_one_that_others_read(fitted):
+    """As the packaged head, which llama.cpp loads: tests/plugins/test_drafters_llama_cpp.py."""
+
+    def layout(path):
+        with mtpcore.load_model(path, sidecars=False) as head:
+            keys = {k: type(v) for k, v in head.metadata.items() if not k.startswith("general.")}
+            return keys, {name: one.type_name for name, one in head.tensors.items()}
+
+    assert layout(fitted.path) == layout("demo:eagle3-draft")
+
+
 @pytest.fixture(scope="module")
 def subject(fitted, folder):
     return Subject("fitted", folder / "model.gguf", fitted.path)
