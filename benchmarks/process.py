@@ -69,7 +69,7 @@ def write_heads(folder: Path, model: mtpcore.Model) -> Iterator[mtpcore.Model]:
         return rng.standard_normal(shape, np.float32) * scale
 
     parts: dict[str, dict[str, tuple[int, ...]]] = {
-        "medusa": {"medusa.weight": (width, width), "output.weight": (n_vocab, width)},
+        "medusa": {"medusa.0.weight": (width, width), "output.weight": (n_vocab, width)},
         "mlp-speculator": {
             "proj.weight": (width, width),
             "token_embd.weight": (n_vocab, width),
