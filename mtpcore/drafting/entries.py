@@ -17,6 +17,8 @@ from mtpcore.runtime.runner import GraphRunner
 __all__ = ["Entries"]
 
 I32 = NDArray[np.int32]
+_FEW = 64
+"""Tokens up to which lists are faster than arrays: those of a round, not those of a prompt."""
 
 
 class Entries:
@@ -73,10 +75,16 @@ class Entries:
 
         That is a token that a draft model does not have, or a row that is missing or not finite.
         """
-        places = range(places.start, rows.reach(history, places))
-        unknown = np.flatnonzero(history[places.start : places.stop] >= self._n_vocab)
-        if len(unknown) and self._reads_tokens:
-            places = range(places.start, places.start + int(unknown[0]))
+        if not places:
+            return places
+        text = history[places.start : places.stop]
+        # Mostly a token or two: lists are faster then.
+        low, high = _ends(text.tolist()) if len(text) < _FEW else (text.min(), text.max())
+        if low < 0:
+            places = range(places.start, rows.reach(history, places))
+        if high >= self._n_vocab and self._reads_tokens:
+            unknown = np.flatnonzero(history[places.start : places.stop] >= self._n_vocab)
+            places = range(places.start, places.start + int(next(iter(unknown), len(places))))
         for feed in self._feeds:
             end = self._upstream.reach(feed, seq)
             if end is not None:
@@ -123,3 +131,7 @@ class Entries:
         n = n if self.remembers else 0
         if self.runner.lengths[seq] > n:
             self.runner.rewind(seq, n)
+
+
+def _ends(tokens: list[int]) -> tuple[int, int]:
+    return min(tokens, default=0), max(tokens, default=0)

@@ -191,11 +191,12 @@ class HeadDrafter(RoundDrafter):
             known = range(begin if entries.remembers or not head else pending + 1, pending + 1)
             at = [*known, *(pending + depth for depth in depths)]
             at = [place for place in at if place >= entries.first]
-            row_at = {place: len(tokens) + i for i, place in reversed([*enumerate(at)])}
+            if trees:
+                row_at = {place: len(tokens) + i for i, place in reversed([*enumerate(at)])}
+                parent += [row_at.get(place - 1, -1) for place in at]
             tokens += [int(job.history[place]) if place <= pending else 0 for place in at]
             seqs += [job.seq] * len(at)
             places += at
-            parent += [row_at.get(place - 1, -1) for place in at]
             outputs += [place == pending + head for place in at]
             n_known = len(at) if self._reads_target else len(known)
             for slot, slot_rows in slots.items():

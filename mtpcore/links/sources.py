@@ -11,6 +11,9 @@ from mtpcore.runtime.arrival import join
 
 __all__ = ["InboxSource", "ZeroSource"]
 
+_FEW = 64
+"""Rows up to which lists are faster than arrays: those of drafts, not those of prompts."""
+
 
 class ZeroSource:
     """Gives a slot zeros: what a drafter's own state begins with, or stands for rows to come.
@@ -46,7 +49,7 @@ class InboxSource:
         LinkError
             A row is missing.
         """
-        begins = np.flatnonzero(np.diff(seq, prepend=-1)).tolist()
+        begins = _begins(seq)
         runs = [
             self._rows(int(seq[begin]), int(place[begin]), int(place[end - 1]) + 1)
             for begin, end in zip(begins, [*begins[1:], len(seq)], strict=False)
@@ -67,3 +70,11 @@ class InboxSource:
         begin, end = places.start - self._shift, places.stop - self._shift
         found = self._box.finite_until(seq, begin, max(begin, end)) + self._shift
         return min(found, places.stop)
+
+
+def _begins(seq: NDArray[np.int32]) -> list[int]:
+    """Return the rows at which another sequence begins than the one before."""
+    if len(seq) > _FEW:
+        return np.flatnonzero(np.diff(seq, prepend=-1)).tolist()
+    seqs = seq.tolist()  # of a few rows, as a draft has, faster
+    return [i for i, one in enumerate(seqs) if not i or one != seqs[i - 1]]
