@@ -10,10 +10,12 @@ from harness.search import searching
 from hypothesis import given
 from hypothesis import strategies as st
 
+import mtpcore
 from mtpcore import Context, Generator, Sampling, TreeShape, link
 from mtpcore.cross import speculation
 from mtpcore.decoding import LengthDecision, LengthPolicy, SimulatedAcceptance, stopwatch
 from mtpcore.errors import BatchError
+from mtpcore.plugin import Proposal
 
 PROMPT, SAMPLING = [3, 1, 4], Sampling(temperature=1.0, seed=8)
 
@@ -142,6 +144,88 @@ def test_what_is_no_length_is_refused(bad):
     assert len(request.tokens) == 9
     with pytest.raises(BatchError, match="LengthPolicy"):
         Generator(cross, lengths=3)
+
+
+class Keeping(AnyLength):
+    """Asks for five and verifies as deep as a list says; 0 lets the next drafter have its turn."""
+
+    def __init__(self, depths):
+        super().__init__([5])
+        self.depths, self.n_kept, self.seen, self.made = depths, 0, [], []
+
+    def keep(self, role, proposed):
+        self.seen.append((role, dict(proposed)))
+        kept = {}
+        for seq in proposed:
+            kept[seq] = self.depths[self.n_kept % len(self.depths)]
+            self.n_kept += 1
+        return kept
+
+    def observe(self, done):
+        self.made.append((dict(done.made), dict(done.makers), dict(done.confidences)))
+        return super().observe(done)
+
+
+class Sure(mtpcore.Proposer):
+    """Says how sure it is of what a script proposes."""
+
+    def __init__(self, scripted, confidence):
+        self.scripted, self.confidence = scripted, confidence
+
+    def propose(self, seq, tokens, k):
+        return Proposal(self.scripted.propose(seq, tokens, k), self.confidence)
+
+
+@pytest.mark.parametrize("script", ["right", "tree, right"])
+@pytest.mark.parametrize("depth", [0, 1, 2, 5, 9])
+def test_drafts_are_verified_as_deep_as_is_chosen(script, depth):
+    truth = plain(PROMPT, SAMPLING, 30)
+    scripts = SCRIPTS | TREES
+    cross, _ = cross_of(Sure(Scripted(scripts[script], [[*PROMPT, *truth]]), 0.75))
+    policy = Keeping([depth])
+    gen = Generator(cross, sampling=SAMPLING, draft="auto", lengths=policy)
+    assert list(gen.generate(PROMPT, max_tokens=30)) == truth
+    assert max(gen.stats.lengths) == min(
+        depth, max(d.depth for _, p in policy.seen for d in p.values())
+    )
+    assert {one.confidence for _, p in policy.seen for one in p.values()} == {0.75}
+    assert {c for _, _, said in policy.made for c in said.values()} == ({0.75} if depth else set())
+    if not depth:
+        assert gen.stats.passes == 29
+
+
+def test_a_draft_that_is_not_verified_lets_the_next_drafter_draft():
+    truth = plain(PROMPT, SAMPLING, 30)
+    texts = [[*PROMPT, *truth]]
+    both = [Scripted(SCRIPTS["right"], texts), Scripted(SCRIPTS["right"], texts)]
+    cross = link(Context(HashModel(), 128, backend=HashBackend()), both)
+    for depths, makers in (([0, 3], {"draft2"}), ([3], {"draft"})):
+        policy = Keeping(depths)
+        gen = Generator(cross, sampling=SAMPLING, draft="auto", lengths=policy)
+        assert list(gen.generate(PROMPT, max_tokens=30)) == truth
+        assert {role for _, by, _ in policy.made for role in by.values()} == makers
+
+
+@pytest.mark.parametrize("bad", [None, 3, {}, {0: -1}, {0: "all"}])
+def test_what_is_no_depth_is_refused(bad):
+    cross, _ = cross_of(Scripted(SCRIPTS["right"], [[*PROMPT, *plain(PROMPT, SAMPLING, 9)]]))
+    policy = AnyLength([2])
+    policy.keep = lambda role, proposed: bad
+    gen = Generator(cross, sampling=SAMPLING, draft="auto", lengths=policy)
+    gen.add(PROMPT, max_tokens=9)
+    gen.step()
+    with pytest.raises(BatchError, match="dept"):
+        gen.step()
+
+
+@pytest.mark.parametrize("confidence", [1.5, -0.1, float("nan"), "sure", [0.5]])
+def test_what_is_no_confidence_is_left_out(confidence):
+    truth = plain(PROMPT, SAMPLING, 12)
+    cross, _ = cross_of(Sure(Scripted(SCRIPTS["right"], [[*PROMPT, *truth]]), confidence))
+    policy = Keeping([5])
+    gen = Generator(cross, sampling=SAMPLING, draft="auto", lengths=policy)
+    assert list(gen.generate(PROMPT, max_tokens=12)) == truth
+    assert {one.confidence for _, p in policy.seen for one in p.values()} == {None}
 
 
 def test_a_text_is_forgotten_as_soon_as_it_ends():
