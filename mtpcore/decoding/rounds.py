@@ -23,6 +23,8 @@ from mtpcore.sampling import Sampling
 __all__ = ["RoundResult", "check_sequences", "run_round"]
 
 Requests = Mapping[int, Request]
+_SHORT = 1 << 16
+"""Lengths below need no closer look."""
 
 
 class RoundResult(NamedTuple):
@@ -169,7 +171,7 @@ def _keep(
 
 def _read_length(k: object, what: str, where: str) -> int:
     """Return a number of tokens that a policy gave; each round asks this of each sequence."""
-    if type(k) is int and k >= 0:
+    if type(k) is int and 0 <= k < _SHORT:
         return k
     return int(read(k, Length, f"{what} is a number of tokens", where=where))
 
