@@ -80,6 +80,7 @@ class Controller:
         self._tries = 0.0  # tokens that may be lost by trying
         self._most_texts = 0  # at once so far
         self._turn = Turn(0.0, 0, {}, {})
+        self._found: set[str] = set()  # who found drafts in this round
 
     def describe(self) -> dict[str, Any]:
         """Return what was learnt as plain data; seconds by rows and by draft length."""
@@ -102,6 +103,7 @@ class Controller:
         if self._n_alike and is_same and min(limits.values()) >= self._longest:
             return self._turn.plans  # rounds in which nothing was found are alike
         self._catch_up()
+        self._found.clear()
         for seq in limits:
             self._texts.setdefault(seq, TextState())
         n = len(limits) + len(fixed)
@@ -195,7 +197,8 @@ class Controller:
         rows = sum(round(offer.rows(seq, k)) for seq, k in kept.items())
         self._turn = turn._replace(kept=turn.kept + rows, lost=lost)
         n_asked = sum(role in plan for plan in turn.plans.values())
-        one.worth += (max(gain, 0.0) / n_asked - one.worth) / _RECENT
+        one.count_worth(max(gain, 0.0) / n_asked, 1.0 - 1.0 / _RECENT)
+        self._found.add(role)
         return {seq: kept.get(seq, draft.depth) for seq, draft in proposed.items()}
 
     def _decide(
@@ -235,6 +238,8 @@ class Controller:
         tokens = n + sum(done.accepted.values())
         self._tries = min(self._tries - self._turn.lost + _TRIES * tokens, _MOST_TRIES * max(n, 1))
         fade, (written, plainly) = 1.0 - 1.0 / _RECENT, self._written
+        for role in done.seconds_of.keys() & self.drafters.keys() - self._found:
+            self.drafters[role].count_worth(0.0, fade)
         if not done.prompt_rows:
             self._observe_drafts(done, now)
         self._observe_accepted(done, now)
@@ -258,7 +263,10 @@ class Controller:
             more = n * _RECENT * (1.0 - fade)
             written, plainly = self._written
             self._written, self._n_alike = (written * fade + more, plainly * fade + more), 0
-            tries = self._tries + _TRIES * n * rounds
+            asked = {role for plan in self._turn.plans.values() for role in plan}
+            for role in asked:
+                self.drafters[role].count_worth(0.0, fade)
+            tries = self._tries + (_TRIES * n - self._turn.lost) * rounds
             self._tries = min(tries, _MOST_TRIES * max(n, 1))
 
     def _observe_accepted(self, done: Round, now: int) -> None:

@@ -110,6 +110,10 @@ class Prospects:
         limit = self.expected.limit
         return not self.expected.finds and text.unread.get(self.role, limit + 2) > limit + 1
 
+    def count_worth(self, tokens: float, fade: float) -> None:
+        """Count what it brought when it was asked."""
+        self.worth = fade * self.worth + (1.0 - fade) * tokens
+
     def observe_drafts(
         self,
         texts: Collection[TextState],
