@@ -25,7 +25,7 @@ _DELAY = 0.5  # seconds before a bar is drawn
 _REDRAWN = 0.1  # seconds between two pictures of it
 _PAUSE = 10.0  # seconds between two lines
 _WIDTH, _LINES = 80, 24  # of a terminal that does not say
-_BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit} [{elapsed}, {rate_noinv_fmt}]"
+_BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
 
 
 @contextmanager
@@ -120,4 +120,5 @@ def _write(title: str, count: Measure, unit: Unit, over: threading.Event) -> Non
             said = f"{spell_bytes(most)} of {spell_bytes(total)}, {spell_bytes(pace)}/s"
         else:
             said = f"{int(most):,} of {int(total):,} {unit}, {pace:,.1f} {unit}/s"
-        note(f"{title}: {said}")
+        minutes = (total - most) / pace / 60 if pace else 0
+        note(f"{title}: {said}" + (f", {minutes:,.0f} min left" if minutes >= 1 else ""))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.cross import link
-from mtpcore.decoding import Generator, Stats
+from mtpcore.decoding import Generator
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.model import Model
 from mtpcore.sampling import Sampling
@@ -61,24 +61,28 @@ def measure_head(
     n_tokens : int
         The longest continuation of each.
     report : callable
-        Told how many continuations are done, and of how many.
+        Told how many tokens of continuations are done, and of how many.
     """
     n_ctx = max(map(len, prompts)) + n_tokens + _DRAFT + 1
     ways: tuple[int | Literal["auto"], ...] = (_DRAFT, 0, "auto")
-    done, total = 0, 2 * len(ways) * len(prompts)
+    done, total = 0, 2 * len(ways) * len(prompts) * n_tokens
     measured = []
     for temperature in (0.0, 1.0):
-        stats: list[Stats] = []
-        for draft in ways:
-            cross = link(Context(target, n_ctx, threads=threads), draft_model=head)
-            sampling = Sampling(temperature=temperature, seed=1)
-            generator = Generator(cross, sampling=sampling, draft=draft)
-            for prompt in prompts:
+        sampling = Sampling(temperature=temperature, seed=1)
+        generators = [
+            Generator(
+                link(Context(target, n_ctx, threads=threads), draft_model=head),
+                sampling=sampling,
+                draft=draft,
+            )
+            for draft in ways
+        ]
+        for prompt in prompts:
+            for generator in generators:  # in turn: a slow minute hits all alike
                 list(generator.generate(prompt.tolist(), max_tokens=n_tokens))
-                done += 1
+                done += n_tokens
                 report(done, total)
-            stats.append(generator.stats)
-        rates, plain, drafted = stats
+        rates, plain, drafted = (generator.stats for generator in generators)
         measured.append(
             MeasuredHead(
                 temperature,

@@ -44,7 +44,7 @@ def wait_for(condition):
 @pytest.mark.parametrize(
     ("unit", "count", "shown"),
     [
-        ("tokens", (250.5, 1000), r"reading: +25%\|.*\| 250/1000 tokens \[.*, +[\d.]+ tokens/s\]"),
+        ("tokens", (250.5, 1000), r"reading: +25%\|.*\| 250/1000 tokens \[\d.*<\d.*, +[\d.]+ tokens/s\]"),
         ("bytes", (2.5e6, 1e7), r"reading: +25%\|.*\| 2\.50M/10\.0MB \[.*, +[\d.]+[kM]?B/s\]"),
     ],
 )
@@ -63,6 +63,7 @@ def test_a_terminal_shows_a_bar(monkeypatch, said, unit, count, shown):
     ("unit", "count", "shown"),
     [
         ("tokens", (1500.5, 8000), r"reading: 1,500 of 8,000 tokens, [\d,]+\.\d tokens/s"),
+        ("tokens", (1, 1e9), r"reading: 1 of 1,000,000,000 tokens, .* tokens/s, [\d,]+ min left"),
         ("bytes", (2.5e6, 1e7), r"reading: 2\.5 MB of 10\.0 MB, [\d.]+ .?B/s"),
     ],
 )
