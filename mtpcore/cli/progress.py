@@ -25,7 +25,8 @@ _DELAY = 0.5  # seconds before a bar is drawn
 _REDRAWN = 0.1  # seconds between two pictures of it
 _PAUSE = 10.0  # seconds between two lines
 _WIDTH, _LINES = 80, 24  # of a terminal that does not say
-_BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
+_DONE, _TIME = "{n_fmt}/{total_fmt}{unit}", "[{elapsed}<{remaining}, {rate_noinv_fmt}]"
+_BAR = "{desc}: {percentage:3.0f}%|{bar}| " + f"{_DONE} {_TIME}"
 
 
 @contextmanager

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.boundary.paths import take_path
-from mtpcore.discovery.loading import load_model
+from mtpcore.discovery.loading import find_model, load_model
 from mtpcore.discovery.registry import Registry, registry
-from mtpcore.errors import BatchError
+from mtpcore.errors import BatchError, ModelFileError
 from mtpcore.fitting.measuring import MeasuredHead, measure_head
 from mtpcore.fitting.settings import Settings
 from mtpcore.fitting.shape import find_shape
@@ -109,10 +109,13 @@ def fit_head(
         Too few texts.
     ModelFileError
         A file cannot be read or written, or one that an earlier run left is damaged.
+    LinkError
+        The model's logits are not the product of its last row and a matrix.
     PluginError, MtpcoreError
         No such shape, or a package that it needs is missing.
     """
     out = take_path(out)
+    _check_out(out, find_model(model))
     folder = Path(f"{out}.work") if work is None else take_path(work)
     known = registry() if plugins is None else plugins
     spec, how = find_shape(known, shape)
@@ -123,7 +126,7 @@ def fit_head(
     with load_model(model, sidecars=False, plugins=known) as target:
         begun = None if start is None else read_head(take_path(start), target, spec, how, known)
         teacher = Teacher(target, how.taps(target), folder, s.window, threads=threads)
-        n_given = int(s.tokens * (1 - s.written))
+        n_given = max(int(s.tokens * (1 - s.written)), s.window)
         with watch("reading texts") as report:
             given = list(_read_texts(target, teacher, split.train, n_given, s.window, report))
         pieces = [piece for shard in given for piece in np.split(shard.tokens, shard.begins[1:-1])]
@@ -134,6 +137,7 @@ def fit_head(
             written = list(_write_texts(teacher, writer, s.tokens - n_given, report))
         shards = [*given, *written]
         vocabulary = _count(target, shards, s.vocabulary) if begun is None else begun.vocabulary
+        teacher.check_output(pieces[0], vocabulary)
         trainer = Trainer(target, how, shards, vocabulary, s, begun and begun.weights)
         with watch("training") as report:
             weights = trainer.run(folder, report)
@@ -156,6 +160,22 @@ def fit_head(
     return Fitted(
         out, spec.name, n_tokens, n_written, len(split.held_out), len(vocabulary), measured
     )
+
+
+def _check_out(out: Path, model: Path) -> None:
+    """Refuse now what could not be written at the end.
+
+    Raises
+    ------
+    ModelFileError
+    """
+    reason = None
+    if not out.parent.is_dir() or out.is_dir():
+        reason = "a file in a folder that there is"
+    elif out.exists() and model.exists() and out.samefile(model):
+        reason = "another file than the model's"
+    if reason:
+        raise ModelFileError("the head cannot be written there", where=str(out), wanted=reason)
 
 
 def _read_texts(

@@ -5,23 +5,31 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.errors import LinkError, ModelFileError
 from mtpcore.fitting.stored import read_arrays, read_rows, write_arrays
+from mtpcore.gguf import Tensor
+from mtpcore.gguf.types import dequantize
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.fingerprint import Fingerprint
 from mtpcore.runtime.model import Model
 
-__all__ = ["Rows", "Shard", "Teacher"]
+__all__ = ["Rows", "Shard", "Teacher", "output_rows", "table_rows"]
 
 I32 = NDArray[np.int32]
 F16 = NDArray[np.float16]
 
 _LARGEST = float(np.finfo(np.float16).max)
+_COMPARED = 64
+"""Rows whose distributions are compared with the model's."""
+_APART = 0.1
+"""Total variation; quantised activations make some hundredths."""
 
 
 class Rows(msgspec.Struct, frozen=True):
@@ -128,11 +136,68 @@ class Teacher:
             write_arrays(path, {"tokens": tokens, "begins": begins, **joined})
         return Shard(path, begins, tokens)
 
+    def check_output(self, piece: I32, vocabulary: NDArray[np.int64]) -> None:
+        """Check that rows and output matrix say what the model does, as training takes them to.
+
+        Parameters
+        ----------
+        piece : int32[n]
+        vocabulary : int64[n_drafted]
+            The tokens whose probabilities are compared.
+
+        Raises
+        ------
+        LinkError
+            They do not: the model scales or bounds its logits, or adds to them.
+        """
+        self._context.remove(0)
+        out = self._context.process(Batch.of(piece[:_COMPARED], outputs="all"))
+        logits = out.tap("hidden") @ output_rows(self._context.model, vocabulary).T
+        said, wanted = (_shares(rows) for rows in (logits, out.logits[:, vocabulary]))
+        apart = float(np.abs(said - wanted).sum(axis=1).mean() / 2)
+        if not apart < _APART:
+            raise LinkError(
+                "the model's logits are not the product of its last row and its output matrix",
+                where=str(self._context.model.path),
+                wanted=f"probabilities less than {_APART} apart",
+                got=round(apart, 3),
+            )
+
     def _process(self, tokens: I32) -> tuple[F16, F16]:
         self._context.remove(0)
         out = self._context.process(Batch.of(tokens, outputs="none"))
         taps = np.concatenate([out.tap(tap) for tap in self._taps], axis=1)
         return _narrow(taps), _narrow(out.tap("hidden"))
+
+
+def output_rows(model: Model, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the rows of a model's output matrix, float32[n, width]; no others are dequantised."""
+    tensors = model.tensors
+    return table_rows(tensors.get("output.weight", tensors["token_embd.weight"]), tokens)
+
+
+def table_rows(table: Tensor, ids: NDArray[Any]) -> NDArray[np.float32]:
+    """Return rows of a table, float32[n, width]; no others are dequantised.
+
+    Raises
+    ------
+    ModelFileError
+        Values of its type cannot be had.
+    """
+    rows = dequantize(table.raw()[ids], table.type)
+    if rows is None:
+        raise ModelFileError(
+            "no values can be made of this type",
+            where=f"{table.path}: tensor {table.name!r}",
+            got=table.type_name,
+        )
+    return rows.reshape(len(ids), -1).astype(np.float32)
+
+
+def _shares(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    shares: NDArray[np.float32] = powers / powers.sum(axis=1, keepdims=True)
+    return shares
 
 
 def _narrow(rows: NDArray[np.float32]) -> F16:

@@ -14,14 +14,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.errors import ModelFileError
 from mtpcore.fitting.optimizer import Parameters, State, begin_state, update
 from mtpcore.fitting.settings import Settings
 from mtpcore.fitting.shape import F32, Shape
 from mtpcore.fitting.stored import read_arrays, write_arrays
-from mtpcore.fitting.teacher import Shard
+from mtpcore.fitting.teacher import Shard, output_rows, table_rows
 from mtpcore.gguf import Tensor
-from mtpcore.gguf.types import dequantize
 
 __all__ = ["Trainer"]
 
@@ -76,7 +74,7 @@ class Trainer:
         self._shape, self._settings = shape, settings
         self._pieces = [(one, i) for one in shards for i in range(len(one.begins) - 1)]
         self._table: Tensor = target.tensors["token_embd.weight"]
-        output = _rows_of(target.tensors.get("output.weight", self._table), vocabulary)
+        output = output_rows(target, vocabulary)
         self._scale = self._measure_scale()
         if weights is None:
             self._weights = shape.begin(target, output, self._sample(), settings.seed)
@@ -152,7 +150,7 @@ class Trainer:
         )
         for i, one in enumerate(rows):
             n = len(one.tokens) - 1
-            batch.embeddings[i, :n] = _rows_of(self._table, one.tokens[1:])
+            batch.embeddings[i, :n] = table_rows(self._table, one.tokens[1:])
             batch.taps[i, :n] = one.taps[:-1] / self._scale
             batch.hidden[i, :n] = one.hidden[1:]
             batch.lengths[i] = n
@@ -182,18 +180,6 @@ class Trainer:
         for name, values in sorted(self._weights.items()):
             hashed.update(name.encode() + values.tobytes())
         return hashed.hexdigest()
-
-
-def _rows_of(tensor: Tensor, ids: NDArray[Any]) -> F32:
-    """Return float32[n, width] of a table; only these rows are dequantised."""
-    rows: F32 | None = dequantize(tensor.raw()[ids], tensor.type)
-    if rows is None:
-        raise ModelFileError(
-            "no values can be made of this type",
-            where=f"{tensor.path}: tensor {tensor.name!r}",
-            got=tensor.type_name,
-        )
-    return rows.reshape(len(ids), -1).astype(np.float32)
 
 
 def _loss(draft: Any, output: jax.Array, weights: Parameters, batch: TrainingBatch) -> jax.Array:

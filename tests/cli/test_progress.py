@@ -44,7 +44,11 @@ def wait_for(condition):
 @pytest.mark.parametrize(
     ("unit", "count", "shown"),
     [
-        ("tokens", (250.5, 1000), r"reading: +25%\|.*\| 250/1000 tokens \[\d.*<\d.*, +[\d.]+ tokens/s\]"),
+        (
+            "tokens",
+            (250.5, 1000),
+            r"reading: +25%\|.*\| 250/1000 tokens \[.*<.*, +[\d.]+ tokens/s\]",
+        ),
         ("bytes", (2.5e6, 1e7), r"reading: +25%\|.*\| 2\.50M/10\.0MB \[.*, +[\d.]+[kM]?B/s\]"),
     ],
 )

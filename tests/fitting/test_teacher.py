@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import mtpcore
-from mtpcore.errors import ModelFileError
-from mtpcore.fitting.teacher import Teacher
+from mtpcore.errors import LinkError, ModelFileError
+from mtpcore.fitting.teacher import Teacher, output_rows
 from mtpcore.fitting.written_texts import Writer
 
 TAPS = ("layer_input:2", "layer_input:5")
@@ -61,6 +61,17 @@ def test_other_rows_are_another_shard(target, pieces, tmp_path, change):
     if change == "cut":  # the same tokens, of which others begin anew
         pieces = [pieces[0], np.concatenate(pieces[1:])]
     assert Teacher(target, taps, tmp_path, WINDOW, threads=1).read(pieces).path != first.path
+
+
+def test_logits_that_no_matrix_makes_are_refused(target, pieces, tmp_path, monkeypatch):
+    teacher = Teacher(target, TAPS, tmp_path, WINDOW, threads=1)
+    vocabulary = np.arange(0, 2000, 3)
+    teacher.check_output(pieces[0], vocabulary)
+    monkeypatch.setattr(
+        "mtpcore.fitting.teacher.output_rows", lambda *args: output_rows(*args) * 1.5
+    )
+    with pytest.raises(LinkError, match="not the product"):
+        teacher.check_output(pieces[0], vocabulary)
 
 
 @pytest.mark.parametrize("place", [9, -1, "cut", "empty"])

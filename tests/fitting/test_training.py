@@ -190,6 +190,14 @@ def test_a_head_of_another_shape_is_refused(folder, key):
     assert not (folder / "refused.gguf").exists()
 
 
+@pytest.mark.parametrize("out", ["none/head.gguf", ".", "model.gguf"])
+def test_a_place_that_cannot_be_written_is_refused_at_once(folder, out):
+    before = (folder / "model.gguf").read_bytes()
+    with pytest.raises(ModelFileError, match="cannot be written there"):
+        fit_head(folder / "model.gguf", [], folder / out, SETTINGS, watch)
+    assert (folder / "model.gguf").read_bytes() == before
+
+
 def test_shapes_are_known_by_name(folder):
     with pytest.raises(PluginError, match="eagle3"):
         run(folder, "refused.gguf", shape="medusa")
