@@ -125,17 +125,13 @@ class Lookup(Proposer):
 
         Parameters
         ----------
-        seq : int
-            The sequence's number.
-        tokens : ndarray, int32[n]
-            All tokens so far, the newest last; they are only looked at.
-        k : int
-            How many are wanted.
+        seq, tokens, k
+            As of ``find``.
 
         Raises
         ------
         BatchError
-            No such numbers.
+            As ``find``.
         """
         found = self.find(seq, tokens, k)
         return Proposal(found.draft[: found.n_sure], found.confidence)

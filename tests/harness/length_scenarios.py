@@ -10,9 +10,9 @@ from mtpcore.decoding import Controller, Expectation, Round
 EASY, HARD, USUAL = falling(0.9), falling(0.05), falling(0.8)
 
 
-def make_controller(acceptance=0.7, limit=LIMIT):
-    """Return a controller of one head."""
-    return Controller({ROLE: Expectation(limit, acceptance, 0.15)})
+def make_controller(acceptance=0.7, limit=LIMIT, *, finds=False):
+    """Return a controller of one head, or of one that finds drafts."""
+    return Controller({ROLE: Expectation(limit, acceptance, 0.15, finds)})
 
 
 def lengths_of(plans):

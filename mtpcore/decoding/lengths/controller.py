@@ -99,7 +99,7 @@ class Controller:
         self, limits: Mapping[int, int], fixed: Mapping[int, int]
     ) -> dict[int, dict[str, int]]:
         """Return whom each sequence asks, in this order, and for how much; see ``LengthPolicy``."""
-        is_same = limits.keys() == self._turn.plans.keys() and not fixed
+        is_same = bool(limits) and limits.keys() == self._turn.plans.keys() and not fixed
         if self._n_alike and is_same and min(limits.values()) >= self._longest:
             return self._turn.plans  # rounds in which nothing was found are alike
         self._catch_up()

@@ -12,7 +12,7 @@ from harness.simulated_machine import LIMIT, ROLE, SHAPES, TWO_CORES, Machine, f
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtpcore.decoding import LengthPolicy
+from mtpcore.decoding import LengthPolicy, Proposed
 
 EASY, HARD = falling(0.9), falling(0.05)
 
@@ -392,10 +392,21 @@ def test_reasons_are_sentences_with_numbers():
     assert last.reason.endswith("times as fast as without")
 
 
+def test_nobody_to_choose_for_after_rounds_in_which_nothing_was_found():
+    """Of texts whose lengths are fixed there may be such rounds, too."""
+    controller = make_controller(finds=True)
+    none = {1: 0}
+    for _ in range(11):
+        assert controller.choose({}, none) == {}
+        controller.observe(done_round(none, none, none, 1, 0, 0.0, 1.0))
+    for limits in ({}, {0: 50}, {}, {0: 0}):
+        assert controller.choose(limits, {}).keys() == limits.keys()
+
+
 @searching(100)
 @given(
     limit=st.integers(0, 9),
-    start=st.integers(1, 12),
+    finds=st.booleans(),
     rounds=st.lists(
         st.tuples(
             st.dictionaries(st.integers(0, 4), st.integers(0, 12), max_size=4),  # limits
@@ -409,9 +420,9 @@ def test_reasons_are_sentences_with_numbers():
         max_size=60,
     ),
 )
-def test_whatever_happens_lengths_are_within_their_limits(limit, start, rounds):
+def test_whatever_happens_lengths_are_within_their_limits(limit, finds, rounds):
     """And every sequence has one, and what is remembered is bounded."""
-    controller = make_controller(0.5, limit=limit)
+    controller = make_controller(0.5, limit=limit, finds=finds)
     assert isinstance(controller, LengthPolicy)
     for limits, fixed, seconds, luck, prompts, raises, ending in rounds:
         asked = lengths_of(controller.choose(limits, fixed))
@@ -422,6 +433,15 @@ def test_whatever_happens_lengths_are_within_their_limits(limit, start, rounds):
             continue
         asked = {**asked, **fixed}
         made = {seq: min(k, luck + 1) for seq, k in asked.items()}
+        proposed = {
+            seq: Proposed(n, n + seq, luck / 9 if finds else None)
+            for seq, n in made.items()
+            if n and seq in limits
+        }
+        kept = controller.keep(ROLE, proposed) if proposed else {}
+        assert kept.keys() == proposed.keys()
+        assert all(0 <= k <= made[seq] for seq, k in kept.items())
+        made |= kept
         accepted = {seq: min(n, luck) for seq, n in made.items()}
         rows = len(asked) + sum(made.values()) + prompts
         for choice in controller.observe(
