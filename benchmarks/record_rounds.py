@@ -5,8 +5,8 @@
 What lookup proposes at a place of a text, and how much of it is accepted, follows from the text, so
 the texts of the six tasks (``tasks.py``) are recorded as tokens. To them come the CPU seconds of
 real rounds with one thread (the lower quartiles, since others may use the machine), of 1, 4 and 16
-texts at once: passes by rows, with everything that a round needs besides; asking lookup in vain and
-with success; the choice of a token. ``tests/harness/replay.py`` replays them.
+texts at once: passes by rows, with everything that a round needs besides, and the choice of a
+token. ``tests/harness/replay.py`` replays them; what asking lookup takes, ``lookup.py`` measures.
 """
 
 from __future__ import annotations
@@ -119,17 +119,12 @@ def _record(lm: mtpcore.LM, task: Task, n: int) -> dict[str, object]:
     for question in task.questions:
         prompt = lm.encode_chat(question)
         texts.append([prompt, [*generator.generate(prompt, max_tokens=n)]])
-    asks: dict[bool, list[float]] = {True: [], False: []}
-    for done in watcher.rounds:
-        if any(done.asked.values()):
-            asks[any(done.made.values())].append(done.draft_seconds)
     choices = [
         done.choose_seconds / (len(done.asked) + sum(done.accepted.values()))
         for done in watcher.rounds
     ]
     return {
         "texts": texts,
-        "ask_seconds": {"in vain": _quartile(asks[False]), "found": _quartile(asks[True])},
         "choose_seconds": _quartile(choices),
     }
 

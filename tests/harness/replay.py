@@ -18,7 +18,7 @@ from mtpcore.drafting.lookup import LOOKUP, Lookup
 
 RECORDED = Path(__file__).parents[1] / "data" / "rounds" / "smollm2.json.xz"
 ASK_SECONDS = 15e-6
-"""What it takes to ask lookup."""
+"""What it takes to ask lookup, Python around it included; see ``benchmarks/lookup.py``."""
 FIXED = (0, 1, 2, 3, 4, 8)
 ROLE = "lookup"
 
