@@ -154,14 +154,18 @@ class Prospects:
         self._lasting += 0.25 * (text.n_rounds - self._lasting)
 
     def describe(self, slowness: float, now: int) -> dict[str, Any]:
-        """Return what was learnt as plain data; seconds by draft length."""
+        """Return what was learnt as plain data; seconds by draft length.
+
+        Of drafts that come with a confidence, acceptance is known by that.
+        """
+        overall = self._rates.get(None)
         by_confidence = {
             round((level + 0.5) / _LEVELS, 2): self._rates[level].rates(1, now)[0]
             for level in sorted(level for level in self._rates if level is not None)
         }
         return {
             "draft_seconds": {k: s * slowness for k, s in self.curves.points().items()},
-            "acceptance_rates": self._rates_of(None).rates(self.expected.limit, now),
+            "acceptance_rates": overall.rates(self.expected.limit, now) if overall else [],
             "acceptance_by_confidence": by_confidence,
         }
 
