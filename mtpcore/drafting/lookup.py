@@ -125,8 +125,10 @@ class Lookup(Proposer):
 
         Parameters
         ----------
-        seq, tokens, k
+        seq, k
             As of ``find``.
+        tokens : ndarray, int32[n]
+            All tokens so far, the newest last.
 
         Raises
         ------
