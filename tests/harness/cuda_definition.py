@@ -10,7 +10,14 @@ from mtpcore.backends.reference.arithmetic.attention import attention, cross_att
 from mtpcore.backends.reference.arithmetic.formats import stored
 from mtpcore.backends.reference.arithmetic.table import at_once
 
-PRODUCTS = ("matmul", "matmul_by_position", "expert_matmul", "cluster_matmul", "head_matmul")
+PRODUCTS = (
+    "matmul",
+    "matmul_by_position",
+    "expert_matmul",
+    "cluster_matmul",
+    "head_matmul",
+    "rank_matmul",
+)
 
 
 def rms_norm(x, w=None, *, eps):
