@@ -1075,6 +1075,13 @@ class GraphBuilder:
         weights = [weight, bias] if bias and self.has(bias) else [weight]
         return self.add_node("expert_matmul", [x, ids], weights, name=name or self._stem(weight))[0]
 
+    def scale_chosen(self, x: Value, ids: Value, weight: str, *, name: str | None = None) -> Value:
+        """Multiply each expert's row by the factor of that expert: [T, n_used, width], as it was.
+
+        ``ids`` are those that a ``route`` chose, and ``weight`` [experts] has the factors.
+        """
+        return self.add_node("scale_chosen", [x, ids], [weight], name=name or self._stem(weight))[0]
+
     def cluster_matmul(
         self, x: Value, clusters: Value, weight: str, ordering: str, *, name: str | None = None
     ) -> Value:

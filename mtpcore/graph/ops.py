@@ -506,6 +506,14 @@ def _expert_matmul(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Si
     return _f32(ids[0], ids[1], stack[1])
 
 
+def _scale_chosen(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
+    fits = len(x[0]) == 3 and x[0][:2] == x[1]
+    _want(fits, "not a row for each rank", (*x[1], "width"), x[0])
+    factors = w[0]
+    _want(factors is not None and len(factors) == 1, "one factor an expert", "[experts]", factors)
+    return _f32(*x[0])
+
+
 def _cluster_matmul(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     matrix, ordering, n = w[0], w[1], a["n_clusters"]
     assert matrix is not None
@@ -812,6 +820,16 @@ OPS: dict[str, OpRule] = {
         (1,),
         (1,),
         axes=(3, 2),
+    ),
+    "scale_chosen": _rule(
+        2,
+        1,
+        "",
+        _scale_chosen,
+        "w[ids[t, r]] * x[t, r]; the ids choose among as many experts as w has factors",
+        (1,),
+        (1,),
+        axes=(1,),
     ),
     "cluster_matmul": _rule(
         2,

@@ -278,6 +278,49 @@ def test_plans_that_would_leave_their_buffers_are_not_made(misfit, steps, sizes)
         made.finish(0.0, 0.0, 0.0)
 
 
+IDS, HALVES = view(INNER, width=2), view(Y, 2, head_stride=2, width=2)
+
+
+def route(n_used=2):
+    return "route", 0, [view(X)], [IDS, IDS], {"ints": [n_used, 0, 0, 1, 1, 1]}
+
+
+def scale_chosen(n_experts=4, ids=IDS, axis=0, **changed):
+    weights = changed.pop("weights", [np.ones(n_experts, np.float32)])
+    return (
+        *("scale_chosen", axis, [view(X, 2, head_stride=2, width=2), ids], [HALVES]),
+        {"ints": [n_experts], "weights": weights, **changed},
+    )
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [route(), scale_chosen(3)],
+        [route(), scale_chosen(weights=[None])],
+        [route(), scale_chosen(ids=view(INNER, offset=1, width=2))],
+        [route(), scale_chosen(ids=view(INNER, width=1))],
+        [route(), scale_chosen(axis=1)],
+        [route(1), scale_chosen()],
+        [("copy", 0, [view(X)], [view(INNER)], {}), scale_chosen()],
+        [scale_chosen()],
+    ],
+)
+def test_factors_are_those_of_experts_that_a_route_chose(steps):
+    made = executor(n_ops=len(steps))
+    for kind, axis, inputs, outputs, further in steps:
+        made.add(kind, 0, axis, inputs, outputs, **further)
+    with pytest.raises(BackendError, match=r"ids of more experts|different shapes"):
+        made.finish(0.0, 0.0, 0.0)
+
+
+def test_factors_are_one_for_each_expert():
+    made = executor()
+    kind, axis, inputs, outputs, further = scale_chosen(4, weights=[np.ones(3, np.float32)])
+    with pytest.raises(BackendError, match="not a weight for each value"):
+        made.add(kind, 0, axis, inputs, outputs, **further)
+
+
 def test_rows_without_a_token_are_refused_where_nothing_stands_for_them():
     made = executor(n_ops=1)
     made.add("embed", 0, 0, [], [view(Y)], matrices=[matrix(N_VOCAB)])

@@ -260,6 +260,7 @@ def test_experts(name, n):
         a = g.inputs["a"]
         ids, shares = g.route(a, "r.weight", "c.weight", n_used=3, **ROUTES[name])
         up = g.activation(g.expert_matmul(a, ids, "up.weight"), "relu")
+        up = g.scale_chosen(up, ids, "c.weight")
         return {"y": g.mix(g.expert_matmul(up, ids, "down.weight"), shares), "shares": shares}
 
     for threads in (1, 2, 3):

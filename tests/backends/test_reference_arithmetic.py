@@ -107,6 +107,7 @@ def test_every_operation_is_written_down():
         "mul",
         "scale_by",
         "shift_by",
+        "scale_chosen",
         "embed",
         "embed_codes",
         "embed_by_position",
@@ -443,7 +444,12 @@ def test_experts(data, isa, n, options, n_used):
         route = {"n_used": n_used, **options, **more}
         ids, shares = g.route(g.inputs["a"], "r.weight", "c.weight", **route)
         up = g.expert_matmul(g.inputs["a"], ids, "up.weight")
-        return {"route": shares, "expert_matmul": g.merge_heads(up), "mix": g.mix(up, shares)}
+        return {
+            "route": shares,
+            "expert_matmul": g.merge_heads(up),
+            "scale_chosen": g.merge_heads(g.scale_chosen(up, ids, "f.weight")),
+            "mix": g.mix(up, shares),
+        }
 
     compare([isa], make, tensors, {"a": data.draw(values(n, 20))})
 

@@ -21,6 +21,8 @@ TENSORS = {
     "narrow.weight": np.zeros((W, W - 1)),
     "vector.weight": np.zeros(W - 1),
     "order.weight": np.zeros(W),
+    "two.weight": np.zeros(2),
+    "three.weight": np.zeros(3),
     "odd.weight": np.zeros((W + 1, W)),
     "stack.weight": np.zeros((3, 7, W)),
     "short.weight": np.zeros((2, 7, W)),
@@ -52,6 +54,12 @@ def clusters(g, rows, ordering, matrix="square.weight"):
     x = g.embed(g.inputs.tokens, "embd.weight")
     ids, _ = g.route(x, "router.weight", n_used=1)
     return g.cluster_matmul(rows, ids, matrix, ordering)
+
+
+def chosen(g, x, factors):
+    """Multiply the rows of two experts by factors of theirs."""
+    ids, _ = g.route(x, "router.weight", n_used=2)
+    return g.scale_chosen(g.split_heads(x, 2), ids, factors)
 
 
 def convolved(g, x, kernels="kernels.weight", n=6, size=4, part=0):
@@ -252,6 +260,17 @@ WRONG = {
     "expert_matmul, tokens": lambda g, x: g.expert_matmul(x, g.inputs.tokens, "stack.weight"),
     "rope, ids of experts": lambda g, x: g.rope(
         heads(g, x), g.route(x, "router.weight", n_used=1)[0], [1.0]
+    ),
+    "scale_chosen": lambda g, x: chosen(g, x, "router.weight"),
+    "scale_chosen, fewer factors": lambda g, x: chosen(g, x, "two.weight"),
+    "scale_chosen, rows": lambda g, x: g.scale_chosen(
+        x, g.route(x, "router.weight", n_used=2)[0], "three.weight"
+    ),
+    "scale_chosen, more ranks": lambda g, x: g.scale_chosen(
+        heads(g, x), g.route(x, "router.weight", n_used=2)[0], "three.weight"
+    ),
+    "scale_chosen, tokens": lambda g, x: g.scale_chosen(
+        heads(g, x, 2), g.inputs.tokens, "three.weight"
     ),
     "mix": lambda g, x: g.mix(heads(g, x), g.route(x, "router.weight", n_used=2)[1]),
     "outputs, twice": lambda g, x: g.output_rows(g.output_rows(x)),

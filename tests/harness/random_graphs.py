@@ -196,6 +196,13 @@ class Grower(Writer):
         stack = self.matrix(N_EXPERTS, self.draw(self.WIDTHS), x.shape[-1])
         return self.g.expert_matmul(x, ids, stack)
 
+    def scale_chosen(self):
+        if not self.ids:
+            self.values.append(self.route())
+        ids = self.draw(st.sampled_from(self.ids))
+        x = self.in_heads(lambda v: v.shape[:2] == ids.shape)
+        return x and self.g.scale_chosen(x, ids, self.vector(N_EXPERTS))
+
     def mix(self):
         x = self.in_heads()
         shares = x and self.pick(lambda v: v.shape == x.shape[:2])
@@ -258,7 +265,8 @@ class Grower(Writer):
         norm_of_any,
         two, two, scale, scale_any_by, shift_any_by, activate,
         concat, concat, concat, slice, slice, slice, split, split, join, join, repeat, turn,
-        attention, attention, route, expert_matmul, expert_matmul, mix, head_matmul, output_rows,
+        attention, attention, route, expert_matmul, expert_matmul, scale_chosen, mix, head_matmul,
+        output_rows,
         rank_matmul, find_best, embed_ids, embed_ids, block_attention, block_walk,
     )  # fmt: skip
 

@@ -288,6 +288,8 @@ class Writer:
             )
             for _ in range(2)
         )
+        if self.draw(st.booleans()):
+            gate = g.scale_chosen(gate, ids, self.vector(n_experts, around=1.0))
         down = g.expert_matmul(g.gated(gate, up), ids, self.matrix(n_experts, x.shape[1], width))
         return g.add(x, g.mix(down, shares))
 

@@ -217,6 +217,11 @@ class Lowering:
 
     _lower_scale_by = _lower_shift_by = _lower_by_weight
 
+    def _lower_scale_chosen(self, node: Node) -> None:
+        factors = self.weights.vector(node.weights[0])
+        assert factors is not None
+        self._add(node, node.op, self._in(node), weights=[factors], ints=[len(factors)])
+
     def _lower_mix(self, node: Node) -> None:
         self._add(node, "mix", self._in(node))
 

@@ -173,7 +173,7 @@ def _cut_of(step: ExecutorStep) -> _Cut | None:
     steps                        cut between                        because
     ===========================  =================================  ================================
     matmuls                      ``GROUP`` outputs                  a kernel computes them together
-    of each value, mix           ``_LANES`` values                  two threads write no cache line
+    of each value or rank        ``_LANES`` values                  two threads write no cache line
     prepare                      blocks of codes                    they share a scale
     norms of heads, rope         heads                              a head is read as a whole
     remember, attention          key heads                          queries of one share its keys
@@ -191,7 +191,7 @@ def _cut_of(step: ExecutorStep) -> _Cut | None:
     if step.kind in _EACH_VALUE and outs[0].width % _LANES == 0:
         write = _by_width(outs[0], True)
         return _Cut(outs[0].width // _LANES, [*map(_by_width, ins), write])
-    if step.kind == "mix" and outs[0].width % _LANES == 0:
+    if step.kind in ("mix", "scale_chosen") and outs[0].width % _LANES == 0:
         reads = [_by_width(ins[0]), Access(ins[1].buffer, False)]
         return _Cut(outs[0].width // _LANES, [*reads, _by_width(outs[0], True)])
     if step.kind in ("prepare", "prepare_by_expert"):

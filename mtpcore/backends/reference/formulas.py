@@ -50,6 +50,7 @@ __all__ = [
     "merge_heads",
     "scale",
     "scale_by",
+    "scale_chosen",
     "shift_by",
     "slice_",
     "find_best",
@@ -419,6 +420,11 @@ def expert_matmul(x: Array, ids: NDArray[np.int32], w: Any, bias: Array | None =
     each = x if x.ndim == 2 else [x] * len(ids)
     y = np.stack([w[i] @ row for i, row in zip(ids, each, strict=True)])
     return y if bias is None else y + bias[ids]
+
+
+def scale_chosen(x: Array, ids: NDArray[np.int32], w: Array) -> Array:
+    """Return w[id] x[r] for the id of each rank r."""
+    return np.asarray(w[ids, None] * x)
 
 
 def cluster_matmul(

@@ -65,6 +65,14 @@ def test_arithmetic_of_values(device, shape):
         assert same(carried_out(device, "shift_by", [a], [weight], row), weight + a)
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 3, 100)])
+def test_factors_of_experts(device, shape):
+    x, w = of_all_sizes(18, *shape), of_all_sizes(19, 7)
+    ids = np.random.default_rng(20).integers(0, 7, shape[:2], np.int32)
+    made = carried_out(device, "scale_chosen", [x, ids], [w], shape[1:])
+    assert same(made, w[ids][..., None] * x)
+
+
 @pytest.mark.parametrize(("width", "n"), [(1, 1), (40, 1), (40, 256), (3000, 16)])
 def test_the_best_of_a_row(device, width, n):
     x = of_all_sizes(6, 5, width)

@@ -24,6 +24,7 @@
     X(SCALE, scale, ROWS)                                                                          \
     X(SCALE_BY, scale_by, ROWS)                                                                    \
     X(SHIFT_BY, shift_by, ROWS)                                                                    \
+    X(SCALE_CHOSEN, scale_chosen, ROWS)                                                            \
     X(ACTIVATION, activation, ROWS)                                                                \
     X(GATED, gated, ROWS)                                                                          \
     X(ANGLES, angles, ROWS)                                                                        \

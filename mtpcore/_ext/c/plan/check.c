@@ -211,6 +211,7 @@ static int is_cut_evenly(const mtp_op *op)
     case MTP_ACTIVATION:
     case MTP_GATED:
     case MTP_MIX:
+    case MTP_SCALE_CHOSEN:
     case MTP_COPY:
     case MTP_TAKE:
     case MTP_BLOCK_MEAN:
@@ -247,6 +248,15 @@ static int are_found(const mtp_plan *plan, int64_t at, int64_t n)
     const mtp_op *maker = maker_of(plan, at, ids->buffer);
     return maker && maker->kind == MTP_FIND_BEST && maker->axis == plan->ops[at].axis &&
            maker->in[0].width <= n && maker->n[0] >= ids->width && is_same(&maker->out[0], ids);
+}
+
+/* Whether the ids that an operation reads are those that a route chose among n, or fewer. */
+static int are_chosen(const mtp_plan *plan, int64_t at, const mtp_view *ids, int64_t n_used,
+                      int64_t n)
+{
+    const mtp_op *maker = maker_of(plan, at, ids->buffer);
+    return maker && maker->kind == MTP_ROUTE && maker->axis == plan->ops[at].axis &&
+           maker->in[0].width <= n && maker->n[0] >= n_used && is_same(&maker->out[0], ids);
 }
 
 static const char *misfit_of_candidates(const mtp_plan *plan, int64_t at)
@@ -328,9 +338,7 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
                    ? NULL
                    : "more experts are used than there are";
     case MTP_SORT_BY_EXPERT:
-        maker = maker_of(plan, at, in->buffer);
-        if (!maker || maker->kind != MTP_ROUTE || maker->in[0].width > op->n[0] ||
-            maker->axis != op->axis || maker->n[0] < in->width || !is_same(&maker->out[0], in))
+        if (!are_chosen(plan, at, in, in->width, op->n[0]))
             return "ids of more experts than there are lists for";
         if (in->width != out->width)
             return "lists for another number of experts";
@@ -366,13 +374,15 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
                    ? NULL
                    : "outputs of other matrices";
     case MTP_SCATTER:
-        maker = maker_of(plan, at, in[1].buffer);
-        if (!maker || maker->kind != MTP_ROUTE || maker->in[0].width > op->n[1] ||
-            maker->axis != op->axis || maker->n[0] < in[0].n_heads ||
-            !is_same(&maker->out[0], &in[1]))
+        if (!are_chosen(plan, at, &in[1], in[0].n_heads, op->n[1]))
             return "ids of more clusters than there are";
         return in[0].width == op->n[0] && in[0].n_heads <= in[1].width ? NULL
                                                                        : "clusters of another size";
+    case MTP_SCALE_CHOSEN:
+        if (!op->weights[0] || !are_chosen(plan, at, &in[1], in[0].n_heads, op->n[0]))
+            return "ids of more experts than there are factors for";
+        return is_alike(in, out) && in[0].n_heads <= in[1].width ? NULL
+                                                                 : "rows of different shapes";
     case MTP_MIX:
         return in[0].width == out->width && in[0].n_heads <= in[1].width
                    ? NULL

@@ -2,7 +2,8 @@
  *
  * OPERATION is ADD, MUL, SCALE (by `number`), ACTIVATION (of `kind`) or GATED, with the limit
  * `number`, as functions.cuh has it. Where `period` is not 0, b repeats after as many values: a weight
- * for each value of a row.
+ * for each value of a row. Where `each` is not 0, so many values in a row share one of b; with `ids`,
+ * the one that these choose for them.
  * Grid: values / 256 rounded up. Block: 256.
  */
 #include "functions.cuh"
@@ -30,9 +31,12 @@ static __device__ __forceinline__ float computed(float a, float b, int kind, flo
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     elementwise(const float *__restrict__ a, const float *__restrict__ b, float *__restrict__ y,
-                long long n, int period, int kind, float number, float offset)
+                long long n, const int *__restrict__ ids, int period, int each, int kind,
+                float number, float offset)
 {
     const long long i = (long long)blockIdx.x * THREADS + threadIdx.x;
-    if (i < n)
-        y[i] = computed(a[i], b ? b[period ? i % period : i] : 0.0f, kind, number, offset);
+    if (i >= n)
+        return;
+    const long long at = each ? i / each : period ? i % period : i;
+    y[i] = computed(a[i], b ? b[ids ? ids[at] : at] : 0.0f, kind, number, offset);
 }

@@ -73,18 +73,22 @@ def _elementwise(
     second: DeviceArray | None = None,
     *,
     period: int = 0,
+    each: int = 0,
+    ids: DeviceArray | None = None,
     kind: str = ACTIVATIONS[0],
     number: float = 0,
     offset: int = 0,
 ) -> list[Launch]:
-    """Compute each value of the output alone; ``second`` repeats where there is a period."""
+    """Compute each value of the output alone; see the kernel for which of ``second`` it takes."""
     kernel, n = _ELEMENTWISE[name], n_rows * n_of_row(step.outputs[0])
     arguments = kernel.arguments(
         a=step.inputs[0],
         b=second,
         y=step.outputs[0],
         n=n,
+        ids=ids,
         period=period,
+        each=each,
         kind=ACTIVATIONS.index(kind),
         number=number,
         offset=offset,
@@ -117,6 +121,12 @@ def shift_by(step: Step, n_rows: int) -> list[Launch]:
     """Add a weight for each value of the last axis, or one for all."""
     weight = step.weights[0]
     return _elementwise("ADD", step, n_rows, weight, period=weight.shape[0])
+
+
+def scale_chosen(step: Step, n_rows: int) -> list[Launch]:
+    """Multiply each rank's row by the factor of its expert."""
+    (x, ids), (weight,) = step.inputs, step.weights
+    return _elementwise("MUL", step, n_rows, weight, each=x.shape[-1], ids=ids)
 
 
 def activation(step: Step, n_rows: int) -> list[Launch]:
@@ -443,6 +453,7 @@ LAUNCHERS: dict[str, Launcher] = {
     "scale": scale,
     "scale_by": scale_by,
     "shift_by": shift_by,
+    "scale_chosen": scale_chosen,
     "activation": activation,
     "gated": gated,
     "rms_norm": rms_norm,
