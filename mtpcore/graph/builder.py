@@ -392,12 +392,52 @@ class GraphBuilder:
         return self.add_node("add", [a, b], name=name)[0]
 
     def mul(self, a: Value, b: Value, *, name: str | None = None) -> Value:
-        """Return a * b element by element, of one shape."""
+        """Return a * b element by element, of one shape.
+
+        For heads ``a`` [T, H, D], ``b`` may be [T, H]: one value a head.
+        """
         return self.add_node("mul", [a, b], name=name)[0]
 
     def scale(self, x: Value, factor: float, *, name: str | None = None) -> Value:
         """Multiply by a number, ``factor``."""
         return self.add_node("scale", [x], name=name, factor=float(factor))[0]
+
+    def scale_by_position(
+        self,
+        x: Value,
+        positions: Value,
+        *,
+        beta: float,
+        n: int,
+        offset: int = 0,
+        name: str | None = None,
+    ) -> Value:
+        """Multiply rows by a factor that grows with the position: 1 up to position n - offset.
+
+        The factor of position p is 1 + ``beta`` log(1 + floor((p + ``offset``) / ``n``)). Queries
+        times it keep their attention on few of many keys (Nakanishi 2025, "Scalable-Softmax Is
+        Superior for Attention").
+
+        Parameters
+        ----------
+        x : Value
+            [T, ...], rows of the batch.
+        positions : Value
+            i32[T, axes]; the first axis counts.
+        beta : float
+            Factor of the logarithm.
+        n : int
+            Positions that share a factor.
+        offset : int
+            Added to positions first.
+        """
+        return self.add_node(
+            "scale_by_position", [x, positions], name=name, beta=float(beta), n=n, offset=offset
+        )[0]
+
+    def clamp(self, x: Value, limit: float, *, name: str | None = None) -> Value:
+        """Cut values to -``limit`` .. ``limit``; what is not a number stays."""
+        return self.add_node("clamp", [x], name=name, limit=float(limit))[0]
 
     def scale_by(self, x: Value, weight: str, *, name: str | None = None) -> Value:
         """Multiply each value of the last axis by its factor, ``weight``: [width], or all: [1]."""

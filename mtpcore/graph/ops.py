@@ -32,6 +32,8 @@ MAX_CANDIDATES = 1 << 11
 MAX_DISTANCE, MAX_BUCKETS = 1 << 12, 1 << 10
 """How many places a relative position bias may tell apart at most, and in how many buckets."""
 
+MAX_POSITION = (1 << 31) - 1
+
 ACTIVATIONS = (
     "silu",
     "gelu",
@@ -178,6 +180,26 @@ def _by_weight(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signat
 def _same(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     for other in x[1:]:
         _want(other == x[0], "shapes differ", x[0], other)
+    return _f32(*x[0])
+
+
+def _mul(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
+    if len(x[0]) == 3 and len(x[1]) == 2:
+        _want(x[1] == x[0][:2], "not a factor for each head", x[0][:2], x[1])
+        return _f32(*x[0])
+    return _same(x, w, a)
+
+
+def _clamp(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
+    _want(0 < a["limit"] < float("inf"), "no limit of values", "above 0", a["limit"])
+    return _same(x, w, a)
+
+
+def _scale_by_position(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
+    _want(x[0][0] == x[1][0], "each row has a position", x[1][0], x[0][0])
+    for name, least in (("n", 1), ("offset", 0)):
+        _want(least <= a[name] <= MAX_POSITION, name, f"{least}..{MAX_POSITION}", a[name])
+    _want(abs(a["beta"]) < float("inf"), "no factor of a logarithm", "a finite number", a["beta"])
     return _f32(*x[0])
 
 
@@ -633,8 +655,9 @@ OPS: dict[str, OpRule] = {
     ),
     "l2_norm": _rule(1, 0, "eps", _same, "x / sqrt(sum(x^2) + eps) over the last axis"),
     "add": _rule(2, 0, "", _same, "a + b"),
-    "mul": _rule(2, 0, "", _same, "a * b"),
+    "mul": _rule(2, 0, "", _mul, "a * b; b may have one value for each head of a"),
     "scale": _rule(1, 0, "factor", _same, "factor * x"),
+    "clamp": _rule(1, 0, "limit", _clamp, "x, cut to -limit .. limit"),
     "scale_by": _rule(
         1,
         1,
@@ -650,6 +673,15 @@ OPS: dict[str, OpRule] = {
         _by_weight,
         "w + x, one term for each value of the last axis or one for all",
         axes=(1,),
+    ),
+    "scale_by_position": _rule(
+        2,
+        0,
+        "beta n offset",
+        _scale_by_position,
+        "x * (1 + beta log(1 + floor((positions[t, 0] + offset) / n))); beta is rounded to "
+        "float32, and so is the factor",
+        (1,),
     ),
     "activation": _rule(1, 0, "kind", _activation, "kind(x)"),
     "gated": _rule(

@@ -222,6 +222,8 @@ COPIES = {"sharing": IN_COPIES}
 ONE_LINE = {"copies": [0, 64, 0], "capacities": [N_BATCH * 256, N_BATCH * 256, 48]}
 ONE_LINE |= {"arena_bytes": 1024, "n_threads": 2}
 WIDE_ROWS = view(X, row_stride=WIDE, width=WIDE)
+ONE_ROW = 0, [view(X)], [view(Y)]
+HALVES = view(Y, 2, head_stride=2, width=2)
 WIDE_SIZES = {"capacities": [N_BATCH * 4 * WIDE] * 3, "arena_bytes": 1024}
 
 
@@ -242,6 +244,13 @@ WIDE_SIZES = {"capacities": [N_BATCH * 4 * WIDE] * 3, "arena_bytes": 1024}
         ("units that are not", [prepare(), matmul([view(INNER)], ints=[-1, 1, 32])], {}),
         ("units that are not", [prepare(), matmul([view(INNER)], ints=[0, 1 << 62, 32])], {}),
         ("different shapes", [("take", 0, [view(X)], [view(Y)], {})], {}),
+        ("different shapes", [("clamp", 0, [view(X, width=3)], [view(Y)], {})], {}),
+        ("factor for each head", [("mul_heads", 0, [view(X), view(X)], [view(Y)], {})], {}),
+        ("factor for each head", [("mul_heads", 0, [view(X), HALVES], [view(Y)], {})], {}),
+        ("no parts of these", [("scale_by_position", *ONE_ROW, {"ints": [0, 0]})], {}),
+        ("no parts of these", [("scale_by_position", *ONE_ROW, {"ints": [1, -1]})], {}),
+        ("no parts of these", [("scale_by_position", *ONE_ROW, {"ints": [1, 1 << 31]})], {}),
+        ("of other positions", [("scale_by_position", 1, *ONE_ROW[1:], {"ints": [1, 0]})], {}),
         ("equal parts", [("copy", 0, [view(X)], [view(Y)], {**COLUMNS, "n_units": 3})], {}),
         ("equal parts", [("angles", 0, [], [view(Y)], {**COLUMNS, "n_units": 1})], {}),
         (
@@ -278,7 +287,7 @@ def test_plans_that_would_leave_their_buffers_are_not_made(misfit, steps, sizes)
         made.finish(0.0, 0.0, 0.0)
 
 
-IDS, HALVES = view(INNER, width=2), view(Y, 2, head_stride=2, width=2)
+IDS = view(INNER, width=2)
 
 
 def route(n_used=2):

@@ -205,6 +205,7 @@ def test_values_one_by_one(data, isa, width, n):
             "add": g.add(a, b),
             "mul": g.mul(a, b),
             "scale": g.scale(a, -1.7),
+            "clamp": g.clamp(a, 0.3),
             "scale_by": g.scale_by(a, "w.weight"),
             "shift_by": g.shift_by(a, "w.weight"),
             **{kind: g.activation(a, kind) for kind in ACTIVATIONS},
@@ -214,6 +215,31 @@ def test_values_one_by_one(data, isa, width, n):
         }
 
     compare([isa], make, tensors, {name: data.draw(values(n, width)) for name in "ab"})
+
+
+@each_operation
+@given(st.data(), isas, widths, counts, st.integers(1, 5))
+def test_a_value_for_each_head(data, isa, width, n, n_heads):
+    def make(g):
+        return {"y": g.merge_heads(g.mul(g.split_heads(g.inputs["a"], n_heads), g.inputs["b"]))}
+
+    rows = {"a": data.draw(values(n, n_heads * width)), "b": data.draw(values(n, n_heads))}
+    compare([isa], make, {}, rows)
+
+
+@each_operation
+@given(st.data(), isas, counts, st.sampled_from([1, 3, 8192, 2**31 - 1]), st.integers(0, 1))
+def test_factors_of_positions(data, isa, n_rows, n, offset):
+    def make(g):
+        a, positions = g.inputs["a"], g.inputs.positions
+        sharpened = g.scale_by_position(a, positions, beta=0.1, n=n, offset=offset)
+        heads = g.scale_by_position(g.split_heads(a, 2), positions, beta=-3.0, n=n, offset=offset)
+        return {"rows": sharpened, "heads": g.merge_heads(heads)}
+
+    rng = np.random.default_rng(data.draw(seeds))
+    positions = rng.integers(0, 2 ** rng.integers(1, 32, (n_rows, 2)), dtype=np.int64)
+    feeds = [{"n": n_rows, "positions": positions.astype(np.int32)}]
+    compare([isa], make, {}, {"a": data.draw(values(n_rows, 14))}, axes=2, feeds=feeds)
 
 
 def test_activations_everywhere():

@@ -70,6 +70,16 @@ def test_activations(kind, at_one, at_minus_two):
     assert found == pytest.approx([2 * at_one, 0], abs=1e-8)
 
 
+def test_factors_of_positions_are_one_before_the_first_part():
+    """Llama 4 counts positions from 1: the 8192nd is the first with another factor."""
+    factors = [
+        formulas.scale_by_position(np.ones(1), np.array([p]), beta=0.1, n=8192, offset=1)[0]
+        for p in (0, 8190, 8191, 16382, 16383)
+    ]
+    at_once, twice = 1 + 0.1 * np.log(2), 1 + 0.1 * np.log(3)
+    assert factors == [1, 1, pytest.approx(at_once), pytest.approx(at_once), pytest.approx(twice)]
+
+
 def test_a_weight_for_each_value(rng):
     x, w = rng.normal(size=(2, 3)), np.array([2.0, -1.0, 0.5])
     assert formulas.scale_by(x, w)[1] == pytest.approx([2 * x[1, 0], -x[1, 1], 0.5 * x[1, 2]])

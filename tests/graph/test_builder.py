@@ -56,6 +56,11 @@ def clusters(g, rows, ordering, matrix="square.weight"):
     return g.cluster_matmul(rows, ids, matrix, ordering)
 
 
+def sharpened(g, x, **changed):
+    """Multiply rows by a factor of their positions."""
+    return g.scale_by_position(x, g.inputs.positions, **({"beta": 0.1, "n": 8} | changed))
+
+
 def chosen(g, x, factors):
     """Multiply the rows of two experts by factors of theirs."""
     ids, _ = g.route(x, "router.weight", n_used=2)
@@ -261,6 +266,16 @@ WRONG = {
     "rope, ids of experts": lambda g, x: g.rope(
         heads(g, x), g.route(x, "router.weight", n_used=1)[0], [1.0]
     ),
+    "mul, heads": lambda g, x: g.mul(heads(g, x), g.slice(x, 0, 4)),
+    "mul, rows by heads": lambda g, x: g.mul(x, heads(g, x)),
+    "clamp, nothing left": lambda g, x: g.clamp(x, 0.0),
+    "clamp, no limit": lambda g, x: g.clamp(x, float("inf")),
+    "clamp, no number": lambda g, x: g.clamp(x, float("nan")),
+    "scale_by_position, no parts": lambda g, x: sharpened(g, x, n=0),
+    "scale_by_position, offset": lambda g, x: sharpened(g, x, offset=-1),
+    "scale_by_position, large": lambda g, x: sharpened(g, x, n=1 << 31),
+    "scale_by_position, beta": lambda g, x: sharpened(g, x, beta=float("nan")),
+    "scale_by_position, outputs": lambda g, x: sharpened(g, g.output_rows(x)),
     "scale_chosen": lambda g, x: chosen(g, x, "router.weight"),
     "scale_chosen, fewer factors": lambda g, x: chosen(g, x, "two.weight"),
     "scale_chosen, rows": lambda g, x: g.scale_chosen(

@@ -110,6 +110,19 @@ class Grower(Writer):
     def scale(self):
         return self.g.scale(self.pick(), self.draw(st.sampled_from([0.5, -1.7])))
 
+    def multiply_each_head(self):
+        a = self.in_heads()
+        b = a and self.pick(lambda v: v.shape == a.shape[:2])
+        return b and self.g.mul(a, b)
+
+    def clamp(self):
+        return self.g.clamp(self.pick(), self.draw(st.sampled_from([0.1, 1.0])))
+
+    def scale_by_position(self):
+        x = self.pick(lambda v: v.shape[0] == TOKENS)
+        positions, n = self.g.inputs.positions, self.draw(st.integers(1, 9))
+        return x and self.g.scale_by_position(x, positions, beta=0.7, n=n)
+
     def scale_any_by(self):
         return self.scale_by(self.pick())
 
@@ -263,7 +276,8 @@ class Grower(Writer):
     VERBS = (
         embed, embed_by_position, embed_codes, embedding_rows, matmul_by_position, matmul, matmul,
         norm_of_any,
-        two, two, scale, scale_any_by, shift_any_by, activate,
+        two, two, scale, scale_any_by, shift_any_by, activate, clamp, multiply_each_head,
+        scale_by_position,
         concat, concat, concat, slice, slice, slice, split, split, join, join, repeat, turn,
         attention, attention, route, expert_matmul, expert_matmul, scale_chosen, mix, head_matmul,
         output_rows,

@@ -100,12 +100,14 @@ class Writer:
 
     def combine(self, x):
         other = self.product(x, x.shape[1])
-        hows = ["add", "mul", "gated", "activation", "scale", "scale_by", "shift_by"]
+        hows = ["add", "mul", "gated", "activation", "scale", "scale_by", "shift_by", "clamp"]
         how = self.draw(st.sampled_from(hows))
         if how == "activation":
             return self.g.activation(x, self.draw(st.sampled_from(ACTIVATIONS)))
         if how == "scale":
             return self.g.scale(other, self.draw(st.sampled_from([0.5, -1.7, 0.0])))
+        if how == "clamp":
+            return self.g.clamp(other, 0.4)
         if how == "scale_by":
             return self.scale_by(other)
         if how == "shift_by":
@@ -173,7 +175,7 @@ class Writer:
         n_queries = n_heads * self.draw(st.sampled_from([1, 2, 3, 17]))
         k_width, v_width = self.draw(head_widths), self.draw(head_widths)
         normed = self.norm(x) if self.draw(st.booleans()) else x
-        q = self.rope(self.heads(normed, n_queries, k_width))
+        q = self.sharpened(self.rope(self.heads(normed, n_queries, k_width)))
         k = self.rope(self.heads(normed, n_heads, k_width))
         v = self.heads(normed, n_heads, v_width)
         kind = self.draw(st.sampled_from(["causal", "causal", "window", "latent", "block"]))
@@ -191,7 +193,17 @@ class Writer:
         )
         self.stored.append((self.layer, n_heads, k_width, kind == "window"))
         self.layer += 1
+        if self.draw(st.booleans()):
+            made = g.mul(made, g.activation(self.product(x, n_queries), "sigmoid"))
         return g.add(x, self.product(g.merge_heads(made), x.shape[1]))
+
+    def sharpened(self, q):
+        """Return queries, times a factor of their positions or as they are."""
+        if self.draw(st.booleans()):
+            return q
+        n, offset = self.draw(st.integers(1, 40)), self.draw(st.integers(0, 1))
+        positions = self.g.inputs.positions
+        return self.g.scale_by_position(q, positions, beta=0.3, n=n, offset=offset)
 
     def attend_again(self, x):
         """Attend to what an earlier layer stored."""

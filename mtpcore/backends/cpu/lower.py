@@ -200,7 +200,19 @@ class Lowering:
             step.inputs = [self._flat(view, axis) for view in inputs]
             step.outputs = [self._flat(step.outputs[0], axis)]
 
-    _lower_add = _lower_mul = _lower_scale = _lower_activation = _lower_gated = _lower_elementwise
+    _lower_add = _lower_scale = _lower_clamp = _lower_elementwise
+    _lower_activation = _lower_gated = _lower_elementwise
+
+    def _lower_mul(self, node: Node) -> None:
+        a, b = (self._shape(i) for i in node.inputs)
+        if a == b:
+            self._lower_elementwise(node)
+        else:
+            self._add(node, "mul_heads", self._in(node))
+
+    def _lower_scale_by_position(self, node: Node) -> None:
+        attrs, x = node.attrs, self._views[node.inputs[0]]
+        self._add(node, node.op, [x], ints=[attrs["n"], attrs["offset"]], f=attrs["beta"])
 
     def _lower_norm(self, node: Node) -> None:
         weights = [self.weights.vector(weight) for weight in node.weights]

@@ -50,9 +50,9 @@ BARRIER_NS = 2000.0
 
 _BYTES_PER_NS = 40.0  # of weights in its caches that one thread multiplies with
 _LANES = 16  # values of a cache line, which two threads should not share
-_EACH_VALUE = {"add", "mul", "scale", "scale_by", "shift_by", "activation", "gated"}
+_EACH_VALUE = {"add", "mul", "scale", "clamp", "scale_by", "shift_by", "activation", "gated"}
 _EACH_VALUE |= {"copy", "take", "block_mean", "block_mix"}
-_EACH_HEAD = {"rms_norm", "l2_norm", "layer_norm", "rope"}
+_EACH_HEAD = {"rms_norm", "l2_norm", "layer_norm", "rope", "mul_heads", "scale_by_position"}
 _MATMULS = {"matmul", "expert_matmul"}
 
 
@@ -175,7 +175,7 @@ def _cut_of(step: ExecutorStep) -> _Cut | None:
     matmuls                      ``GROUP`` outputs                  a kernel computes them together
     of each value or rank        ``_LANES`` values                  two threads write no cache line
     prepare                      blocks of codes                    they share a scale
-    norms of heads, rope         heads                              a head is read as a whole
+    norms, rope, factors         heads                              a head is read as a whole
     remember, attention          key heads                          queries of one share its keys
     ===========================  =================================  ================================
 

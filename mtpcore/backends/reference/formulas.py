@@ -21,6 +21,7 @@ __all__ = [
     "activation",
     "add",
     "advance",
+    "clamp",
     "block_conv",
     "block_mean",
     "block_mix",
@@ -50,6 +51,7 @@ __all__ = [
     "merge_heads",
     "scale",
     "scale_by",
+    "scale_by_position",
     "scale_chosen",
     "shift_by",
     "slice_",
@@ -149,13 +151,26 @@ def add(a: Array, b: Array) -> Array:
 
 
 def mul(a: Array, b: Array) -> Array:
-    """Return a b."""
-    return np.asarray(a * b)
+    """Return a b, where b may be one value for each head of a."""
+    return np.asarray(a * (b[:, None] if b.ndim < a.ndim else b))
 
 
 def scale(x: Array, *, factor: float) -> Array:
     """Return factor x."""
     return np.asarray(x * factor)
+
+
+def clamp(x: Array, *, limit: float) -> Array:
+    """Return x, cut to -limit .. limit."""
+    return np.clip(x, -limit, limit)
+
+
+def scale_by_position(
+    x: Array, position: NDArray[np.int32], *, beta: float, n: int, offset: int
+) -> Array:
+    """Return x (1 + beta log(1 + floor((position + offset) / n))), x itself before any."""
+    part = max(int(position[0]) + offset, 0) // n
+    return np.asarray(x * (1 + beta * math.log(1 + part)))
 
 
 def scale_by(x: Array, w: Array) -> Array:

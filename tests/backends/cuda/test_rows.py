@@ -60,9 +60,29 @@ def test_arithmetic_of_values(device, shape):
     assert same(
         carried_out(device, "scale", [a], [], row, factor=0.3), elementwise.scale(a, factor=0.3)
     )
+    assert same(
+        carried_out(device, "clamp", [a], [], row, limit=0.3), elementwise.clamp(a, limit=0.3)
+    )
+    if len(shape) == 3:
+        of_heads = of_all_sizes(21, *shape[:2])
+        assert same(carried_out(device, "mul", [a, of_heads], [], row), a * of_heads[..., None])
     for weight in (w, one):
         assert same(carried_out(device, "scale_by", [a], [weight], row), weight * a)
         assert same(carried_out(device, "shift_by", [a], [weight], row), weight + a)
+
+
+@pytest.mark.parametrize("row", [(1,), (300,), (3, 100)])
+@pytest.mark.parametrize(("n", "offset"), [(1, 0), (8192, 1), (2**31 - 1, 2**31 - 1)])
+def test_factors_of_positions(device, row, n, offset):
+    x = of_all_sizes(22, 6, *row)
+    positions = np.array([0, 1, 8190, 8191, 1 << 20, 2**31 - 1], np.int32)
+    positions = np.stack([positions, positions[::-1]], axis=1)
+    attrs = {"beta": 0.1, "n": n, "offset": offset}
+    made = carried_out(device, "scale_by_position", [x, positions], [], row, **attrs)
+    assert same(made, elementwise.scale_by_position(x, positions, **attrs))
+    if n == 8192:
+        assert same(made[:3], x[:3])
+        assert made[3:].tobytes() != x[3:].tobytes()
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (5, 3, 100)])

@@ -22,9 +22,12 @@
     X(ADD, add, ROWS)                                                                              \
     X(MUL, mul, ROWS)                                                                              \
     X(SCALE, scale, ROWS)                                                                          \
+    X(CLAMP, clamp, ROWS)                                                                          \
     X(SCALE_BY, scale_by, ROWS)                                                                    \
     X(SHIFT_BY, shift_by, ROWS)                                                                    \
+    X(MUL_HEADS, mul_heads, ROWS)                                                                  \
     X(SCALE_CHOSEN, scale_chosen, ROWS)                                                            \
+    X(SCALE_BY_POSITION, scale_by_position, ROWS)                                                  \
     X(ACTIVATION, activation, ROWS)                                                                \
     X(GATED, gated, ROWS)                                                                          \
     X(ANGLES, angles, ROWS)                                                                        \

@@ -195,6 +195,8 @@ static int is_cut_evenly(const mtp_op *op)
     case MTP_L2_NORM:
     case MTP_LAYER_NORM:
     case MTP_ROPE:
+    case MTP_MUL_HEADS:
+    case MTP_SCALE_BY_POSITION:
         n = out->n_heads;
         break;
     case MTP_REMEMBER:
@@ -206,6 +208,7 @@ static int is_cut_evenly(const mtp_op *op)
     case MTP_ADD:
     case MTP_MUL:
     case MTP_SCALE:
+    case MTP_CLAMP:
     case MTP_SCALE_BY:
     case MTP_SHIFT_BY:
     case MTP_ACTIVATION:
@@ -378,6 +381,14 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
             return "ids of more clusters than there are";
         return in[0].width == op->n[0] && in[0].n_heads <= in[1].width ? NULL
                                                                        : "clusters of another size";
+    case MTP_MUL_HEADS:
+        return is_alike(in, out) && in[1].n_heads == 1 && in[1].width == out->n_heads
+                   ? NULL
+                   : "not a factor for each head";
+    case MTP_SCALE_BY_POSITION:
+        if (op->axis != MTP_TOKENS || op->n[0] < 1 || op->n[1] < 0 || op->n[1] > INT32_MAX)
+            return "rows of other positions, or no parts of these";
+        return is_alike(in, out) ? NULL : "rows of different shapes";
     case MTP_SCALE_CHOSEN:
         if (!op->weights[0] || !are_chosen(plan, at, &in[1], in[0].n_heads, op->n[0]))
             return "ids of more experts than there are factors for";
@@ -469,6 +480,7 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
     case MTP_L2_NORM:
     case MTP_LAYER_NORM:
     case MTP_SCALE:
+    case MTP_CLAMP:
     case MTP_ACTIVATION:
         return is_alike(in, out) ? NULL : "rows of different shapes";
     case MTP_KINDS:

@@ -1,16 +1,16 @@
 /* y = f(a, b), each value by itself: the same operations, and bits, as on the CPU.
  *
- * OPERATION is ADD, MUL, SCALE (by `number`), ACTIVATION (of `kind`) or GATED, with the limit
- * `number`, as functions.cuh has it. Where `period` is not 0, b repeats after as many values: a weight
- * for each value of a row. Where `each` is not 0, so many values in a row share one of b; with `ids`,
- * the one that these choose for them.
+ * OPERATION is ADD, MUL, SCALE (by `number`), CLAMP (to it), ACTIVATION (of `kind`) or GATED, with
+ * the limit `number`, as functions.cuh has it. Where `period` is not 0, b repeats after as many
+ * values: a weight for each value of a row. Where `each` is not 0, so many values in a row share one
+ * of b; with `ids`, the one that these choose for them.
  * Grid: values / 256 rounded up. Block: 256.
  */
 #include "functions.cuh"
 
 #define THREADS 256
 
-enum { ADD, MUL, SCALE, ACTIVATION, GATED };
+enum { ADD, MUL, SCALE, CLAMP, ACTIVATION, GATED };
 
 static __device__ __forceinline__ float computed(float a, float b, int kind, float number,
                                                  float offset)
@@ -22,6 +22,9 @@ static __device__ __forceinline__ float computed(float a, float b, int kind, flo
         return a * b;
     case SCALE:
         return a * number;
+    case CLAMP:
+        a = number < a ? number : a;
+        return a < -number ? -number : a;
     case ACTIVATION:
         return activation(kind, a);
     default:

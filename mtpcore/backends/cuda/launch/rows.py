@@ -44,7 +44,7 @@ for more."""
 
 _ELEMENTWISE = {
     name: Kernel("elementwise", (("OPERATION", name),))
-    for name in ("ADD", "MUL", "SCALE", "ACTIVATION", "GATED")
+    for name in ("ADD", "MUL", "SCALE", "CLAMP", "ACTIVATION", "GATED")
 }
 _NORMALISE = {
     (centred, block): Kernel("normalise", (("CENTRED", str(int(centred))), ("BLOCK", str(block))))
@@ -54,6 +54,7 @@ _NORMALISE = {
 _ROPE = {style: Kernel("rope", (("PAIRS", str(i)),)) for i, style in enumerate(("halves", "pairs"))}
 _COPY, _MIX, _NOT_FINITE = Kernel("copy"), Kernel("mix"), Kernel("not_finite")
 _KEEP_BEST, _FIND_BEST = Kernel("keep_best"), Kernel("find_best")
+_SCALE_BY_POSITION = Kernel("scale_by_position")
 KERNELS = (
     *_ELEMENTWISE.values(),
     *_NORMALISE.values(),
@@ -63,6 +64,7 @@ KERNELS = (
     _NOT_FINITE,
     _KEEP_BEST,
     _FIND_BEST,
+    _SCALE_BY_POSITION,
 )
 
 
@@ -102,13 +104,36 @@ def add(step: Step, n_rows: int) -> list[Launch]:
 
 
 def mul(step: Step, n_rows: int) -> list[Launch]:
-    """Multiply two values."""
-    return _elementwise("MUL", step, n_rows, step.inputs[1])
+    """Multiply two values, or each head by a value."""
+    a, b = step.inputs
+    each = a.shape[-1] if len(b.shape) < len(a.shape) else 0
+    return _elementwise("MUL", step, n_rows, b, each=each)
 
 
 def scale(step: Step, n_rows: int) -> list[Launch]:
     """Multiply by one number, rounded to float32."""
     return _elementwise("SCALE", step, n_rows, number=step.attrs["factor"])
+
+
+def clamp(step: Step, n_rows: int) -> list[Launch]:
+    """Cut values to a limit, rounded to float32."""
+    return _elementwise("CLAMP", step, n_rows, number=step.attrs["limit"])
+
+
+def scale_by_position(step: Step, n_rows: int) -> list[Launch]:
+    """Multiply rows by factors that their positions give."""
+    (x, positions), attrs = step.inputs, step.attrs
+    arguments = _SCALE_BY_POSITION.arguments(
+        x=x,
+        positions=positions,
+        y=step.outputs[0],
+        width=n_of_row(x),
+        n_axes=positions.shape[1],
+        n=attrs["n"],
+        offset=attrs["offset"],
+        beta=attrs["beta"],
+    )
+    return [Launch(_SCALE_BY_POSITION, (n_rows, 1), arguments)]
 
 
 def scale_by(step: Step, n_rows: int) -> list[Launch]:
@@ -451,7 +476,9 @@ LAUNCHERS: dict[str, Launcher] = {
     "add": add,
     "mul": mul,
     "scale": scale,
+    "clamp": clamp,
     "scale_by": scale_by,
+    "scale_by_position": scale_by_position,
     "shift_by": shift_by,
     "scale_chosen": scale_chosen,
     "activation": activation,

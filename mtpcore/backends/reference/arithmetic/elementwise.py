@@ -8,16 +8,42 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.reference.arithmetic.functions import ACTIVATIONS
+from mtpcore.backends.reference.arithmetic.functions import ACTIVATIONS, log
 from mtpcore.backends.reference.arithmetic.fused import F32, fma
 from mtpcore.backends.reference.arithmetic.sums import sum_of_row, sum_of_squares
 
-__all__ = ["activation", "gated", "l2_norm", "layer_norm", "rms_norm", "rope", "scale"]
+__all__ = [
+    "activation",
+    "clamp",
+    "gated",
+    "l2_norm",
+    "layer_norm",
+    "rms_norm",
+    "rope",
+    "scale",
+    "scale_by_position",
+]
 
 
 def scale(x: F32, *, factor: float) -> F32:
     """Return factor x, the factor rounded to float32 first."""
     return np.asarray(x * np.float32(factor))
+
+
+def clamp(x: F32, *, limit: float) -> F32:
+    """Return x, cut to the limit as it is rounded to float32; what is not a number stays."""
+    most = np.float32(limit)
+    x = np.where(most < x, most, x)
+    return np.where(x < -most, -most, x)
+
+
+def scale_by_position(
+    x: F32, positions: NDArray[np.int32], *, beta: float, n: int, offset: int
+) -> F32:
+    """Return factor x; the factor is computed in double, and rounded to float32 like beta."""
+    parts = np.maximum(positions[:, 0].astype(np.int64) + offset, 0) // n
+    factors = 1.0 + float(np.float32(beta)) * log(1.0 + parts.astype(np.float64))
+    return np.asarray(factors.astype(np.float32).reshape(-1, *[1] * (x.ndim - 1)) * x)
 
 
 def activation(x: F32, *, kind: str) -> F32:
@@ -32,8 +58,7 @@ def gated(gate: F32, up: F32, *, kind: str, limit: float, offset: int) -> F32:
     """
     most = np.float32(limit)
     if most > 0:
-        gate, up = np.where(most < gate, most, gate), np.where(most < up, most, up)
-        up = np.where(up < -most, -most, up)
+        gate, up = np.where(most < gate, most, gate), clamp(up, limit=limit)
     return np.asarray(ACTIVATIONS[kind](gate) * (up + np.float32(offset) if offset else up))
 
 

@@ -59,6 +59,8 @@ OPERATIONS: dict[str, Operation] = {
     "l2_norm": at_once(elementwise.l2_norm),
     "layer_norm": at_once(elementwise.layer_norm),
     "scale": at_once(elementwise.scale),
+    "clamp": at_once(elementwise.clamp),
+    "scale_by_position": at_once(elementwise.scale_by_position),
     "activation": at_once(elementwise.activation),
     "gated": at_once(elementwise.gated),
     "rope": at_once(elementwise.rope),
