@@ -22,6 +22,10 @@ from mtpcore.declarations.companion import Companion
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.declarations.proposer import Ask, FedProposer, Proposal, Proposer
 from mtpcore.declarations.spec import (
+    ATTENTION_SCALES,
+    EXPERT_SCALES,
+    FEED_FORWARD_SCALES,
+    SHARED_EXPERT_SCALES,
     Block,
     Codebooks,
     DrafterSpec,
@@ -34,6 +38,7 @@ from mtpcore.declarations.spec import (
     Tap,
     Tie,
     TreeShape,
+    Unsupported,
     as_variant,
     first_of,
 )
@@ -122,6 +127,11 @@ from mtpcore.models.rope_conversion import (
 )
 
 __all__ = [
+    "Unsupported",
+    "SHARED_EXPERT_SCALES",
+    "FEED_FORWARD_SCALES",
+    "EXPERT_SCALES",
+    "ATTENTION_SCALES",
     "ATTENTION",
     "Ask",
     "BEST",

@@ -25,9 +25,12 @@ from mtpcore.declarations.proposer import FedProposer, Proposer
 from mtpcore.errors import PluginError, spell
 
 __all__ = [
+    "ATTENTION_SCALES",
     "Block",
     "Codebooks",
     "DrafterSpec",
+    "EXPERT_SCALES",
+    "FEED_FORWARD_SCALES",
     "Feed",
     "Fit",
     "Heads",
@@ -35,14 +38,28 @@ __all__ = [
     "ModelSizes",
     "ModelSpec",
     "Pairing",
+    "SHARED_EXPERT_SCALES",
     "SharedMemory",
     "Tap",
     "Tie",
     "TreeShape",
+    "Unsupported",
     "as_variant",
     "first_of",
     "read_taps",
 ]
+
+ATTENTION_SCALES = (
+    *("blk.{n}.attn_q", "blk.{n}.attn_k", "blk.{n}.attn_v", "blk.{n}.attn_qkv"),
+    *("blk.{n}.attn_output", "output"),
+)
+"""Matrices of attention, and the output matrix: in llama.cpp's graphs their scales count."""
+FEED_FORWARD_SCALES = ("blk.{n}.ffn_gate", "blk.{n}.ffn_up", "blk.{n}.ffn_down")
+"""Matrices of a dense feed-forward part, whose scales count in some of its graphs."""
+EXPERT_SCALES = ("blk.{n}.ffn_gate_exps", "blk.{n}.ffn_up_exps", "blk.{n}.ffn_down_exps")
+"""Experts, likewise."""
+SHARED_EXPERT_SCALES = ("blk.{n}.ffn_gate_shexp", "blk.{n}.ffn_up_shexp", "blk.{n}.ffn_down_shexp")
+"""Shared experts, likewise."""
 
 Pairing = Literal["next-token", "same-token", "whole-sequence"]
 """Which hidden row meets which token row.
@@ -390,6 +407,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         The file beside it that holds a part of the model, where files come in two.
     min_types : tuple of (str, str)
         Pattern of tensor names and the smallest type in which ``quantize`` may store them.
+    scaled : tuple of str
+        Patterns of matrices, without ``.weight``, whose ``.scale`` counts whatever their type, as
+        in llama.cpp's graph of the family; beside others it counts where the type is NVFP4.
     unread : tuple of (str, str)
         Pattern of tensors that no graph reads, or with ``{arch}.`` in front of metadata keys that
         ``hparams`` does not ask for, and why files may hold them all the same. ``{n}`` stands for
@@ -413,6 +433,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     codebooks: Callable[..., Codebooks] | None = None
     companion: Companion | None = None
     min_types: tuple[tuple[str, str], ...] = ()
+    scaled: tuple[str, ...] = ATTENTION_SCALES
     unread: tuple[tuple[str, str], ...] = ()
     checkpoint: Checkpoint | None = None
     layouts: tuple[Checkpoint, ...] = ()
@@ -423,6 +444,25 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def full_name(self) -> str:
         """Its name and its plugin's, as errors show them."""
         return _full_name(self.name, self.plugin)
+
+
+class Unsupported(msgspec.Struct, frozen=True, kw_only=True):
+    """An architecture that is known and not run: what errors and tables say of it.
+
+    Attributes
+    ----------
+    name : str
+        ``general.architecture``.
+    needs : str
+        What is missing here, as in "it needs ...".
+    plugin, version : str
+        As a ModelSpec's.
+    """
+
+    name: str
+    needs: str
+    plugin: str = ""
+    version: str = ""
 
 
 class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):

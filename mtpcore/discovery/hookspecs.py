@@ -11,9 +11,15 @@ from collections.abc import Sequence
 import pluggy
 
 from mtpcore.declarations.backend import BackendSpec
-from mtpcore.declarations.spec import DrafterSpec, ModelSpec
+from mtpcore.declarations.spec import DrafterSpec, ModelSpec, Unsupported
 
-__all__ = ["hookimpl", "mtpcore_backends", "mtpcore_drafters", "mtpcore_models"]
+__all__ = [
+    "hookimpl",
+    "mtpcore_backends",
+    "mtpcore_drafters",
+    "mtpcore_models",
+    "mtpcore_unsupported",
+]
 
 _hookspec = pluggy.HookspecMarker("mtpcore")
 hookimpl = pluggy.HookimplMarker("mtpcore")
@@ -32,3 +38,8 @@ def mtpcore_drafters() -> Sequence[DrafterSpec]:  # type: ignore[empty-body]
 @_hookspec
 def mtpcore_backends() -> Sequence[BackendSpec]:  # type: ignore[empty-body]
     """Return the backends that the plugin declares."""
+
+
+@_hookspec
+def mtpcore_unsupported() -> Sequence[Unsupported]:  # type: ignore[empty-body]
+    """Return architectures that the plugin knows and does not run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from difflib import get_close_matches
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -42,6 +43,9 @@ from mtpcore.runtime.model import Layout, Model
 from mtpcore.runtime.sidecar import Sidecar
 
 __all__ = ["find_model", "load_model"]
+
+_MOST_NAMES = 8
+"""As many does an error spell out."""
 
 log = logging.getLogger("mtpcore")
 
@@ -400,14 +404,23 @@ def _make_standalone(file: ModelFile, fields: Fields, known: Registry) -> Model:
             backends=known.backends,
         )
     architectures = {*known.architectures, *(a for s in mine for a in s.fit.architectures)}
+    needs = known.unsupported.get(file.architecture)
     raise ModelFileError(
-        "no plugin knows this architecture",
+        f"this architecture needs {needs}" if needs else "no plugin knows this architecture",
         where=str(file.path),
-        wanted=", ".join(sorted(architectures)) or "a plugin that declares a trunk",
+        wanted=_some(sorted(architectures), file.architecture) or "a plugin that declares a trunk",
         got=repr(file.architecture),
-        fix="install the plugin that declares it, or convert the model to a supported architecture"
+        fix="install the plugin that declares it, or take another model"
         + (f"; left out: {known.absent}" if known.absent else ""),
     )
+
+
+def _some(names: list[str], name: str) -> str:
+    """Return names, of many those that are like a name."""
+    if len(names) <= _MOST_NAMES:
+        return ", ".join(names)
+    near = ", ".join(get_close_matches(name, names))
+    return f"one of {len(names)}, which 'mtpcore plugins' lists" + f", such as {near}" * bool(near)
 
 
 def _find_head(file: ModelFile, known: Registry) -> str | None:

@@ -20,7 +20,7 @@ import pluggy
 from mtpcore.boundary.arguments import read
 from mtpcore.declarations.backend import BackendSpec
 from mtpcore.declarations.checks import check_backend, check_spec
-from mtpcore.declarations.spec import DrafterSpec, ModelSpec
+from mtpcore.declarations.spec import DrafterSpec, ModelSpec, Unsupported
 from mtpcore.discovery import hookspecs
 from mtpcore.errors import PluginError, spell
 
@@ -38,6 +38,7 @@ _SPECS: dict[str, tuple[type, Any]] = {
     "mtpcore_models": (ModelSpec, check_spec),
     "mtpcore_drafters": (DrafterSpec, check_spec),
     "mtpcore_backends": (BackendSpec, check_backend),
+    "mtpcore_unsupported": (Unsupported, lambda spec: None),
 }
 """Of each hook what it returns, and how that is checked."""
 
@@ -59,6 +60,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelSpec, ...] = ()
     drafters: tuple[DrafterSpec, ...] = ()
     backends: tuple[BackendSpec, ...] = ()
+    unsupported: tuple[Unsupported, ...] = ()
     error: PluginError | None = None
 
 
@@ -92,6 +94,12 @@ class Registry(msgspec.Struct, frozen=True):
     def architectures(self) -> dict[str, ModelSpec]:
         """The trunk of each architecture."""
         return {arch: spec for spec in self.models for arch in sorted(spec.fit.architectures)}
+
+    @property
+    def unsupported(self) -> dict[str, str]:
+        """What architectures need that are known and that no plugin runs."""
+        known = {spec.name: spec.needs for one in self.plugins for spec in one.unsupported}
+        return {name: known[name] for name in sorted(known.keys() - self.architectures.keys())}
 
     @property
     def broken(self) -> tuple[Plugin, ...]:

@@ -69,6 +69,9 @@ class GraphBuilder:
         Slots that are fed whole sequences.
     shared : sequence of MemoryLayer, optional
         For each layer of the graph the one of another graph's memory that ``attend`` reads.
+    scales : mapping of str to str
+        Of matrices that have one, by the name without ``.weight``, the tensor of their scale:
+        products are multiplied by it, of a stack of experts by that of each.
     """
 
     def __init__(
@@ -83,8 +86,10 @@ class GraphBuilder:
         axes: int = 1,
         whole: Collection[str] = (),
         shared: Sequence[MemoryLayer] | None = None,
+        scales: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self._n, self.tensors = name, n, tensors
+        self._scales = scales or {}
         self._prefix = ""
         self._wanted_taps = frozenset(taps)
         self._ties = {self._expand(tie.tensor): tie for tie in ties}
@@ -147,6 +152,15 @@ class GraphBuilder:
     def has(self, name: str) -> bool:
         """Say whether a tensor (or one it is tied to) is in the file."""
         return self.resolve(name) is not None
+
+    def scale_of(self, weight: str) -> str | None:
+        """Return the tensor by which products of a matrix are multiplied, or None.
+
+        It stands beside the matrix, or beside its name where that is tied to another matrix.
+        """
+        found = self.resolve(weight)
+        own = found.tensor.removesuffix(".weight") if found else ""
+        return self._scales.get(own) or self._scales.get(self._stem(weight))
 
     def _weight(self, name: str, node: str) -> Weight:
         weight = self.resolve(name)
@@ -364,11 +378,34 @@ class GraphBuilder:
         )[0]
 
     def matmul(
-        self, x: Value, weight: str, bias: str | None = None, *, name: str | None = None
+        self,
+        x: Value,
+        weight: str,
+        bias: str | None = None,
+        *,
+        scales_bias: bool = False,
+        name: str | None = None,
     ) -> Value:
-        """Multiply rows by a matrix: [T, inputs] -> [T, outputs]; an absent bias is left out."""
+        """Multiply rows by a matrix, and by its scale: [T, inputs] -> [T, outputs].
+
+        Parameters
+        ----------
+        x : Value
+            [T, inputs]
+        weight, bias : str
+            [outputs, inputs] and [outputs]; an absent bias is left out.
+        scales_bias : bool
+            Whether a scale beside the matrix multiplies the bias, too; else the product alone.
+        """
+        name = name or self._stem(weight)
         weights = [weight, bias] if bias and self.has(bias) else [weight]
-        return self.add_node("matmul", [x], weights, name=name or self._stem(weight))[0]
+        scale = self.scale_of(weight)
+        if scale is None:
+            return self.add_node("matmul", [x], weights, name=name)[0]
+        if scales_bias or len(weights) == 1:
+            return self.scale_by(self.add_node("matmul", [x], weights, name=name)[0], scale)
+        y = self.scale_by(self.add_node("matmul", [x], [weight], name=name)[0], scale)
+        return self.shift_by(y, weights[1])
 
     def rms_norm(
         self, x: Value, weight: str | None, eps: float, *, name: str | None = None

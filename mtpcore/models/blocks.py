@@ -240,7 +240,8 @@ def swiglu(g: GraphBuilder, x: Value, layer: int, suffix: str = "", *, kind: str
 
     def matmul(rows: Value, name: str) -> Value:
         name = f"blk.{layer}.{name}{suffix}"
-        return g.matmul(rows, f"{name}.weight", f"{name}.bias")
+        # As llama.cpp has it; a file of NVFP4 has no biases there.
+        return g.matmul(rows, f"{name}.weight", f"{name}.bias", scales_bias=True)
 
     return matmul(g.gated(matmul(x, "ffn_gate"), matmul(x, "ffn_up"), kind), "ffn_down")
 
@@ -269,21 +270,26 @@ def moe(
     gated : callable, optional
         ``gated(gate, up)``, where experts have another activation than SwiGLU's.
     """
-    block = f"blk.{layer}"
+    block, down = f"blk.{layer}", f"blk.{layer}.ffn_down_exps"
     gated = gated or g.gated
     # Before the chosen experts, so that what mixes these may add it.
     shared = _shared_expert(g, x, layer) if g.has(f"{block}.ffn_gate_shexp.weight") else None
 
     def multiply(rows: Value, name: str) -> Value:
         name = f"{block}.{name}"
-        return g.expert_matmul(rows, ids, f"{name}.weight", f"{name}.bias")
+        y, scale = g.expert_matmul(rows, ids, f"{name}.weight", f"{name}.bias"), scale_of(name)
+        return y if scale is None or name == down else g.scale_chosen(y, ids, scale)
+
+    def scale_of(name: str) -> str | None:
+        # A bias would be scaled, too: such a scale is left, and refused as one that nobody reads.
+        return None if g.has(f"{name}.bias") else g.scale_of(f"{name}.weight")
 
     ids, shares = g.route(
         x if routed is None else routed,
         f"{block}.ffn_gate_inp.weight",
         f"{block}.exp_probs_b.bias",
         bias=f"{block}.ffn_gate_inp.bias",
-        factors=f"{block}.ffn_down_exps.scale",
+        factors=scale_of(down),
         n_used=experts.n_used,
         gate=experts.gate,
         normalise=experts.normalise,

@@ -136,6 +136,19 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
         ModelFileError
             A key is missing or out of range, or does not agree with the tensors.
         """
+        hparams = cls._read(fields, tensors, cls.rope_style, interleaves_axes=cls.interleaves_axes)
+        return msgspec.structs.replace(hparams, **cls.read_more(fields))
+
+    @classmethod
+    def _read(
+        cls,
+        fields: Fields,
+        tensors: Mapping[str, Tensor],
+        style: Style,
+        *,
+        interleaves_axes: bool = False,
+    ) -> Self:
+        """Read what all families have."""
         hparams = convert(fields, cls)
         n_layers, n_drafter_blocks = count_layers(fields, tensors, hparams.n_blocks)
         return msgspec.structs.replace(
@@ -146,12 +159,11 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
             rope=Rope.read(
                 fields,
                 hparams.head_width,
-                cls.rope_style,
-                interleaved=cls.interleaves_axes,
+                style,
+                interleaved=interleaves_axes,
                 rounds_ramp=cls.rounds_ramp,
                 raises_scores=cls.raises_scores,
             ),
-            **cls.read_more(fields),
         )
 
     @classmethod

@@ -7,7 +7,12 @@ from typing import ClassVar
 import msgspec
 
 from mtpcore.declarations.checkpoint import Checkpoint, Config, Key
-from mtpcore.declarations.spec import ModelSpec
+from mtpcore.declarations.spec import (
+    ATTENTION_SCALES,
+    EXPERT_SCALES,
+    FEED_FORWARD_SCALES,
+    ModelSpec,
+)
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
 from mtpcore.models.blocks import (
@@ -144,6 +149,7 @@ LLAMA = ModelSpec(
     build=build,
     ties=(OUTPUT_TIE,),
     min_types=(ROUTER_TYPE,),
+    scaled=(*ATTENTION_SCALES, *FEED_FORWARD_SCALES, *EXPERT_SCALES),
     unread=(
         (
             "{arch}.rope.scaling.yarn_log_multiplier",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mtpcore.declarations.checkpoint import Checkpoint
-from mtpcore.declarations.spec import ModelSpec
+from mtpcore.declarations.spec import ATTENTION_SCALES, FEED_FORWARD_SCALES, ModelSpec
 from mtpcore.models.blocks import OUTPUT_TIE
 from mtpcore.models.decoder import dense_trunk, trunk_fit
 from mtpcore.models.hparams import Hparams
@@ -35,6 +35,7 @@ QWEN3 = ModelSpec(
     hparams=Hparams.read,
     build=dense_trunk,
     ties=(OUTPUT_TIE,),
+    scaled=(*ATTENTION_SCALES, *FEED_FORWARD_SCALES),
     unread=(("cls.output.weight", "a reranker's scores; no text comes from them"),),
     checkpoint=Checkpoint(
         architectures=frozenset({"Qwen3ForCausalLM"}),

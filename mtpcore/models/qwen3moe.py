@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mtpcore.declarations.checkpoint import Checkpoint, Config, Key
-from mtpcore.declarations.spec import ModelSpec
+from mtpcore.declarations.spec import ATTENTION_SCALES, EXPERT_SCALES, ModelSpec
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
 from mtpcore.models.blocks import (
@@ -85,6 +85,7 @@ QWEN3_MOE = ModelSpec(
     build=build,
     ties=(OUTPUT_TIE,),
     min_types=(ROUTER_TYPE,),
+    scaled=(*ATTENTION_SCALES, *EXPERT_SCALES),
     checkpoint=Checkpoint(
         architectures=frozenset({"Qwen3MoeForCausalLM"}),
         defaults=(*STATED, ("rms_norm_eps", 1e-6)),

@@ -92,12 +92,13 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
         if scaled:
             frequencies, magnitude = _scale(fields, frequencies, base, rounds_ramp, raises_scores)
         sections: list[int] = fields.get(prefix + "dimension_sections", list[_RopeCount], [])
-        return cls(
-            frequencies=frequencies,
-            style=style,
-            axes=(interleaved_axes if interleaved else section_axes)(sections, width // 2),
-            magnitude=magnitude,
+        axes = (interleaved_axes if interleaved else section_axes)(sections, width // 2)
+        # On the fourth axis everything stands at 0: text, images and sound (llama.cpp).
+        frequencies = tuple(
+            0.0 if axis == 3 else frequency
+            for frequency, axis in zip(frequencies, axes, strict=True)
         )
+        return cls(frequencies=frequencies, style=style, axes=axes, magnitude=magnitude)
 
 
 def _scale(

@@ -17,6 +17,7 @@ from mtpcore.errors import ModelFileError, MtpcoreError, spell
 from mtpcore.gguf import NEEDLESS_TENSORS, is_needless
 from mtpcore.graph import GraphType
 from mtpcore.runtime.fit import block_of
+from mtpcore.runtime.scales import idle_scales
 
 if TYPE_CHECKING:
     from mtpcore.runtime.model import Model
@@ -139,6 +140,7 @@ def _read_by_graphs(model: Model, spec: ModelSpec | DrafterSpec | None) -> set[s
 
 def _left(model: Model, read: set[str]) -> list[str]:
     """Return the tensors that nothing has read, and nothing says why."""
+    idle = idle_scales(model.tensors, model.scales)
     named = [name for name, _ in NEEDLESS_TENSORS]
     named += [name for name in _unread(model) if not name.startswith(_ARCH)]
     for spec in _specs(model):
@@ -148,7 +150,10 @@ def _left(model: Model, read: set[str]) -> list[str]:
     return [
         name
         for name in model.tensors
-        if name not in read and not name.startswith(TARGET) and not _matches(name, named)
+        if name not in read
+        and name not in idle
+        and not name.startswith(TARGET)
+        and not _matches(name, named)
     ]
 
 

@@ -93,11 +93,15 @@ def report_ties(
 
 
 def borrow(drafters: Iterable[DrafterSpec], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the target's tensors that drafters name in ties, by the names used there."""
+    """Return the target's tensors that drafters name in ties, by the names used there.
+
+    A matrix comes with its scale, where it has one.
+    """
     named = {n for spec in drafters for tie in spec.ties for n in (tie.tensor, *tie.candidates)}
+    scales = {n.removesuffix(".weight") + ".scale" for n in named if n.endswith(".weight")}
     return {
         name: tensors[name.removeprefix(TARGET)]
-        for name in sorted(named)
+        for name in sorted(named | scales)
         if name.startswith(TARGET) and name.removeprefix(TARGET) in tensors
     }
 

@@ -53,6 +53,7 @@ from mtpcore.graph import GraphBuilder, GraphType, MemoryLayer, Outputs, Program
 from mtpcore.graph.ops import OPS
 from mtpcore.runtime.fit import FittedDrafter
 from mtpcore.runtime.lending import PackedWeights, TieUse, borrow, check_target, report_ties
+from mtpcore.runtime.scales import find_scales
 from mtpcore.runtime.sidecar import Sidecar
 
 __all__ = ["Layout", "Model"]
@@ -173,6 +174,17 @@ class Model(Closing, Uncopied):
     def metadata(self) -> Mapping[str, MetadataValue]:
         """The files' metadata by key; lists of numbers are arrays [n]."""
         return MappingProxyType(self._file.metadata)
+
+    @property
+    def scales(self) -> Mapping[str, str]:
+        """The scales beside matrices that count; see ``find_scales``."""
+        lender = self._target.spec if self._target else None
+        lent = {name: t for name, t in self.tensors.items() if name.startswith(TARGET)}
+        own = {name: t for name, t in self.tensors.items() if name not in lent}
+        return {
+            **find_scales(own, self.spec.scaled if self.spec else ()),
+            **find_scales(lent, lender.scaled if lender else ()),
+        }
 
     @property
     def n_bytes(self) -> int:
@@ -560,11 +572,11 @@ class Model(Closing, Uncopied):
                     )
 
     def _check_scales(self, program: Program) -> None:
-        """Refuse weights with a scale beside them that no operation reads, as in files of NVFP4."""
+        """Refuse weights whose scale no operation multiplies by: they are of another magnitude."""
         read = {weight.tensor for node in program.nodes for weight in node.weights if weight}
-        for weight in read:
-            scale = weight.removesuffix(".weight") + ".scale"
-            if scale in self.tensors and scale not in read:
+        for stem, scale in self.scales.items():
+            weight = f"{stem}.weight"
+            if weight in read and scale not in read:
                 raise GraphError(
                     "a weight with a scale of its own, which no operation here multiplies by",
                     where=scale,
@@ -596,6 +608,7 @@ class Model(Closing, Uncopied):
                 f.slot for f in spec.feeds if f.graph == graph and f.pairing == "whole-sequence"
             ],
             shared=self._shared_layers(spec, hparams),
+            scales=self.scales,
         )
 
     def _shared_layers(

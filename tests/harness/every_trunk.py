@@ -8,7 +8,9 @@ from harness.sound_checkpoints import write_sound
 from mtpcore.conversion import convert
 from mtpcore.discovery.registry import describe_plugins
 
-FAMILIES = sorted(spec.name for p in describe_plugins() if p.first_party for spec in p.models)
+FAMILIES = sorted(
+    spec.name for p in describe_plugins() if p.first_party for spec in p.models if spec.checkpoint
+)
 SOUND = {
     "llama": "llama with experts",
     "qwen2": "qwen2",

@@ -15,6 +15,7 @@ from gguf import GGMLQuantizationType, quants
 from harness.every_trunk import write_trunk
 from harness.generated import random_matrix
 from harness.generated_heads import write_family
+from mtpcore.errors import ModelFileError
 from mtpcore.gguf import Fields, open_model_file, write_model_file
 from mtpcore.gguf.header import parse_header
 from mtpcore.models.hparams import count_layers
@@ -25,6 +26,7 @@ __all__ = [
     "HEADERS",
     "blocks_of",
     "header_of",
+    "parsed",
     "tensors_of",
     "write_filled",
     "write_original",
@@ -49,8 +51,8 @@ WAYS = {"Q8_0": QUANTISED, "Q8_0 split": QUANTISED, "Q4_K_M": WIDE, "saved": SAV
 CASES = [(way, family) for way, families in WAYS.items() for family in families]
 PER_PART = 9
 """Tensors of a part of a split file."""
-_ROOM = 1 << 24
-"""Bytes that no model here has."""
+_ROOMS = 1 << 24, 1 << 27
+"""Bytes that hardly any model here has, and that none has."""
 
 
 def write_original(folder: Path, way: str, family: str) -> Path:
@@ -119,7 +121,16 @@ def write_filled(header: bytes, blocks: dict[str, np.ndarray], path: Path) -> Pa
 
 def tensors_of(header: bytes):
     """Return the entries of a header that has no data after it."""
-    return parse_header(header + bytes(_ROOM), "header").tensors
+    return parsed(header).tensors
+
+
+def parsed(header: bytes):
+    """Return what a header says that has no data after it."""
+    little, much = _ROOMS
+    try:
+        return parse_header(header + bytes(little), "header")
+    except ModelFileError:
+        return parse_header(header + bytes(much), "header")
 
 
 def header_of(path: Path) -> bytes:

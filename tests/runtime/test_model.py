@@ -2,13 +2,16 @@
 
 import functools
 
+import msgspec
 import numpy as np
 import pytest
 import toy
 
+from mtpcore import Batch, Context, load_model
+from mtpcore.discovery.registry import Registry
 from mtpcore.errors import GraphError, LinkError, ModelFileError, PluginError
 from mtpcore.graph import GraphType
-from mtpcore.plugin import DrafterSpec, Feed, Fit, first_of
+from mtpcore.plugin import DrafterSpec, Feed, Fit, first_of, hookimpl
 
 
 @pytest.fixture
@@ -160,15 +163,38 @@ def test_logits_are_those_of_the_vocabulary(load):
         load(toy.trunk_tensors() | head, heads=1).program("draft")
 
 
-def test_a_weight_with_a_scale_that_nothing_reads_is_refused(load):
-    """As llama.cpp's files of NVFP4 have: the weights alone are of another magnitude."""
+def test_a_scale_multiplies_products_where_it_counts(load):
+    """Beside the output matrix it does, whatever the type; beside others it changes nothing."""
     tensors = toy.trunk_tensors()
-    weight = next(name for name in tensors if name.startswith("blk.0.") and tensors[name].ndim == 2)
-    scale = weight.replace(".weight", ".scale")
-    model = load(tensors | {scale: np.ones(1, np.float32), "blk.9.other.scale": np.ones(1)})
+    beside = {"output.scale": np.full(1, 2, np.float32)}
+    idle = {"blk.0.mix.scale": np.full(1, 3, np.float32), "output.input_scale": np.ones(1)}
+    plain, scaled = (
+        Context(load(tensors | more), n_ctx=8).process(Batch.of([1, 2, 3])).logits
+        for more in (idle, idle | beside)
+    )
+    assert np.array_equal(scaled, 2 * plain)
+    assert np.array_equal(
+        plain, Context(load(tensors), n_ctx=8).process(Batch.of([1, 2, 3])).logits
+    )
+
+
+def test_a_scale_that_counts_and_that_nothing_reads_is_refused(tmp_path):
+    """The weights alone are of another magnitude: here those of a norm, which is no product."""
+
+    class Plugin:
+        __name__ = "scaled"
+
+        @staticmethod
+        @hookimpl
+        def mtpcore_models():
+            return [msgspec.structs.replace(toy.TRUNK, scaled=("output_norm",))]
+
+    tensors = toy.trunk_tensors() | {"output_norm.scale": np.ones(1, np.float32)}
+    path = toy.write(tmp_path / "toy.gguf", tensors)
+    model = load_model(path, plugins=Registry.of(Plugin()))
     with pytest.raises(GraphError, match="a scale of its own") as caught:
         model.program()
-    assert scale in caught.value.where
+    assert "output_norm.scale" in caught.value.where
     assert "NVFP4" in caught.value.fix
 
 

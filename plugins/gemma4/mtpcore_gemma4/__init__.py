@@ -1,6 +1,9 @@
 """Gemma 4 (``gemma4``) and its assistant, a drafter that reads the target's KV cache."""
 
 from mtpcore.plugin import (
+    ATTENTION_SCALES,
+    EXPERT_SCALES,
+    FEED_FORWARD_SCALES,
     OUTPUT_TIE,
     ROUTER_TYPE,
     DrafterSpec,
@@ -23,6 +26,7 @@ GEMMA4 = ModelSpec(
     hparams=GemmaHparams.read,
     build=trunk,
     ties=(OUTPUT_TIE,),
+    scaled=(*ATTENTION_SCALES, *FEED_FORWARD_SCALES, *EXPERT_SCALES),
     min_types=(ROUTER_TYPE,),
     checkpoint=CHECKPOINT,
     layouts=(UNIFIED_CHECKPOINT,),

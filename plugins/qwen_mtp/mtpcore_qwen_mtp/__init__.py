@@ -1,9 +1,13 @@
 """Qwen3.5, Qwen3.6 and Qwen3-Next: hybrids of Gated DeltaNet and attention, and their MTP head."""
 
 from mtpcore.plugin import (
+    ATTENTION_SCALES,
+    EXPERT_SCALES,
+    FEED_FORWARD_SCALES,
     NEXTN_TIES,
     OUTPUT_TIE,
     ROUTER_TYPE,
+    SHARED_EXPERT_SCALES,
     Checkpoint,
     DrafterSpec,
     Feed,
@@ -23,8 +27,16 @@ from mtpcore_qwen_mtp.graph import QwenHparams, QwenNextHparams, head, trunk
 EXACT = (ROUTER_TYPE, ("blk.{n}.ffn_gate_inp_shexp.weight", "F32"))
 """Routers, that of the shared expert included."""
 
+SCALED = (*ATTENTION_SCALES, *FEED_FORWARD_SCALES, *EXPERT_SCALES, *SHARED_EXPERT_SCALES)
+LINEAR_SCALED = (
+    *("blk.{n}.attn_gate", "blk.{n}.ssm_alpha", "blk.{n}.ssm_beta", "blk.{n}.ssm_out"),
+)
+"""Matrices of linear attention, whose scales llama.cpp reads in Qwen3.5 alone."""
 
-def model(name: str, hparams: type[QwenHparams], checkpoint: Checkpoint) -> ModelSpec:
+
+def model(
+    name: str, hparams: type[QwenHparams], checkpoint: Checkpoint, scaled: tuple[str, ...]
+) -> ModelSpec:
     """Return the declaration of a trunk."""
     return ModelSpec(
         name=name,
@@ -32,15 +44,21 @@ def model(name: str, hparams: type[QwenHparams], checkpoint: Checkpoint) -> Mode
         hparams=hparams.read,
         build=trunk,
         ties=(OUTPUT_TIE,),
+        scaled=scaled,
         min_types=(*EXACT, ("blk.{n}.ssm_conv1d.weight", "F32")),
         unread=(("blk.{n}.ssm_in.weight", "attn_qkv and attn_gate count where both are there"),),
         checkpoint=checkpoint,
     )
 
 
-QWEN35 = model("qwen35", QwenHparams, QWEN35_CHECKPOINT)
-QWEN35MOE = model("qwen35moe", QwenHparams, QWEN35MOE_CHECKPOINT)
-QWEN3NEXT = model("qwen3next", QwenNextHparams, QWEN3NEXT_CHECKPOINT)
+QWEN35 = model("qwen35", QwenHparams, QWEN35_CHECKPOINT, (*SCALED, *LINEAR_SCALED))
+QWEN35MOE = model("qwen35moe", QwenHparams, QWEN35MOE_CHECKPOINT, (*SCALED, *LINEAR_SCALED))
+QWEN3NEXT = model(
+    "qwen3next",
+    QwenNextHparams,
+    QWEN3NEXT_CHECKPOINT,
+    tuple(name for name in SCALED if not name.endswith("attn_qkv")),
+)
 
 MTP = DrafterSpec(
     name="qwen_mtp",

@@ -1,0 +1,156 @@
+"""Families whose layer is a variant of Llama's, by the names that files give them.
+
+What each is was read in llama.cpp's graphs of October 2026, and is held by the logits that it
+computes (``tests/models/test_architectures.py``).
+"""
+
+from __future__ import annotations
+
+import math
+
+from msgspec.structs import replace
+
+from mtpcore.declarations.spec import ATTENTION_SCALES, EXPERT_SCALES, FEED_FORWARD_SCALES
+from mtpcore.models.variants import Variant, VariantHparams, variant_spec
+
+__all__ = ["FAMILIES"]
+
+
+def _one(h: VariantHparams) -> float:
+    return 1.0
+
+
+def _root_of_width(h: VariantHparams) -> float:
+    return math.sqrt(h.width)
+
+
+def _gemma_scores(h: VariantHparams) -> float:
+    """Scale by the width of a head; in the models of 27B by that of a row over the heads."""
+    is_27b = h.n_layers in (46, 62)
+    return 1 / math.sqrt(h.width // h.n_heads if is_27b else h.head_width)
+
+
+def _three_of_four(h: VariantHparams, n: int) -> bool:
+    return (n + 1) % 4 != 0
+
+
+def _near_layers(h: VariantHparams, n: int) -> bool:
+    return h.kinds[n].window > 0
+
+
+def _near_layers_if_any(h: VariantHparams, n: int) -> bool:
+    return h.kinds[n].window > 0 or not any(kind.window for kind in h.kinds)
+
+
+def _is_baichuan_7b(h: VariantHparams, n: int) -> bool:
+    return h.n_layers == 32
+
+
+def _is_exaone4_32b(h: VariantHparams) -> bool:
+    return h.n_layers == 64
+
+
+_PAIRS = Variant(rope_style="pairs")
+_FILE_NORMALISES = Variant(normalises=None)
+_SIGMOID = Variant(experts_gate="sigmoid", normalises=None)
+_NORMS_ROTATED = Variant(norms_rotated=True)
+_FUSED_PAIRS = Variant(rope_style="pairs", fuses_gate=True)
+_LAYER_NORM = Variant(norm="layer")
+_GELU = Variant(norm="layer", activation="gelu_tanh")
+_GEMMA = Variant(activation="gelu_tanh", embedding_scale=_root_of_width, score_scale=_gemma_scores)
+_GRANITE = Variant(
+    rope_style="pairs",
+    embedding_scale=_one,
+    residual_scale=_one,
+    logit_scale=_one,
+    divides_logits=True,
+)
+_COHERE = Variant(
+    rope_style="pairs", norm="layer", head_norm="layer", is_parallel=True, logit_scale=_one
+)
+_ERNIE = Variant(rope_style="pairs", ignored=("blk.{n}.attn_output.bias",))
+_DENSE_SCALED = (*ATTENTION_SCALES, *FEED_FORWARD_SCALES)
+_EXPERTS_SCALED = (*ATTENTION_SCALES, *EXPERT_SCALES)
+_RERANKER = (("cls.output.weight", "a reranker's scores; no text comes from them"),)
+
+FAMILIES = [
+    # As Llama, or nearly
+    variant_spec("baichuan", replace(_PAIRS, rotates=_is_baichuan_7b)),
+    variant_spec("internlm2", _PAIRS),
+    variant_spec("maincoder", replace(_PAIRS, norms_rotated=True)),
+    variant_spec("mistral3", replace(_PAIRS, scaled=(*_DENSE_SCALED, *EXPERT_SCALES))),
+    variant_spec("nanbeige", replace(_PAIRS, scaled=_DENSE_SCALED)),
+    variant_spec("pangu-embedded", Variant(ignored=("rope_freqs.weight",))),
+    variant_spec("qwen", Variant()),
+    variant_spec("xverse", _PAIRS),
+    variant_spec("arcee", replace(_PAIRS, activation="relu_squared")),
+    variant_spec("ernie4_5", _ERNIE),
+    variant_spec("ernie4_5-moe", _ERNIE),
+    variant_spec("seed_oss", Variant(ffn_norm="post_attention_norm", post_norms=("", ""))),
+    variant_spec("smollm3", replace(_PAIRS, rotates=_three_of_four)),
+    variant_spec("hunyuan-dense", _NORMS_ROTATED),
+    variant_spec("hunyuan-moe", _NORMS_ROTATED),
+    variant_spec("hunyuan_vl", _NORMS_ROTATED),
+    # Gate and up in one matrix
+    variant_spec("chatglm", _FUSED_PAIRS),
+    variant_spec("glm4", replace(_FUSED_PAIRS, axes_style="halves")),
+    # Positions of several axes
+    variant_spec("paddleocr", Variant()),
+    variant_spec("qwen2vl", Variant(ignored=("output.bias",))),
+    variant_spec("qwen3vl", Variant(interleaves_axes=True), unread=_RERANKER),
+    variant_spec("qwen3vlmoe", Variant(interleaves_axes=True)),
+    # Experts
+    variant_spec("bailingmoe", replace(_FILE_NORMALISES, rope_style="pairs")),
+    variant_spec("bailingmoe2", _SIGMOID),
+    variant_spec("deepseek", Variant(rope_style="pairs", normalises=False)),
+    variant_spec("dots1", _SIGMOID),
+    variant_spec("mellum", Variant(window_period=4, scaled=_EXPERTS_SCALED)),
+    variant_spec("minimax-m2", Variant(experts_gate="sigmoid")),
+    variant_spec("olmoe", Variant(normalises=False)),
+    variant_spec("qwen2moe", Variant(normalises=False)),
+    # Windows, and a rotation of their own
+    variant_spec("exaone", Variant()),
+    variant_spec(
+        "exaone4",
+        Variant(
+            rotates=_near_layers_if_any, has_windows=_is_exaone4_32b, window_period=4, window=4096
+        ),
+    ),
+    variant_spec(
+        "exaone-moe", replace(_SIGMOID, rotates=_near_layers, window_period=4, window=128)
+    ),
+    variant_spec("olmo2", Variant(window_period=4, near_is_scaled=False)),
+    # Numbers that multiply embeddings, branches, scores or logits
+    variant_spec("gemma", _GEMMA),
+    variant_spec(
+        "gemma3",
+        replace(_GEMMA, window_period=6, near_base=1e4, near_is_scaled=False, softcaps_logits=True),
+    ),
+    variant_spec("granite", _GRANITE),
+    variant_spec("granitemoe", _GRANITE),
+    variant_spec("granite_swa", replace(_GRANITE, window_period=0)),
+    variant_spec("minicpm", _GRANITE),
+    # Layer norm
+    variant_spec("codeshell", _GELU),
+    variant_spec("gptneox", replace(_GELU, is_parallel="{arch}.use_parallel_residual")),
+    variant_spec("nemotron", replace(_LAYER_NORM, activation="relu_squared")),
+    variant_spec("orion", _LAYER_NORM),
+    variant_spec("starcoder2", _GELU),
+    # Attention and feed-forward part side by side
+    variant_spec("command-r", _COHERE),
+    variant_spec(
+        "cohere2", replace(_COHERE, rotates=_near_layers, window_period=4, scaled=_DENSE_SCALED)
+    ),
+    variant_spec(
+        "falcon",
+        replace(
+            _GELU,
+            is_parallel=True,
+            attention_norms=("attn_norm_2", "attn_norm"),
+            ffn_norm="attn_norm",
+        ),
+    ),
+    variant_spec("phi2", replace(_GELU, is_parallel=True)),
+    variant_spec("plamo", Variant(is_parallel=True)),
+]
+"""Declarations, in no order."""
