@@ -1,0 +1,56 @@
+"""Each architecture that llama.cpp's generator writes: the same logits, or a reason in words."""
+
+import numpy as np
+import pytest
+from harness.architectures import (
+    N_ROWS,
+    NAMES,
+    architecture_of,
+    header,
+    logits,
+    size_of_vocabulary,
+    tokens,
+    write_model,
+)
+
+from mtpcore import Batch, Context, load_model
+from mtpcore.discovery.registry import registry
+from mtpcore.errors import MtpcoreError
+
+REFUSED = {
+    "mimo2-moe": "blk.0.ffn_gate.weight",  # dense matrices beside experts, which are not used
+    "qwen3tts-dense": "the rest of the model is in another file",
+}
+"""Files of families that run, and what the error names."""
+NEAR = 1e-5
+"""Mean square of the differences, beside that of the logits: what other orders of sums explain."""
+
+
+def runs(name):
+    """Say whether a plugin declares the architecture of a file."""
+    return architecture_of(header(name)) in registry().architectures
+
+
+def test_the_witness_is_there():
+    assert len(NAMES) >= 128
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_those_of_llama_cpp(name, tmp_path):
+    """Of the last rows of a prompt, and of those that llama.cpp writes after it."""
+    head = header(name)
+    path = write_model(head, tmp_path / "model.gguf")
+    refused = REFUSED.get(name) if runs(name) else "architecture needs|no plugin knows"
+    if refused:
+        with pytest.raises(MtpcoreError, match=refused):
+            Context(load_model(path), n_ctx=64)
+        return
+    wanted = logits(name).astype(np.float64)
+    written = wanted[N_ROWS - 1 : -1].argmax(1).tolist()
+    context = Context(load_model(path), n_ctx=64, kv_dtype="f32", threads=1)
+    prompt = tokens(size_of_vocabulary(head))
+    found = [context.process(Batch.of(prompt, outputs="all")).logits[-N_ROWS:]]
+    for token in written:
+        found.append(context.process(Batch.of([token], pos=context.length(0))).logits)
+    error = np.square(np.concatenate(found) - wanted).mean()
+    assert error < NEAR * np.square(wanted).mean()
