@@ -3,7 +3,8 @@
 They stand in a page of docs/ between ``<!-- table: NAME -->`` and ``<!-- end -->``, and are filled
 in when the documentation is built; ``python tools/tables.py NAME`` prints one. Tables:
 ``supported`` (architectures and drafters of the trunks and plugins here), ``effort`` (what a
-drafter cost to add, here and in other engines), ``modules`` (what each module of the package is
+drafter cost to add, here and in other engines), ``architectures`` (those that llama.cpp's generator
+writes: which run here, and what the others need), ``modules`` (what each module of the package is
 for, as its docstring says).
 """
 
@@ -13,6 +14,8 @@ import argparse
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+import numpy as np
 
 from mtpcore.declarations.spec import DrafterSpec, ModelSpec
 from mtpcore.discovery.registry import load_registry
@@ -68,6 +71,23 @@ def _origin(plugin: str) -> str:
     return f"`plugins/{plugin}`" if folder.is_dir() else "`mtpcore/models`"
 
 
+def architectures() -> Iterable[str]:
+    """Yield the table of what llama.cpp's generator writes."""
+    known = load_registry("")
+    with np.load(ROOT / "tests" / "data" / "llama_cpp" / "architectures.npz") as witness:
+        files = sorted(key.split("/")[1] for key in witness if key.startswith("header/"))
+    kinds: dict[str, list[str]] = {}
+    for file in files:
+        name, kind = file.rsplit("-", 1)
+        kinds.setdefault(name, []).append("experts" if kind == "moe" else kind)
+    yield "| architecture | files | here |"
+    yield "| --- | --- | --- |"
+    for name, of in kinds.items():
+        needs = known.unsupported.get(name, "a declaration")
+        runs = "runs" if name in known.architectures else f"needs {needs}"
+        yield _row(f"`{name}`", ", ".join(of), runs)
+
+
 def effort() -> Iterable[str]:
     """Yield the table of what adding a drafter took."""
     yield "| engine | what was added | new files | edited files | lines added |"
@@ -120,6 +140,7 @@ def _row(*cells: object) -> str:
 TABLES: dict[str, Callable[[], Iterable[str]]] = {
     "supported": supported,
     "effort": effort,
+    "architectures": architectures,
     "modules": modules,
 }
 
