@@ -1,5 +1,7 @@
 """Each architecture that llama.cpp's generator writes: the same logits, or a reason in words."""
 
+import zlib
+
 import numpy as np
 import pytest
 from harness.architectures import (
@@ -16,19 +18,22 @@ from harness.architectures import (
 from mtpcore import Batch, Context, load_model
 from mtpcore.discovery.registry import registry
 from mtpcore.errors import MtpcoreError
+from mtpcore.testing import Batching, Subject, Texts, check_graphs, check_rows, check_texts
 
 REFUSED = {
     "mimo2-moe": "blk.0.ffn_gate.weight",  # dense matrices beside experts, which are not used
     "qwen3tts-dense": "the rest of the model is in another file",
 }
 """Files of families that run, and what the error names."""
+RUN = [
+    name
+    for name in NAMES
+    if name not in REFUSED and architecture_of(header(name)) in registry().architectures
+]
+DEFINED = [name for name in RUN if zlib.crc32(name.encode()) % 8 == 0]
+"""Files whose every graph is compared with its definition, too, which takes seconds each."""
 NEAR = 1e-5
 """Mean square of the differences, beside that of the logits: what other orders of sums explain."""
-
-
-def runs(name):
-    """Say whether a plugin declares the architecture of a file."""
-    return architecture_of(header(name)) in registry().architectures
 
 
 def test_the_witness_is_there():
@@ -40,8 +45,8 @@ def test_logits_are_those_of_llama_cpp(name, tmp_path):
     """Of the last rows of a prompt, and of those that llama.cpp writes after it."""
     head = header(name)
     path = write_model(head, tmp_path / "model.gguf")
-    refused = REFUSED.get(name) if runs(name) else "architecture needs|no plugin knows"
-    if refused:
+    if name not in RUN:
+        refused = REFUSED.get(name, "architecture needs|no plugin knows")
         with pytest.raises(MtpcoreError, match=refused):
             Context(load_model(path), n_ctx=64)
         return
@@ -54,3 +59,21 @@ def test_logits_are_those_of_llama_cpp(name, tmp_path):
         found.append(context.process(Batch.of([token], pos=context.length(0))).logits)
     error = np.square(np.concatenate(found) - wanted).mean()
     assert error < NEAR * np.square(wanted).mean()
+
+
+@pytest.fixture
+def subject(request, tmp_path):
+    path = write_model(header(request.param), tmp_path / "model.gguf")
+    return Subject(request.param, path, drafter="lookup")
+
+
+@pytest.mark.parametrize("subject", RUN, indirect=True)
+def test_rows_and_texts_do_not_depend_on_others(subject):
+    """A row's bits are those that it has alone, and a text's tokens those without drafts."""
+    check_rows(subject, Batching(chunk=5, neighbours=2, threads=2, n_tokens=40))
+    check_texts(subject, Texts(n_texts=2, n_tokens=24))
+
+
+@pytest.mark.parametrize("subject", DEFINED, indirect=True)
+def test_graphs_are_their_definition(subject):
+    assert check_graphs(subject) > 0
