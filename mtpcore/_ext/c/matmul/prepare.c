@@ -57,19 +57,30 @@ static void prepare_f32(const float *x, int64_t n_cols, int32_t *out, int width)
         memcpy(out + k * width, x + k, 4);
 }
 
+/* Blocks of a row that are quantised together, of those that begin with a column. */
+static int blocks_from(int64_t column, int64_t n_cols, int block)
+{
+    const int64_t left = (n_cols - column) / block;
+    return left < MTP_BLOCKS_ABREAST ? (int)left : MTP_BLOCKS_ABREAST;
+}
+
 static void prepare_q8_32(const float *x, int64_t n_cols, int32_t *tile, int lane, int width,
                           int together)
 {
     const mtp_quantise quantise = quantise_in_use();
-    for (int64_t k = 0; k < n_cols; k += 32, tile += MTP_ACT32_WORDS * width) {
-        int8_t codes[32];
-        int32_t minus_sums[2];
-        const float scale = quantise(x + k, 32, codes, minus_sums);
-        const int32_t minus_sum = minus_sums[0] + minus_sums[1];
-        int32_t *out = tile + lane;
-        store_codes(tile, lane, width, codes, 8, together);
-        store_words(out + MTP_ACT32_MINUS_SUM * width, width, &minus_sum, 1);
-        store_words(out + MTP_ACT32_SCALE * width, width, &scale, 1);
+    int8_t codes[MTP_BLOCKS_ABREAST][32];
+    int32_t minus_sums[MTP_BLOCKS_ABREAST][2];
+    float scales[MTP_BLOCKS_ABREAST];
+    for (int64_t k = 0, n; k < n_cols; k += 32 * n) {
+        n = blocks_from(k, n_cols, 32);
+        quantise(x + k, 32, (int)n, codes[0], minus_sums[0], scales);
+        for (int64_t b = 0; b < n; b++, tile += MTP_ACT32_WORDS * width) {
+            const int32_t minus_sum = minus_sums[b][0] + minus_sums[b][1];
+            int32_t *out = tile + lane;
+            store_codes(tile, lane, width, codes[b], 8, together);
+            store_words(out + MTP_ACT32_MINUS_SUM * width, width, &minus_sum, 1);
+            store_words(out + MTP_ACT32_SCALE * width, width, scales + b, 1);
+        }
     }
 }
 
@@ -77,18 +88,22 @@ static void prepare_q8_256(const float *x, int64_t n_cols, int32_t *tile, int la
                            int together)
 {
     const mtp_quantise quantise = quantise_in_use();
-    for (int64_t k = 0; k < n_cols; k += 256, tile += MTP_ACT256_WORDS * width) {
-        int8_t codes[256];
-        int32_t minus_sums[16];
-        int16_t sums[8];
-        const float scale = quantise(x + k, 256, codes, minus_sums);
-        for (int s = 0; s < 8; s++)
-            sums[s] = (int16_t)-(minus_sums[2 * s] + minus_sums[2 * s + 1]);
-        int32_t *out = tile + lane;
-        store_codes(tile, lane, width, codes, 64, together);
-        store_words(out + MTP_ACT256_MINUS_SUM * width, width, minus_sums, 16);
-        store_words(out + MTP_ACT256_PAIR_SUM * width, width, sums, 4);
-        store_words(out + MTP_ACT256_SCALE * width, width, &scale, 1);
+    int8_t codes[MTP_BLOCKS_ABREAST][256];
+    int32_t minus_sums[MTP_BLOCKS_ABREAST][16];
+    float scales[MTP_BLOCKS_ABREAST];
+    for (int64_t k = 0, n; k < n_cols; k += 256 * n) {
+        n = blocks_from(k, n_cols, 256);
+        quantise(x + k, 256, (int)n, codes[0], minus_sums[0], scales);
+        for (int64_t b = 0; b < n; b++, tile += MTP_ACT256_WORDS * width) {
+            int16_t sums[8];
+            for (int s = 0; s < 8; s++)
+                sums[s] = (int16_t)-(minus_sums[b][2 * s] + minus_sums[b][2 * s + 1]);
+            int32_t *out = tile + lane;
+            store_codes(tile, lane, width, codes[b], 64, together);
+            store_words(out + MTP_ACT256_MINUS_SUM * width, width, minus_sums[b], 16);
+            store_words(out + MTP_ACT256_PAIR_SUM * width, width, sums, 4);
+            store_words(out + MTP_ACT256_SCALE * width, width, scales + b, 1);
+        }
     }
 }
 

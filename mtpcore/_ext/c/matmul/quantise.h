@@ -14,9 +14,14 @@
 
 #include "core/float16.h"
 
-/* codes[n] and minus the sums of 16 codes each; returns the scale. A block with a NaN or an
- * infinity gets the scale NaN, which no matmul can lose. */
-typedef float (*mtp_quantise)(const float *x, int n, int8_t *codes, int32_t *minus_sums);
+/* Blocks whose scales are made together: each waits for sums, and a division, of its own. */
+enum { MTP_BLOCKS_ABREAST = 16 };
+
+/* Codes of n_blocks blocks of n values, minus the sums of 16 codes each, and a scale a block; at
+ * most MTP_BLOCKS_ABREAST blocks. A block with a NaN or an infinity gets the scale NaN, which no
+ * matmul can lose. */
+typedef void (*mtp_quantise)(const float *x, int n, int n_blocks, int8_t *codes,
+                             int32_t *minus_sums, float *scales);
 
 extern const mtp_quantise mtp_quantise_portable, mtp_quantise_avx2, mtp_quantise_avx512;
 extern const mtp_quantise mtp_quantise_neon;
@@ -50,23 +55,21 @@ static inline __attribute__((always_inline)) int32_t sum_of_16_alone(const int32
 /* What rounding leaves, up to a half, is counted in these steps to a whole. */
 #define MTP_REST_STEPS 0x1p14f
 
-static inline
-    __attribute__((always_inline)) float mtp_quantise_block(const float *restrict x, const int n,
-                                                            int8_t *restrict codes,
-                                                            int32_t *restrict minus_sums)
+static inline __attribute__((always_inline)) uint32_t largest_magnitude(const float *x, const int n)
 {
     uint32_t largest = 0; /* bits of |x| order as integers, with NaN above infinity */
     for (int i = 0; i < n; i++) {
         const uint32_t magnitude = mtp_bits_from_float(x[i]) & 0x7fffffffu;
         largest = magnitude > largest ? magnitude : largest;
     }
-    const float scale = mtp_float_from_bits(largest) / 127.0f;
-    const float inverse = 127.0f / mtp_float_from_bits(largest);
-    if (!(scale >= FLT_MIN && scale <= FLT_MAX)) { /* all but zero, or not finite */
-        memset(codes, 0, (size_t)n);
-        memset(minus_sums, 0, (size_t)n / 16 * sizeof *minus_sums);
-        return largest < 0x7f800000u ? 0.0f : mtp_float_from_bits(0x7fc00000u);
-    }
+    return largest;
+}
+
+/* Codes of a block, and with what they leave (`along` them) and their squares the scale that fits. */
+static inline __attribute__((always_inline)) void
+make_codes(const float *restrict x, const int n, float inverse, int8_t *restrict codes,
+           int32_t *restrict minus_sums, int32_t *restrict along, int32_t *restrict square)
+{
     int32_t rounded[256], rest[256]; /* separate plain loops, which compilers vectorise */
     for (int i = 0; i < n; i++) {
         const float exact = x[i] * inverse;
@@ -77,21 +80,58 @@ static inline
         codes[i] = (int8_t)rounded[i];
     for (int s = 0; s < n / 16; s++)
         minus_sums[s] = -(n > 64 ? sum_of_16(rounded + 16 * s) : sum_of_16_alone(rounded + 16 * s));
-    int32_t along = 0, square = 0; /* below 256 * 127 * 2^13 < 2^29 */
+    int32_t of_rest = 0, of_codes = 0; /* below 256 * 127 * 2^13 < 2^29 */
     for (int i = 0; i < n; i++) {
-        along += rest[i] * rounded[i];
-        square += rounded[i] * rounded[i];
+        of_rest += rest[i] * rounded[i];
+        of_codes += rounded[i] * rounded[i];
     }
-    const float fitted = scale + scale * ((float)along / ((float)square * MTP_REST_STEPS));
-    return fitted < FLT_MIN ? FLT_MIN : fitted;
+    *along = of_rest, *square = of_codes;
+}
+
+/* As mtp_quantise, up to `abreast` blocks: constants, so that loops have a length. */
+static inline __attribute__((always_inline)) void
+mtp_quantise_blocks(const float *restrict x, const int n, const int abreast, const int n_blocks,
+                    int8_t *restrict codes, int32_t *restrict minus_sums, float *restrict scales)
+{
+    uint32_t largest[MTP_BLOCKS_ABREAST] = {0};
+    float scale[MTP_BLOCKS_ABREAST], inverse[MTP_BLOCKS_ABREAST], fitted[MTP_BLOCKS_ABREAST];
+    int32_t along[MTP_BLOCKS_ABREAST] = {0}, square[MTP_BLOCKS_ABREAST] = {0};
+    for (int b = 0; b < n_blocks; b++)
+        largest[b] = largest_magnitude(x + b * n, n);
+    for (int b = 0; b < abreast; b++) {
+        scale[b] = mtp_float_from_bits(largest[b]) / 127.0f;
+        inverse[b] = 127.0f / mtp_float_from_bits(largest[b]);
+    }
+    for (int b = 0; b < n_blocks; b++) {
+        int8_t *own_codes = codes + b * n;
+        int32_t *own_sums = minus_sums + b * n / 16;
+        if (scale[b] >= FLT_MIN && scale[b] <= FLT_MAX) {
+            make_codes(x + b * n, n, inverse[b], own_codes, own_sums, along + b, square + b);
+        } else { /* all but zero, or not finite */
+            memset(own_codes, 0, (size_t)n);
+            memset(own_sums, 0, (size_t)n / 16 * sizeof *own_sums);
+        }
+    }
+    for (int b = 0; b < abreast; b++) {
+        const float part = (float)along[b] / ((float)square[b] * MTP_REST_STEPS);
+        fitted[b] = scale[b] + scale[b] * part;
+    }
+    for (int b = 0; b < n_blocks; b++)
+        if (scale[b] >= FLT_MIN && scale[b] <= FLT_MAX)
+            scales[b] = fitted[b] < FLT_MIN ? FLT_MIN : fitted[b];
+        else
+            scales[b] = largest[b] < 0x7f800000u ? 0.0f : mtp_float_from_bits(0x7fc00000u);
 }
 
 /* Constant lengths let the compiler unroll. */
 #define MTP_DEFINE_QUANTISE(isa)                                                                   \
-    static float quantise(const float *x, int n, int8_t *codes, int32_t *minus_sums)               \
+    static void quantise(const float *x, int n, int n_blocks, int8_t *codes, int32_t *minus_sums,  \
+                         float *scales)                                                            \
     {                                                                                              \
-        return n == 32 ? mtp_quantise_block(x, 32, codes, minus_sums)                              \
-                       : mtp_quantise_block(x, 256, codes, minus_sums);                            \
+        if (n == 32)                                                                               \
+            mtp_quantise_blocks(x, 32, MTP_BLOCKS_ABREAST, n_blocks, codes, minus_sums, scales);   \
+        else                                                                                       \
+            mtp_quantise_blocks(x, 256, MTP_BLOCKS_ABREAST, n_blocks, codes, minus_sums, scales);  \
     }                                                                                              \
     const mtp_quantise mtp_quantise_##isa = quantise;
 
