@@ -63,7 +63,7 @@ class TextIndex:
         """
 
     def find(
-        self, tokens: NDArray[np.int32], k: int, longest: int
+        self, tokens: NDArray[np.int32], k: int, longest: int, repeats: bool = True
     ) -> tuple[list[int], int, int, int]:
         """Return what follows the best place for the last of ``tokens``, its own or others.
 
@@ -75,10 +75,11 @@ class TextIndex:
         ----------
         tokens : ndarray, int32[n]
         k : int
-            Tokens to return; a negative one, which stands for no token, ends them. Where the text
-            ends, they go on as they began.
+            Tokens to return; a negative one, which stands for no token, ends them.
         longest : int
             Tokens of a match that are counted.
+        repeats : bool
+            Whether tokens go on as they began where the text ends.
 
         Returns
         -------

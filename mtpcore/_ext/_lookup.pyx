@@ -118,10 +118,10 @@ cdef class TextIndex:
             out[i] = self.index.tokens[begin + i]
         return found
 
-    def find(self, tokens, int64_t k, int32_t longest):
+    def find(self, tokens, int64_t k, int32_t longest, bint repeats=True):
         cdef int32s text = int32s_of(tokens, 1)
         cdef mtp_text_match best = mtp_text_index_find(&self.index, text.data, text.n, longest)
-        return as_tuple(best, self.index.tokens, self.index.n, k, True)
+        return as_tuple(best, self.index.tokens, self.index.n, k, repeats)
 
 
 def find_in_sorted(text, places, tokens, orders, int64_t k, int32_t longest):

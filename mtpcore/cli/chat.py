@@ -81,7 +81,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     shared.add_special_option(text)
     shared.add_room_options(text)
-    shared.add_draft_options(parser)
+    shared.add_draft_options(parser).add_argument(
+        "--lookup-others",
+        type=shared.whole(0),
+        default=0,
+        metavar="N",
+        help="draft what followed in earlier conversations of this chat and in answers that were "
+        "taken back, too: in their last N tokens; lookup then drafts first, unless --drafter says "
+        "where (default: %(default)s)",
+    )
     shared.add_sampling_options(parser)
     shared.add_context_options(parser)
     output = parser.add_argument_group("output")
@@ -106,7 +114,7 @@ def execute(options: argparse.Namespace) -> int:
             )
         sampling = shared.sampling_of(given, model)
         n_ctx = shared.context_size(options, model) or default_n_ctx(model)
-        session = open_session(options, model, n_ctx)
+        session = open_session(options, model, n_ctx, others=options.lookup_others)
         generator = Generator(
             session.cross,
             sampling=sampling,

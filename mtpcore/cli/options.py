@@ -268,8 +268,8 @@ def add_memory_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_draft_options(parser: argparse.ArgumentParser) -> None:
-    """Add how drafts are made."""
+def add_draft_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add how drafts are made, and return the group for more of it."""
     group = parser.add_argument_group("drafting", "none of these changes the text")
     group.add_argument(
         "--draft",
@@ -327,6 +327,7 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
         help="draft only some tokens: those in FILE, which mtpcore vocabulary wrote, or the N most "
         "frequent in the file beside the model (for a demo, in the current folder)",
     )
+    return group
 
 
 def draft_vocabulary_of(options: argparse.Namespace, model: Model) -> DraftVocabulary | None:

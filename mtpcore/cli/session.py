@@ -77,31 +77,35 @@ def open_session(
     *,
     pack: bool = False,
     with_lookup: bool = True,
+    others: int = 0,
 ) -> Session:
     """Make the context, link the drafter, and make the plans.
 
     What is timed packs weights first; and so does a backend that cannot pack them after runs.
     ``with_lookup``: where lengths are chosen and no drafter is named, lookup drafts beside a head:
-    it costs next to nothing where it does not pay.
+    it costs next to nothing where it does not pay. ``others``: tokens of texts that ended in which
+    lookup finds, too.
 
     Raises
     ------
     LinkError
         A drafter was asked for and none fits; says what to do.
     """
-    session = _link(options, model, n_ctx, with_lookup)
+    session = _link(options, model, n_ctx, with_lookup, others)
     _make_plans(session.cross)
     if pack or not session.llm.backend.packs_after_runs:
         _pack(session.cross)
     return session
 
 
-def _link(options: argparse.Namespace, model: Model, n_ctx: int, with_lookup: bool) -> Session:
+def _link(
+    options: argparse.Namespace, model: Model, n_ctx: int, with_lookup: bool, others: int
+) -> Session:
     trained = getattr(model.hparams, "n_ctx_train", n_ctx)
     if n_ctx > trained:
         note(f"a context of {n_ctx} tokens; the model was trained on texts of up to {trained}")
     draft_model = open_draft_model(options, model) if options.draft else None
-    chosen = _choose(options, model, draft_model, with_lookup)
+    chosen = _choose(options, model, draft_model, with_lookup, others)
     if not chosen:
         return Session(model, link(make_context(options, model, n_ctx), []), None, 0)
     drafter = next((spec for spec in chosen if spec.shape != "proposer"), chosen[0])
@@ -114,7 +118,7 @@ def _link(options: argparse.Namespace, model: Model, n_ctx: int, with_lookup: bo
     length = default_length(drafter) if options.draft == "auto" else options.draft
     _note_least("--draft", "tokens", length, drafter)
     drafters: dict[str, DrafterLike] = {
-        LOOKUP.name: Lookup([LookupTexts.open(model, path) for path in options.lookup])
+        LOOKUP.name: Lookup([LookupTexts.open(model, p) for p in options.lookup], others=others)
     }
     if drafter is not LOOKUP:  # of lookup it has a tree, which link refuses
         drafters[drafter.name] = drafter
@@ -247,24 +251,29 @@ def open_draft_model(options: argparse.Namespace, model: Model) -> Model | None:
 
 
 def _choose(
-    options: argparse.Namespace, model: Model, draft_model: Model | None, with_lookup: bool
+    options: argparse.Namespace,
+    model: Model,
+    draft_model: Model | None,
+    with_lookup: bool,
+    others: int,
 ) -> list[DrafterSpec]:
     """Return the drafters to use; of none, nothing is drafted."""
+    looks_further = bool(options.lookup or others)
     if options.draft == 0:
         named = options.drafter, options.model_draft, options.draft_tree, options.draft_vocabulary
-        if any(named) or options.lookup:
+        if any(named) or looks_further:
             what = "the drafter, lookup, tree or vocabulary"
             note(f"--draft 0: nothing is drafted; {what} is not used")
         return []
     names = [name.strip() for name in (options.drafter or "auto").split(",")]
-    if options.lookup and LOOKUP.name not in names:
+    if looks_further and LOOKUP.name not in names:
         names.insert(0, LOOKUP.name)
     if with_lookup and options.draft == "auto" and not (options.drafter or options.draft_tree):
         names.append(LOOKUP.name)
     found = [find_drafter(model, draft_model, name) for name in names]
     specs = [*{one[1].name: one[1] for one in found if one is not None}.values()]
     if specs:
-        is_asked = options.drafter or options.lookup
+        is_asked = options.drafter or looks_further
         is_substitute = specs[0].shape == "proposer" and not (is_asked or model.drafters)
         lacks = _absent(model) + _misfits(model)  # why it may be that there is no head
         if is_substitute and (lacks or _insists(options)):

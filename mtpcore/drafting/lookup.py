@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,8 @@ __all__ = ["LOOKUP", "Lookup", "TextMatch"]
 _MOST_INDEXES = 256
 _END = 1 << 31
 _MOST_OTHERS = 1 << 28
+_MOST_MEANWHILE = 16
+"""Texts of other sequences that are looked into, those that grew last: each takes a search."""
 _Order = Annotated[int, Meta(ge=1, le=1 << 20, description="1..1048576")]
 
 
@@ -82,8 +85,10 @@ class Lookup(Proposer):
     texts : sequence of LookupTexts
         Other texts, which are looked into as well: a longer match there counts more.
     others : int
-        How many tokens of texts that ended are looked into, too: of all sequences, whoever asked
-        for them. A text has ended where another one takes its sequence's place.
+        How many tokens of texts that ended are looked into, too, and with them those of up to 16
+        sequences that are written meanwhile, whoever asked for them; 0: none of either. A text has
+        ended where another one takes its sequence's place. How fast a text comes may tell what
+        others say.
     shortest : int
         How many of the last tokens must match. Places are looked up by that many, by twice and by
         four times as many.
@@ -174,14 +179,19 @@ class Lookup(Proposer):
             if self._others.room:
                 self._keep(forgotten, 0)
         found = TextMatch(*index.find(tokens, k, self._longest))
-        if self._others.room:
-            other = TextMatch(*self._others.find(tokens, k, self._longest))
-            found = other if other.length > found.length else found
-        for texts in self.texts:
-            asked = tokens, self._orders, k, self._longest
-            other = TextMatch(*find_in_sorted(texts.tokens, texts.places, *asked))
+        for other in self._find_elsewhere(tokens, k):
             found = other if other.length > found.length else found
         return found
+
+    def _find_elsewhere(self, tokens: NDArray[np.int32], k: int) -> Iterator[TextMatch]:
+        """Yield what is found in other texts than the last one that was looked into."""
+        if self._others.room:
+            for index in islice(reversed(self._indexes.values()), 1, 1 + _MOST_MEANWHILE):
+                yield TextMatch(*index.find(tokens, k, self._longest, repeats=False))
+            yield TextMatch(*self._others.find(tokens, k, self._longest))
+        for texts in self.texts:
+            asked = tokens, self._orders, k, self._longest
+            yield TextMatch(*find_in_sorted(texts.tokens, texts.places, *asked))
 
     def _keep(self, index: TextIndex, n_same: int) -> None:
         """Keep what a text has after its first tokens, where that is enough to be found."""

@@ -347,3 +347,13 @@ def test_a_long_history_is_cut(monkeypatch, tmp_path):
     turns._open_history(readline)
     assert seen == ["7", "8"]
     assert file.read_text() == '"7"\n"8"\n7\n'
+
+
+def test_earlier_conversations_are_drafted_from_where_that_is_wanted(chat):
+    """The answers stay the same."""
+    asked = "hello\n/clear\nhello\n/stats\n", "-n", "40", "--draft", "8", "--drafter", "lookup"
+    (_, alone, before), (code, out, err) = chat(*asked), chat(*asked, "--lookup-others", "1000")
+    assert (code, out) == (0, alone)
+    found = [re.search(r"(\d+) of \d+ drafts by lookup", text) for text in (before, err)]
+    assert all(found), (before, err)
+    assert int(found[1][1]) > int(found[0][1]) + 20

@@ -127,17 +127,37 @@ def test_the_texts_of_the_last_sequences_are_held():
     assert [*lookup._indexes] == [*range(45, 299), 3, 299]
 
 
-def test_texts_that_ended_are_found_in_where_that_is_wanted():
+def test_other_texts_are_found_in_where_that_is_wanted():
+    """While they are written, and when another one has taken their place."""
     told, asked = tokens_of("the secret is abcdefgh"), tokens_of("what? the secret is ")
     for others in (0, 100):
         lookup = Lookup(others=others)
         lookup.find(0, told, 4)
-        assert lookup.find(1, asked, 4).draft == []  # the other one has not ended
+        meanwhile = lookup.find(1, asked, 4)
         lookup.find(0, tokens_of("another text"), 4)
-        found = lookup.find(1, asked, 4)
-        assert found.length == (14 if others else 0)
-        assert "".join(map(chr, found.draft)) == ("abcd" if others else "")
+        for found in (meanwhile, lookup.find(1, asked, 4)):
+            assert found.length == (14 if others else 0)
+            assert "".join(map(chr, found.draft)) == ("abcd" if others else "")
         assert copy.deepcopy(lookup)._others.room == others
+
+
+def test_another_text_that_is_written_ends_where_it_ends():
+    """A text goes on as it began; what another one goes on with is not known."""
+    lookup = Lookup(others=100)
+    lookup.find(0, tokens_of("the secret is ab"), 4)
+    assert lookup.find(1, tokens_of("what? the secret is "), 9).draft == [*map(ord, "ab")]
+    assert lookup.find(1, tokens_of("what? the secret is ab"), 9).draft == []
+
+
+def test_the_texts_that_grew_last_are_looked_into():
+    """Sixteen of them, however many there are."""
+    lookup = Lookup(others=100)
+    for seq in range(40):
+        lookup.find(seq, np.array([seq, 100 + seq, 7], np.int32), 1)
+    found = [
+        bool(lookup.find(40, np.array([seq, 100 + seq], np.int32), 1).draft) for seq in range(40)
+    ]
+    assert found == [False] * 24 + [True] * 16
 
 
 def test_only_what_a_text_had_by_itself_is_kept():
