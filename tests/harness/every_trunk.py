@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from harness import csm, gemma4, gpt_oss, qwen_tts, t5
+from harness import csm, gemma4, gpt_oss, lfm2, qwen_tts, t5
 from harness.published import tokenizer, write_checkpoint
 from harness.sound_checkpoints import write_sound
 from mtpcore.conversion import convert
@@ -43,6 +43,9 @@ def _published(family):
     if family == "gemma4":
         s = gemma4.SHAPES["embeddings by layer, sharing"]
         return gemma4.configuration(s), gemma4.published(s, gemma4.weights(s)), gemma4.N_VOCAB
+    if family.startswith("lfm2"):
+        s = lfm2.SHAPES["dense" if family == "lfm2" else "experts"]
+        return lfm2.configuration(s), lfm2.weights(s), lfm2.N_VOCAB
     if family == "gpt_oss":
         s = gpt_oss.SHAPES["plain experts"]
         return gpt_oss.configuration(s), gpt_oss.published(s, gpt_oss.weights(s)), gpt_oss.N_VOCAB
