@@ -28,7 +28,8 @@ N_HEADS, N_KV_HEADS, HEAD_WIDTH, BASE = 4, 2, 8, 10000.0
 class Variant(NamedTuple):
     """What published drafters differ in; ``layers`` are those of the target whose input is read.
 
-    The last three are the target's width, tokens and layers.
+    ``neighbours``: the checkpoint has rotary pairs side by side. The last three are the target's
+    width, tokens and layers.
     """
 
     architecture: str = "DFlashDraftModel"
@@ -46,6 +47,7 @@ class Variant(NamedTuple):
     n_taps: int = 0
     head_width: int = 0  # of LiLiCorr's
     from_anchor: bool | None = None
+    neighbours: bool = False
     width: int = WIDTH
     n_vocab: int = N_VOCAB
     n_target_layers: int = SIZES.n_layers
@@ -91,6 +93,7 @@ VARIANTS = {
     "convolved lilicorr": Variant(
         "LiLiCorrDraftModel", head_width=WIDTH, n_taps=2, windows=(0, 3, 4), size=4
     ),
+    "LFM2's dspark": Variant("Lfm2DSparkDraftModel", markov=True, neighbours=True),
 }
 REFINER = {
     "w1": "token_embed",
@@ -211,6 +214,8 @@ def config_of(c: Variant) -> dict[str, object]:
         selecting |= lilicorr.head_config(c.head_width if c.head_width != c.width else 0)
     elif c.n_taps:
         selecting |= {"selector_rank": RANK, "selector_top_k": N_CANDIDATES}
+    if c.neighbours:
+        made["rope_is_neox_style"] = False
     if c.from_anchor is not None:
         made["sample_from_anchor"] = c.from_anchor
     if c.speculators:
@@ -231,6 +236,13 @@ def config_of(c: Variant) -> dict[str, object]:
     return made | layer | {"dflash_config": inner | {"causal": c.causal}}
 
 
+def side_by_side(values: np.ndarray) -> np.ndarray:
+    """Return rows of heads whose rotary pairs are halves with those of a pair side by side."""
+    heads = values.reshape(-1, HEAD_WIDTH, *values.shape[1:])
+    order = [i + half for i in range(HEAD_WIDTH // 2) for half in (0, HEAD_WIDTH // 2)]
+    return heads[:, order].reshape(values.shape)
+
+
 def write_drafter(folder: Path, c: Variant, seed: int = 0) -> Path:
     """Write a drafter's checkpoint and convert it; return the model file."""
     named = {}
@@ -238,6 +250,8 @@ def write_drafter(folder: Path, c: Variant, seed: int = 0) -> Path:
         head, _, rest = name.partition("xpress_head.")
         if rest and not head and c.speculators:
             name = f"refiner_head.{REFINER[rest]}"
+        if c.neighbours and name.endswith(("q_proj", "k_proj", "q_norm", "k_norm")):
+            values = side_by_side(values)
         bare = name in ("d2t", "t2d") or rest == "mix.L" or name.startswith("lilicorr.")
         bare |= name.endswith(("codebook", "kernel"))
         named[name if bare else f"{name}.weight"] = values

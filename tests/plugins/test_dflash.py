@@ -213,12 +213,12 @@ def test_trees_change_no_text(shape, target, tmp_path):
         check_texts(subject, Texts(k=4, sampling=sampling), spec)
 
 
-TRUNKS = ("qwen35", "qwen35moe", "gemma4", "gpt_oss", "mimo2")
+TRUNKS = ("qwen35", "qwen35moe", "gemma4", "gpt_oss", "mimo2", "lfm2")
 
 
 @pytest.fixture(scope="module", params=TRUNKS)
 def other_target(request, tmp_path_factory):
-    """A trunk with a recurrence, with scaled embeddings, with sinks, or with windows and sinks."""
+    """A trunk with a recurrence or convolutions, scaled embeddings, sinks, or windows and sinks."""
     with load_model(write_trunk(tmp_path_factory.mktemp("trunk"), request.param)) as model:
         yield model
 

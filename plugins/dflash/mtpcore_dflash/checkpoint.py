@@ -24,6 +24,7 @@ from mtpcore.plugin import (
     Key,
     Rename,
     block_renames,
+    head_width,
     long_context_factors,
     number,
     switched_window,
@@ -96,6 +97,20 @@ def passes(config: Config) -> int:
     return count
 
 
+def in_halves(values: Values, config: Config) -> Values:
+    """Return rows of heads, or a norm of heads, with the halves of rotary pairs apart.
+
+    Checkpoints of other rotations have the two of a pair side by side.
+    """
+    if config.get("rope_is_neox_style", default=True, type=bool):
+        return values
+    pairs = values.reshape(-1, head_width(config) // 2, 2, *values.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(values.shape)
+
+
+_ROTATED = ("attn_q.weight", "attn_k.weight", "attn_q_norm.weight", "attn_k_norm.weight")
+
+
 def channels_last(mixer: NDArray[np.float32], config: Config) -> NDArray[np.float32]:
     """Put the weights of a row for another side by side: [channels, rows, rows] before."""
     return np.ascontiguousarray(mixer.transpose(1, 2, 0))
@@ -109,8 +124,10 @@ DFLASH_CHECKPOINT = Checkpoint(
     tensors=(
         Rename("fc.weight", "fc.weight"),
         Rename("hidden_norm.weight", "enc.output_norm.weight"),
-        *ATTENTION,
-        *HEAD_NORMS,
+        *(
+            msgspec.structs.replace(r, change=in_halves) if r.tensor.endswith(_ROTATED) else r
+            for r in (*ATTENTION, *HEAD_NORMS)
+        ),
         *block_renames({"post_attention_layernorm.weight": "ffn_norm.weight"}),
         *SWIGLU,
         Rename("norm.weight", "output_norm.weight"),
@@ -314,7 +331,9 @@ LILICORR_CHECKPOINT = msgspec.structs.replace(
 
 DSPARK_CHECKPOINT = msgspec.structs.replace(
     DFLASH_CHECKPOINT,
-    architectures=frozenset({"DSparkDraftModel", "Qwen3DSparkModel", "DSparkSpeculator"}),
+    architectures=frozenset(
+        {"DSparkDraftModel", "Qwen3DSparkModel", "DSparkSpeculator", "Lfm2DSparkDraftModel"}
+    ),
     nested=("transformer_layer_config", "dflash_config", "dspark_config"),
     tensors=(
         *DFLASH_CHECKPOINT.tensors,
