@@ -15,6 +15,7 @@ from mtpcore.cli import (
     convert,
     fit,
     inspect,
+    lend,
     lookup,
     plugins,
     quantize,
@@ -30,7 +31,7 @@ from mtpcore.version import version
 __all__ = ["main"]
 
 OK, FAILED, USAGE, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
-_COMMANDS = (run, chat, inspect, bench, convert, quantize, vocabulary, lookup, fit, plugins)
+_COMMANDS = (run, chat, inspect, bench, convert, quantize, vocabulary, lookup, lend, fit, plugins)
 _TAKE_FOREIGN = (run, chat, inspect, bench)
 _MEANT = {
     **dict.fromkeys(("generate", "complete", "completion", "cli"), "mtpcore run writes a text"),

@@ -5,8 +5,9 @@ What a family's tensors are called and what its metadata says is declared by tru
 """
 
 from mtpcore.conversion.convert import convert
+from mtpcore.conversion.lend import lend
 from mtpcore.conversion.output import Report
 from mtpcore.conversion.quantize import quantize
 from mtpcore.conversion.types import OUT_TYPES
 
-__all__ = ["OUT_TYPES", "Report", "convert", "quantize"]
+__all__ = ["OUT_TYPES", "Report", "convert", "lend", "quantize"]
