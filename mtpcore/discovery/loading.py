@@ -44,6 +44,21 @@ from mtpcore.runtime.sidecar import Sidecar
 
 __all__ = ["find_model", "load_model"]
 
+_OTHER_KINDS = {
+    "adapter": (
+        "an adapter, which changes a model's weights and is no model",
+        "merge it into its base model first, as export-lora of llama.cpp does",
+    ),
+    "imatrix": (
+        "an importance matrix, by which llama-quantize of llama.cpp makes smaller files",
+        "give the model's file",
+    ),
+    "mmproj": (
+        "an encoder of images or sound, which stands beside a model's file",
+        "give the model's file; rows of an encoder are given as embeddings",
+    ),
+}
+"""What other files say that they are (``general.type``), and what to do."""
 _MOST_NAMES = 8
 """As many does an error spell out."""
 
@@ -318,6 +333,8 @@ def find_model(name: str | PathLike[str]) -> Path:
 
 
 def _make(file: ModelFile, known: Registry, mtp: bool) -> Model:
+    if other := _OTHER_KINDS.get(str(file.metadata.get("general.type"))):
+        raise ModelFileError(f"the file is {other[0]}", where=str(file.path), fix=other[1])
     fields = Fields.of(file)
     spec = known.architectures.get(file.architecture)
     if spec is None:

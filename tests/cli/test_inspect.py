@@ -1,7 +1,9 @@
 """``mtpcore inspect``."""
 
 import json
+import re
 
+import numpy as np
 import pytest
 from harness import hybrid_family
 from harness.headers import build, entry, tensor, text
@@ -10,6 +12,8 @@ import mtpcore
 from mtpcore.cli import inspect
 from mtpcore.cli.anatomy import describe_model, role_of
 from mtpcore.cli.terminal import spell_bytes
+from mtpcore.errors import ModelFileError
+from mtpcore.gguf import write_model_file
 
 
 def test_everything_is_there_for_people(command, glm):
@@ -302,3 +306,20 @@ def test_a_model_whose_tokenizer_is_damaged_is_shown(command, write_part, tmp_pa
     assert "tokenizer     none that is supported" in out
     assert "blk.4.nextn.eh_proj.weight" in command("inspect", path, "--tensors")[1]
     assert command("inspect", path, "--graph", "llm")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("adapter", "adapter"), ("imatrix", "importance matrix"), ("mmproj", "encoder of images")],
+)
+def test_a_file_that_is_no_model_is_named(command, tmp_path, kind, said):
+    """As it is in an error of loading, and with what it holds."""
+    path = tmp_path / "other.gguf"
+    tensors = {"blk.0.attn_q.weight.lora_a": np.zeros((4, 32), np.float32)}
+    write_model_file(path, "llama", {"general.type": kind}, tensors, "F32")
+    code, out, _ = command("inspect", str(path))
+    assert code == 0
+    assert re.search(rf"cannot run +.*the file is an {said}", out)
+    assert "1 " in out.split("tensors")[1]
+    with pytest.raises(ModelFileError, match=said):
+        mtpcore.load_model(path)
