@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from tokenizers import Regex, pre_tokenizers
 
@@ -19,11 +20,13 @@ _ENGLISH_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LINES_AND_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def _words(digits: str) -> str:
+def _words(
+    digits: str, *, endings: str = f"{_ENGLISH_ENDINGS}|", spaces: str = _LINES_AND_SPACES
+) -> str:
     """Words with at most one leading sign, ``digits``, signs, and space."""
     return (
-        rf"{_ENGLISH_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
-        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_LINES_AND_SPACES}"
+        rf"{endings}[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{spaces}"
     )
 
 
@@ -84,8 +87,38 @@ _QWEN_35 = Pretokenizer(
         rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_LINES_AND_SPACES}",
     )
 )
+_UFAKZEKA = Pretokenizer((_words(r"\p{N}", endings=""),))
+_LAGUNA = Pretokenizer(("[^\n]+|\n+", *_QWEN_2.patterns))
+_MINICPM_5 = Pretokenizer((r"\p{N}{1,3}", _words(r"\p{N}+")), whole_words=True)
+_HALVED_SPACES = "|".join(rf"\s{{{2**n}}}(?!\S)" for n in range(9, 1, -1))
+_JAIS_2 = Pretokenizer(
+    (_words(r"\p{N}{1,3}", spaces=rf"\s*[\r\n]+|{_HALVED_SPACES}|\s{{1,2}}(?!\S)|\s{{1}}"),)
+)
+_EXAONE_MOE = Pretokenizer(
+    (
+        rf"{_ENGLISH_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+"
+        r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+    )
+)
+_CHAMELEON = Pretokenizer(
+    (
+        "<sentinel:[0-9]+>",
+        "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+        r"([\t\n]|    |  )",
+        r"\p{N}",
+        r"[\p{P}!-/:-@\[-`{-~]",
+        *_GPT_2.patterns,
+    ),
+    add_bos=True,
+)
+_BLOOM = Pretokenizer((" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+",))
+_VIKING = Pretokenizer((*_BLOOM.patterns, r"\p{N}"))
 _GPT_4O = Pretokenizer((_cased_words(f"{_ENGLISH_ENDINGS}?", r"\p{N}{1,3}"),))
+_GRANITE_97M = Pretokenizer(_GPT_4O.patterns, whole_words=True)
+_TINY_AYA = Pretokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", *_GPT_4O.patterns))
+_SUPERBPE = Pretokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))"))
 _TEKKEN = Pretokenizer((_cased_words("", r"\p{N}"),), whole_words=True, add_bos=True)
+_HAN_AND_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _EAST_ASIAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 # As DeepSeek-LLM lists the letters of alphabets that have capitals; not all are among them.
 _CASED = (
@@ -111,13 +144,27 @@ _DEEPSEEK_LLM = Pretokenizer(
     )
 )
 _DEEPSEEK_CODER = Pretokenizer(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, r"\p{N}"))
-_DEEPSEEK_3 = Pretokenizer(
-    (
-        r"\p{N}{1,3}",
-        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",  # Han, Hiragana, Katakana
+
+
+def _lettered_words(cjk: str, digits: str, ends: str = "[\r\n]*|\\s*[\r\n]+") -> tuple[str, ...]:
+    """Cut out ``digits``, then letters of East Asia, then words that marks are part of."""
+    return (
+        digits,
+        cjk,
         r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
-        "|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*"
-        "|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+        "|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+        f"| ?[\\p{{P}}\\p{{S}}]+{ends}|\\s+(?!\\S)|\\s+",
+    )
+
+
+_DEEPSEEK_3 = Pretokenizer(_lettered_words(_HAN_AND_KANA, r"\p{N}{1,3}"))
+_SPARK = Pretokenizer((*_lettered_words(_HAN_AND_KANA, r"\p{N}{1,3}", "|[\r\n]"), r"\p{N}"))
+_AFMOE = Pretokenizer(
+    _lettered_words(
+        "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf"
+        "\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af"
+        "\u1100-\u11ff]+",
+        r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
     )
 )
 _KIMI_2 = Pretokenizer(
@@ -139,7 +186,7 @@ _YOUTU = Pretokenizer(
         "[\uac00-\ud7a3\u3131-\u318e]+"  # Hangul
         "|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
         "|[\u3105-\u312f]+"  # Bopomofo
-        "|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",  # Han, Hiragana, Katakana
+        f"|{_HAN_AND_KANA}",
         _cased_words(f"{_ENGLISH_ENDINGS}?", r"\p{N}"),
     ),
     whole_words=True,
@@ -147,31 +194,53 @@ _YOUTU = Pretokenizer(
 _NAMES = (
     (
         _GPT_2,
-        ("gpt-2", "a.x-4.0", "gigachat", "mellum", "trillion", "phi-2", "mpt", "olmo", "jais"),
+        "gpt-2 phi-2 mpt olmo jais a.x-4.0 gigachat mellum trillion exaone4 granite-docling "
+        "modern-bert roberta-bpe jina-v1-en jina-v2-code jina-v2-de jina-v2-es jina-de jina-es",
     ),
-    (_SMOLLM, ("smollm", "minerva-7b", "command-r", "starcoder", "refact", "codeshell", "exaone")),
-    (_FALCON, ("falcon",)),
-    (_LLAMA_BPE, ("llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "pixtral", "lfm2")),
-    (_GLM_4, ("glm4", "glm5")),
-    (_CHATGLM, ("chatglm-bpe", "dbrx", "smaug-bpe")),
-    (_QWEN_2, ("qwen2", "deepseek-r1-qwen", "f2llmv2", "kormo", "megrez", "solar-open")),
-    (_QWEN_35, ("qwen35",)),
-    (_GPT_4O, ("gpt-4o", "kanana2", "llama4")),
-    (_TEKKEN, ("tekken",)),
-    (_DEEPSEEK_LLM, ("deepseek-llm",)),
-    (_DEEPSEEK_CODER, ("deepseek-coder",)),
-    (_DEEPSEEK_3, ("deepseek-v3", "joyai-llm")),
-    (_KIMI_2, ("kimi-k2",)),
-    (_SEED_CODER, ("seed-coder",)),
-    (_YOUTU, ("youtu",)),
+    (_SMOLLM, "smollm minerva-7b command-r starcoder refact codeshell exaone mellum2"),
+    (_FALCON, "falcon"),
+    (
+        _LLAMA_BPE,
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 midm-2.0 pixtral lfm2 jina-v5-nano",
+    ),
+    (_GLM_4, "glm4 glm5"),
+    (_CHATGLM, "chatglm-bpe dbrx smaug-bpe"),
+    (_MINICPM_5, "minicpm5"),
+    (_JAIS_2, "jais-2"),
+    (
+        _QWEN_2,
+        "qwen2 deepseek-r1-qwen f2llmv2 kormo megrez solar-open stablelm2 hunyuan grok-2 "
+        "bailingmoe bailingmoe2 llada-moe",
+    ),
+    (_QWEN_35, "qwen35"),
+    (_UFAKZEKA, "ufakzeka"),
+    (_LAGUNA, "laguna"),
+    (_SEED_CODER, "seed-coder"),
+    (_EXAONE_MOE, "exaone-moe"),
+    (_CHAMELEON, "chameleon"),
+    (_BLOOM, "bloom poro-chat gpt3-finnish"),
+    (_VIKING, "viking"),
+    (_SUPERBPE, "superbpe"),
+    (_GPT_4O, "gpt-4o kanana2 llama4 minimax-m2 talkie"),
+    (_GRANITE_97M, "granite-embed-multi-97m"),
+    (_TINY_AYA, "tiny_aya cohere2moe"),
+    (_TEKKEN, "tekken"),
+    (_KIMI_2, "kimi-k2"),
+    (_YOUTU, "youtu"),
+    (_DEEPSEEK_LLM, "deepseek-llm"),
+    (_DEEPSEEK_CODER, "deepseek-coder"),
+    (_DEEPSEEK_3, "deepseek-v3 joyai-llm hunyuan-dense hy_v4"),
+    (_SPARK, "spark2_5"),
+    (_AFMOE, "afmoe"),
 )
 """Pre-tokenizers with their names in model files, that of the first model before others'.
 
-They are spelt as in ``tokenizer.json``, Kimi's as in its source, Falcon's as in llama.cpp.
+The names are those that llama.cpp knows (``llama_vocab::impl::load``). The expressions are spelt as
+in ``tokenizer.json`` as far as that is known, Kimi's as in its source, others as in llama.cpp.
 DeepSeek's and Seed-Coder's have the characters that end lines themselves.
 """
 
-_BY_NAME = {name: known for known, names in _NAMES for name in names}
+_BY_NAME = {name: known for known, names in _NAMES for name in names.split()}
 
 _BY_CLASS = {"GPT2Tokenizer": (_GPT_2, None), "Qwen2Tokenizer": (_QWEN_2, "NFC")}
 """Classes that need no ``tokenizer.json`` for it, with how they normalise text before."""
@@ -189,11 +258,11 @@ def find_pretokenizer(name: str) -> Pretokenizer:
         )
         return _UNNAMED
     if name not in _BY_NAME:
-        known = ", ".join(_BY_NAME)
+        near = " or ".join(get_close_matches(name[:80], _BY_NAME))
         log.warning(
-            "pre-tokenizer %r is not known (known: %s): gpt-2's is used, tokens may differ",
+            "pre-tokenizer %r is not known%s: gpt-2's is used, tokens may differ",
             name[:80],
-            known,
+            f" (is it {near}?)" if near else "",
         )
     return _BY_NAME.get(name, _GPT_2)
 
@@ -211,7 +280,7 @@ def name_pretokenizer(patterns: tuple[str, ...], whole_words: bool, adds_bos: bo
     """
     patterns = tuple(pattern or _GPT_2.patterns[0] for pattern in patterns)
     alike = [
-        (known.add_bos != adds_bos, names[0])
+        (known.add_bos != adds_bos, names.split()[0])
         for known, names in _NAMES
         if (known.patterns, known.whole_words) == (patterns, whole_words)
     ]

@@ -67,7 +67,17 @@ _MODELS = {
     # Ollama's files call it llama, others gpt2. The first ones deny BOS, and the models write
     # nonsense without (llama.cpp's pull request 21500).
     "gemma4": _VocabularyKind("pieces", named_by_pre=True, needs_bos=True),
+    "granite-embed-multi-311m": _VocabularyKind("pieces", named_by_pre=True, needs_bos=True),
+    "sarvam-moe": _VocabularyKind("pieces", named_by_pre=True),
     "t5": _VocabularyKind("unigram", True, eos=1, unknown=2, adds_eos=True),
+}
+# What is missing for other models that llama.cpp knows.
+_NOT_HERE = {
+    "bert": "WordPiece, the longest pieces of each word",
+    "rwkv": "the longest tokens, of any bytes",
+    "plamo2": "a unigram model whose scores are rounded",
+    "hybriddna": "byte-level BPE with letters of DNA in sixes",
+    "whitespace": "BPE of words without the spaces between",
 }
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -195,7 +205,8 @@ def read_vocabulary(metadata: Metadata, file: str = "metadata") -> Vocabulary | 
     model = by_pre if by_pre is not None and by_pre.named_by_pre else _MODELS.get(name)
     if model is None:
         if name not in ("none", "no_vocab"):
-            log.warning("%s: tokenizer %r is not supported: give token ids", file, name[:80])
+            missing = _NOT_HERE.get(name, "nothing is known of it")
+            log.warning("%s: no tokenizer %r here (%s): give token ids", file, name[:80], missing)
         return None
     is_bytes, is_unigram = model.kind == "bytes", model.kind == "unigram"
     tokens = fields.require(_key("tokens"), list[str])

@@ -393,9 +393,12 @@ def test_what_a_vocabulary_does_not_know_is_said_when_a_text_loses_it(caplog, gi
 def test_no_tokenizer_is_none(caplog):
     assert read_tokenizer({}) is None
     assert read_tokenizer({"tokenizer.ggml.model": "none"}) is None
-    with caplog.at_level(logging.WARNING, "mtpcore"):
-        assert read_tokenizer({"tokenizer.ggml.model": "bert"}) is None
-    assert "bert" in caplog.text
+    for name, missing in (("bert", "WordPiece"), ("martian", "nothing is known")):
+        caplog.clear()
+        assert read_tokenizer({"tokenizer.ggml.model": name}) is None
+        (said,) = caplog.records
+        assert repr(name) in said.getMessage()
+        assert missing in said.getMessage()
 
 
 @pytest.mark.parametrize(
