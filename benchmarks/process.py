@@ -4,6 +4,10 @@
 positions under 300 through ``process()`` with ``outputs="last"``, and then, for two drafters whose
 heads each draft one step and have no KV cache (the examples' Medusa and MLP speculator, random
 weights for the model's sizes), what a step takes in ``Cross.draft`` and what its graph takes alone.
+
+``python benchmarks/process.py MODEL --rows 1,2,4,8 --threads 1`` prints instead what a pass of so
+many tokens takes after 300 others, logits of all of them included: CPU seconds, lower quartiles of
+passes in turn.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import quantiles
+from time import process_time
 
 import numpy as np
 from timing import Sample, alternate, once
@@ -32,14 +38,43 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="demo")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rows", type=_numbers, help="tokens of passes, such as 1,2,4,8")
     given = parser.parse_args()
     model = mtpcore.load_model(given.model)
+    if given.rows:
+        print_passes(model, given.threads, given.rows)
+        return
     print(f"{given.model}, {given.threads} threads: {token(model, given.threads)}")
     with tempfile.TemporaryDirectory() as folder:
         for drafter in write_heads(Path(folder), model):
             step, graph = step_of_heads(model, drafter, given.threads)
             print(f"{drafter.drafters[0].name}, a step: {step}")
             print(f"{drafter.drafters[0].name}, its graph: {graph}")
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+def print_passes(model: mtpcore.Model, threads: int, rows: list[int]) -> None:
+    """Time passes of several tokens in turn."""
+    context = mtpcore.Context(model, 512, threads=threads)
+    context.prepare()
+    rng, n_vocab = np.random.default_rng(0), model.hparams.n_vocab
+    context.process(mtpcore.Batch.of(rng.integers(0, n_vocab, 300).tolist()))
+    seconds: dict[int, list[float]] = {n: [] for n in rows}
+    for _ in range(TURNS):
+        for n, taken in seconds.items():
+            tokens = rng.integers(0, n_vocab, n).tolist()
+            begin = process_time()
+            out = context.process(mtpcore.Batch.of(tokens, pos=300, outputs="all"))
+            assert out.logits.shape[0] == n
+            taken.append(process_time() - begin)
+            context.rewind(0, 300)
+    first = quantiles(seconds[rows[0]])[0]
+    for n, taken in seconds.items():
+        pass_ = quantiles(taken)[0]
+        print(f"{n} rows: {pass_ * 1e3:.2f} ms, {pass_ / first:.2f} of {rows[0]}")
 
 
 def token(model: mtpcore.Model, threads: int) -> Sample:

