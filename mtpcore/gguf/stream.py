@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGUFWriter
 
 from mtpcore.boundary.atomic import replacing
 from mtpcore.errors import ModelFileError
@@ -137,9 +137,8 @@ def _write_header(part: Path, file: StreamedFile) -> list[int]:
             if key != "general.architecture":
                 add_value(writer, key, value)
         for tensor in file.tensors:
-            kind = GGMLQuantizationType(tensor.type)
             writer.add_tensor_info(
-                tensor.name, tensor.shape, np.dtype(np.float32), tensor.n_bytes, raw_dtype=kind
+                tensor.name, tensor.shape, np.dtype("f4"), tensor.n_bytes, raw_dtype=tensor.type
             )
         writer.write_header_to_file()
         writer.write_kv_data_to_file()

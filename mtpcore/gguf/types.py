@@ -9,8 +9,18 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 __all__ = ["BLOCKS", "F16", "F32", "PLAIN", "block_type", "dequantize", "is_float", "type_name"]
 
-BLOCKS = {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
+Q1_0, Q2_0 = 41, 42  # the gguf package unpacks neither
+
+_NAMES = {int(kind): str(kind.name) for kind in GGMLQuantizationType} | {Q1_0: "Q1_0", Q2_0: "Q2_0"}
+
+BLOCKS = {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()} | {
+    Q1_0: (128, 18),
+    Q2_0: (64, 18),
+}
 """Type id -> (values per block, bytes per block)."""
+
+_CODES = {Q1_0: np.array([-1, 1], np.float32), Q2_0: np.array([-1, 0, 1, 2], np.float32)}
+"""What the codes of a block mean, which lie after its scale in half precision, low bits first."""
 
 F32, F16 = int(GGMLQuantizationType.F32), int(GGMLQuantizationType.F16)
 
@@ -31,13 +41,12 @@ PLAIN = {
 
 def type_name(kind: int) -> str:
     """Name a type id, as in ``"Q8_0"``; one without a name is ``"type 99"``."""
-    return str(GGMLQuantizationType(kind).name) if kind in BLOCKS else f"type {kind}"
+    return _NAMES.get(kind, f"type {kind}")
 
 
 def block_type(name: str) -> int | None:
     """Return the id of a type by its name, as ``"MXFP4"``; None where there is none."""
-    kind = GGMLQuantizationType.__members__.get(name)
-    return None if kind is None else int(kind)
+    return next((kind for kind, known in _NAMES.items() if known == name), None)
 
 
 def dequantize(blocks: np.ndarray, kind: int) -> np.ndarray | None:
@@ -56,12 +65,27 @@ def dequantize(blocks: np.ndarray, kind: int) -> np.ndarray | None:
     """
     if kind in PLAIN:
         return blocks.view(PLAIN[kind])
+    if kind in _CODES:
+        return _scale_codes(blocks, kind)
     try:
         # Scales of garbage or of infinities overflow; that is the file's affair, not a warning.
         with np.errstate(all="ignore"):
             return np.asarray(quants.dequantize(blocks, GGMLQuantizationType(kind)), np.float32)
     except NotImplementedError:
         return None
+
+
+def _scale_codes(blocks: np.ndarray, kind: int) -> np.ndarray:
+    """Turn rows of blocks of small codes into values, as ggml's ``dequantize_row_*`` do."""
+    n_values, n_bytes = BLOCKS[kind]
+    bits = (n_bytes - 2) * 8 // n_values
+    whole = blocks.reshape(-1, n_bytes)
+    scales = np.ascontiguousarray(whole[:, :2]).view("<f2").astype(np.float32)
+    shifts = np.arange(0, 8, bits).astype(np.uint8)
+    codes = whole[:, 2:, None] >> shifts & (1 << bits) - 1
+    with np.errstate(all="ignore"):
+        values = scales * _CODES[kind][codes.reshape(-1, n_values)]
+    return np.asarray(values.reshape(*blocks.shape[:-1], -1), np.float32)
 
 
 @cache

@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quants
 
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import MetadataValue
-from mtpcore.gguf.types import BLOCKS, PLAIN, type_name
+from mtpcore.gguf.types import BLOCKS, PLAIN, block_type, type_name
 
 __all__ = ["add_value", "encode", "take_values", "write_model_file"]
 
@@ -83,7 +83,12 @@ def write_model_file(
             else:
                 chosen = types if values.ndim > 1 else "F32"
             blocks, kind = encode(name, values, _type_id(name, chosen))
-            writer.add_tensor(name, blocks, raw_dtype=GGMLQuantizationType(kind))
+            shape = blocks.shape
+            if blocks.dtype == np.uint8:
+                n_values, n_bytes = BLOCKS[kind]
+                shape = (*shape[:-1], shape[-1] // n_bytes * n_values)
+                blocks = blocks.view(np.int8)  # of uint8 the package counts what it knows
+            writer.add_tensor(name, blocks, shape, kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -183,13 +188,13 @@ def _bytes(value: MetadataValue) -> object:
 
 
 def _type_id(name: str, kind: int | str) -> int:
-    try:
-        return int(GGMLQuantizationType[kind] if isinstance(kind, str) else kind)
-    except KeyError:
+    found = block_type(kind) if isinstance(kind, str) else kind
+    if found not in BLOCKS:
         known = ", ".join(type_name(k) for k in BLOCKS)
         raise ModelFileError(
             "unknown tensor type", where=f"tensor {name!r}", wanted=known, got=kind
-        ) from None
+        )
+    return found
 
 
 def encode(name: str, values: np.ndarray, kind: int) -> tuple[np.ndarray, int]:
@@ -224,7 +229,7 @@ def encode(name: str, values: np.ndarray, kind: int) -> tuple[np.ndarray, int]:
         )
     try:
         blocks = quants.quantize(values.astype(np.float32), GGMLQuantizationType(kind))
-    except NotImplementedError:
+    except (NotImplementedError, ValueError):  # ValueError: it does not know the type
         raise ModelFileError(
             f"values cannot be quantised to {type_name(kind)}", where=where, fix="give blocks"
         ) from None

@@ -5,15 +5,26 @@ import logging
 import numpy as np
 import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from harness.generated import FAMILIES, N_VOCAB, NATIVE, QUANTISED, write_generated
+from harness.generated import (
+    FAMILIES,
+    N_VOCAB,
+    NATIVE,
+    QUANTISED,
+    make_metadata,
+    make_tensors,
+    types_of,
+    write_generated,
+)
 
 import mtpcore
 from mtpcore._ext._matmul import activation_block, is_native, pack
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.backends.reference.activation import BLOCK_OF_TYPE
 from mtpcore.backends.reference.arithmetic.formats import NATIVE_TYPES
+from mtpcore.gguf import write_model_file
+from mtpcore.gguf.types import block_type, dequantize
 
-CONVERTED = ("TQ1_0", "TQ2_0")
+CONVERTED = ("TQ1_0", "TQ2_0", "Q1_0", "Q2_0", "NVFP4")
 TEXTS = np.random.default_rng(3).integers(0, N_VOCAB, (9, 5))
 
 
@@ -96,3 +107,26 @@ def test_type_that_is_converted(kind, tmp_path, caplog):
     errors = largest_errors(made, run(path, ReferenceBackend()))
     assert np.median(errors) < 1e-2  # float16 keeps 11 bits of a weight
     assert relative_rms(made[0], run(path, ReferenceBackend())[0]) < 1e-2
+
+
+@pytest.mark.parametrize("family", ["llama", "glm4moe"])
+def test_scales_beside_nvfp4_multiply_its_values(family, tmp_path):
+    """As bits, since the scales are powers of two; of experts each has its own."""
+    tensors, scaled, rng = make_tensors(family, "NVFP4"), {}, np.random.default_rng(4)
+    types = types_of(tensors, "NVFP4")
+    for name in types.keys() - {"token_embd.weight"}:
+        n = tensors[name].shape[0] if tensors[name].ndim == 3 else 1
+        scaled[name.replace(".weight", ".scale")] = np.exp2(rng.integers(-1, 2, n)).astype("f4")
+    values = {}
+    for name in types:
+        scale = scaled.get(name.replace(".weight", ".scale"), np.ones(1, np.float32))
+        made = dequantize(tensors[name], block_type("NVFP4"))
+        values[name] = made * (scale[:, None, None] if made.ndim == 3 else scale)
+    given = make_metadata(family)
+    paths = [tmp_path / name for name in ("nvfp4.gguf", "f16.gguf", "bare.gguf")]
+    write_model_file(paths[0], family, given, tensors | scaled, types)
+    write_model_file(paths[1], family, given, tensors | values, dict.fromkeys(types, "F16"))
+    write_model_file(paths[2], family, given, tensors, types)
+    made, wanted, bare = (run(path, "cpu") for path in paths)
+    assert all(np.array_equal(m, w) for m, w in zip(made, wanted, strict=True))
+    assert not np.array_equal(made[0], bare[0])

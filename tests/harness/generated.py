@@ -3,9 +3,10 @@
 from typing import NamedTuple
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+from gguf import GGMLQuantizationType, quants
 
 from mtpcore.gguf import write_model_file
+from mtpcore.gguf.types import BLOCKS, block_type, dequantize
 
 FAMILIES = ("llama", "qwen2", "qwen3", "glm4moe")
 FLOATS = ("F32", "F16", "BF16")
@@ -34,7 +35,7 @@ TINY = Sizes(width=32, n_ff=32, head_width=8, n_vocab=40)
 N_VOCAB, N_USED = FULL.n_vocab, 2
 SPREAD = 0.07  # standard deviation of weights: hidden rows keep their size from layer to layer
 
-# Where the float16 scales lie in blocks that the gguf package reads but does not write.
+# Where the float16 scales lie in blocks that the gguf package does not write.
 _SCALES = {
     "Q2_K": (80, 82),
     "Q3_K": (108,),
@@ -43,17 +44,21 @@ _SCALES = {
     "Q6_K": (208,),
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
+    "Q1_0": (0,),
+    "Q2_0": (0,),
 }
 
 
 def random_matrix(rng, kind, *shape):
     """Return blocks uint8[..., row_bytes] of values spread by about SPREAD, any codes in them."""
-    type_ = GGMLQuantizationType[kind]
-    if kind not in _SCALES:
+    if kind not in (*_SCALES, "NVFP4"):
         values = rng.normal(0, SPREAD, shape).astype(np.float32)
-        return quants.quantize(values, type_).view(np.uint8)
-    n_values, n_bytes = GGML_QUANT_SIZES[type_]
+        return quants.quantize(values, GGMLQuantizationType[kind]).view(np.uint8)
+    n_values, n_bytes = BLOCKS[block_type(kind)]
     blocks = rng.integers(0, 256, (*shape[:-1], shape[-1] // n_values, n_bytes), np.uint8)
+    if kind == "NVFP4":  # four scales of a byte: here from 1/64 to 1/32
+        blocks[..., :4] = rng.integers(0x08, 0x10, (*blocks.shape[:-1], 4))
+        return blocks.reshape(*shape[:-1], -1)
 
     def set_scales(scales):
         for at, scale in zip(_SCALES[kind], scales, strict=False):
@@ -62,7 +67,7 @@ def random_matrix(rng, kind, *shape):
     ones = np.ones(blocks.shape[:-1])
     set_scales([ones, 0 * ones])
     rows = blocks.reshape(*shape[:-1], -1)
-    size = quants.dequantize(rows, type_).std()
+    size = dequantize(rows, block_type(kind)).std()
     factors = rng.choice([-1, 1], ones.shape) * rng.uniform(0.5, 1.5, ones.shape) * SPREAD / size
     set_scales([factors, 4 * factors * rng.uniform(0.5, 1.5, ones.shape)])
     return rows

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import prod
 
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
 from mtpcore._ext._matmul import is_native, packed_bytes
 from mtpcore.backends.base import WeightTensor
 from mtpcore.backends.cpu.weights import FORMS, stays_mapped
+from mtpcore.gguf.types import BLOCKS, F16, F32
 from mtpcore.graph.program import Program, Weight
 
 __all__ = ["estimate_packed_bytes"]
-
-_F32, _F16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16
 
 
 def estimate_packed_bytes(
@@ -48,10 +45,10 @@ def estimate_packed_bytes(
 def _bytes(weight: Weight, stored: int, form: str) -> int:
     if form == "vector":
         return 4 * prod(weight.shape)
-    kind = _F32
+    kind = F32
     if form != "exact matrix":
-        kind = GGMLQuantizationType(stored)
+        kind = stored
         if not is_native(stored):
-            kind = _F16 if GGML_QUANT_SIZES[kind][0] > 1 else _F32
+            kind = F16 if BLOCKS[stored][0] > 1 else F32
     *stack, n_rows, n_cols = weight.shape
-    return prod(stack) * packed_bytes(int(kind), n_rows, n_cols)
+    return prod(stack) * packed_bytes(kind, n_rows, n_cols)
