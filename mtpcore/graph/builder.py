@@ -72,6 +72,8 @@ class GraphBuilder:
     scales : mapping of str to str
         Of matrices that have one, by the name without ``.weight``, the tensor of their scale:
         products are multiplied by it, of a stack of experts by that of each.
+    is_long : bool
+        Whether the context is longer than ``n_ctx_short`` of the hyper-parameters.
     """
 
     def __init__(
@@ -87,8 +89,9 @@ class GraphBuilder:
         whole: Collection[str] = (),
         shared: Sequence[MemoryLayer] | None = None,
         scales: Mapping[str, str] | None = None,
+        is_long: bool = False,
     ) -> None:
-        self.name, self._n, self.tensors = name, n, tensors
+        self.name, self._n, self.tensors, self.is_long = name, n, tensors, is_long
         self._scales = scales or {}
         self._prefix = ""
         self._wanted_taps = frozenset(taps)
@@ -102,6 +105,7 @@ class GraphBuilder:
         self._states: dict[tuple[type[StateLayer], int], StateLayer] = {}
         self._taps: dict[str, Value] = {}
         self._offered: list[str] = []
+        self._limit: tuple[int, str] | None = None
         self.inputs = Inputs(self.add_input, dict(slots or {}), axes, whole)
 
     @property
@@ -1205,6 +1209,13 @@ class GraphBuilder:
             raise GraphError(f"two taps are called {str(point)!r}", where=self.name)
         return x
 
+    def limit_context(self, n: int, why: str) -> None:
+        """Refuse contexts of more than ``n`` places: the graph would compute another model there.
+
+        ``why`` is a clause of the error's text. The smallest of several limits counts.
+        """
+        self._limit = min((n, why), self._limit or (n, why))
+
     def finish(self, results: Outputs) -> Program:
         """Check everything and return the program that hands out ``results``.
 
@@ -1233,6 +1244,7 @@ class GraphBuilder:
             states=tuple(sorted(self._states.values(), key=lambda s: (s.layer, type(s).__name__))),
             delivered=_in_order(self._delivered),
             shared=_in_order(self._read),
+            limit=self._limit,
         )
         if program.shared and (program.memory or program.states):
             raise GraphError(

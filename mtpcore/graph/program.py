@@ -191,6 +191,8 @@ class Program(msgspec.Struct, frozen=True, dict=True):
     shared : tuple of MemoryLayer
         Layers of another graph's memory, which this one reads and never writes; a graph that has
         any has no memory and no states of its own.
+    limit : (int, str) or None
+        The longest context in which the graph computes what the model does, and why.
     """
 
     name: str
@@ -203,6 +205,7 @@ class Program(msgspec.Struct, frozen=True, dict=True):
     states: tuple[StateLayer, ...] = ()
     delivered: tuple[MemoryLayer, ...] = ()
     shared: tuple[MemoryLayer, ...] = ()
+    limit: tuple[int, str] | None = None
 
     def shape(self, output: str) -> Shape:
         """Return the shape of a named output."""

@@ -16,6 +16,7 @@ from mtpcore.models.rope import Rope
 
 __all__ = [
     "OUTPUT_TIE",
+    "ROPE_FACTORS",
     "ROUTER_TYPE",
     "attention",
     "attention_block",
@@ -32,6 +33,11 @@ __all__ = [
 
 OUTPUT_TIE: Tie = first_of("output.weight", "token_embd.weight")
 """The output matrix is the embedding table where a file has none."""
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""Divisors of rotary frequencies, or what stands for those of LongRoPE."""
+
+_LONG_FACTORS, _SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
 ROUTER_TYPE: tuple[str, str] = ("blk.{n}.ffn_gate_inp.weight", "F32")
 """Routers stay exact: a small error there changes which experts a token meets."""
@@ -220,7 +226,13 @@ def fused_projections(
 def apply_rope(
     g: GraphBuilder, x: Value, positions: Value, rope: Rope, factors: str | None = None
 ) -> Value:
-    """Rotate heads by their positions as ``rope`` says; ``factors`` names a tensor of divisors."""
+    """Rotate heads by their positions as ``rope`` says.
+
+    ``factors`` names a tensor of divisors. Where the file has others in place of ``ROPE_FACTORS``,
+    those for a context as long as the graph's, or for a shorter one (Ding et al., LongRoPE, 2024).
+    """
+    if factors == ROPE_FACTORS and not g.has(factors):
+        factors = _LONG_FACTORS if g.is_long else _SHORT_FACTORS
     return g.rope(
         x,
         positions,

@@ -79,6 +79,8 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
         Query heads, key and value heads, and the width of one.
     n_ctx_train : int
         Positions that the model was trained for.
+    n_ctx_short : int, optional
+        The longest context for which LongRoPE's short factors are, where the file has such.
     norm_eps : float
     """
 
@@ -99,6 +101,7 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
     n_vocab: int = 0
     n_layers: int = 0
     n_drafter_blocks: int = 0
+    n_ctx_short: int | None = None
     rope: Rope = Rope(frequencies=(), style="halves", axes=())
 
     def __post_init__(self) -> None:
@@ -156,6 +159,7 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
             n_vocab=_count_vocabulary(fields, tensors, hparams.table_width),
             n_layers=n_layers,
             n_drafter_blocks=n_drafter_blocks,
+            n_ctx_short=_read_short(fields, tensors, hparams.n_ctx_train),
             rope=Rope.read(
                 fields,
                 hparams.head_width,
@@ -170,6 +174,14 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
     def read_more(cls, fields: Fields) -> dict[str, object]:
         """Return a family's fields that are not one key each."""
         return {}
+
+
+def _read_short(fields: Fields, tensors: Mapping[str, Tensor], n_ctx_train: int) -> int | None:
+    if "rope_factors_long.weight" not in tensors:
+        return None
+    key = "{arch}.rope.scaling.original_context_length"
+    n_short: int = fields.get(key, Annotated[int, msgspec.Meta(ge=1)], n_ctx_train)
+    return n_short
 
 
 def count_layers(fields: Fields, tensors: Mapping[str, Tensor], n_blocks: int) -> tuple[int, int]:

@@ -116,7 +116,9 @@ def _scale(
     old_factor = fields.get("{arch}.rope.scale_linear", _RopeFactor, 1.0)
     factor = fields.get(prefix + "factor", _RopeFactor, old_factor)
     magnitude = fields.get(prefix + "attn_factor", _RopeFactor, 1.0)
-    if kind == "linear":
+    if kind == "longrope":  # its factors are tensors; see ``n_ctx_short`` of the hyper-parameters
+        fields.dismiss(original)
+    if kind in ("linear", "longrope"):
         return tuple(f / factor for f in frequencies), magnitude
     if kind == "yarn":
         slowed, rise = yarn(
@@ -135,7 +137,9 @@ def _scale(
         return slowed, magnitude * rise
     if kind == "none":
         return frequencies, magnitude
-    raise fields.error(prefix + "type", "unknown scaling", wanted="none, linear, yarn", got=kind)
+    raise fields.error(
+        prefix + "type", "unknown scaling", wanted="none, linear, longrope, yarn", got=kind
+    )
 
 
 def _check_factor(fields: Fields, key: str, implied: float) -> None:

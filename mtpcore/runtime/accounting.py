@@ -126,8 +126,13 @@ def _read_by_graphs(model: Model, spec: ModelSpec | DrafterSpec | None) -> set[s
         assert isinstance(spec.heads.count, int)  # keys are read by now
         main, drafter, n_heads = GraphType.DRAFT, spec.name, spec.heads.count
     kinds = [main, *(GraphType(name) for name, _ in spec.graphs)]
+    n_short = getattr(model.hparams, "n_ctx_short", None)
+    contexts = (0,) if n_short is None else (0, n_short + 1)
     programs = [
-        model.program(kind, drafter=drafter, head=head) for kind in kinds for head in range(n_heads)
+        model.program(kind, drafter=drafter, head=head, n_ctx=n_ctx)
+        for kind in kinds
+        for head in range(n_heads)
+        for n_ctx in contexts
     ]
     return {
         weight.tensor

@@ -29,6 +29,7 @@ _CAUSES = {
     "model": ("model file", "load the file that the state was saved with"),
     "graph": ("graph", "load it into a context of this graph"),
     "drafter": ("drafter", "link the drafter that the state was saved with"),
+    "is_long": ("length of context", "open one as long as the state's was"),
     "head": ("head of the drafter", "load it into a context of this head"),
     "plugins": ("plugin, or another version of it", f"install that version, or {_OTHERWISE}"),
     "backend": ("backend", f"choose that backend, or {_OTHERWISE}"),
@@ -36,17 +37,19 @@ _CAUSES = {
 }
 
 
-class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Fingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything on which the bits of a sequence's memory depend, beside its tokens.
 
     ``model`` is a hash of the file's metadata and of the weights that the graph reads; ``plugins``
-    are those of trunk and drafter with their versions. Sizes of contexts and batches, threads and
+    are those of trunk and drafter with their versions; ``is_long`` is said of contexts in which the
+    graph has other weights (``Model.is_long``). Other sizes of contexts and batches, threads and
     instruction sets are not part of it: bits do not depend on them.
     """
 
     graph: str
     drafter: str
     head: int
+    is_long: bool = False
     model: str
     plugins: tuple[str, ...]
     backend: str
@@ -62,6 +65,7 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             graph=runner.graph_type.name,
             drafter=drafter.name if drafter else "",
             head=runner.head,
+            is_long=model.is_long(runner.n_ctx, drafter),
             model=_hash_model(model, program.weights()),
             plugins=tuple(f"{spec.plugin} ({spec.version})" for spec in specs),
             backend=runner.backend.name,

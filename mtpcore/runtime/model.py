@@ -404,6 +404,7 @@ class Model(Closing, Uncopied):
         taps: Sequence[Tap | str] = (),
         drafter: DrafterSpec | str | None = None,
         head: int = 0,
+        n_ctx: int = 0,
     ) -> Program:
         """Build a graph, or return the one that was built with the same arguments.
 
@@ -416,6 +417,8 @@ class Model(Closing, Uncopied):
             Whose graph; default: the trunk's, and for ``GraphType.DRAFT`` the best drafter's.
         head : int
             Which of several heads.
+        n_ctx : int
+            Places of the context that runs it: some models compute otherwise in long ones.
 
         Raises
         ------
@@ -434,9 +437,24 @@ class Model(Closing, Uncopied):
             spec = fitted.spec
         n_heads = fitted.n_heads if fitted else 1
         head = read_below(head, n_heads, "no such head", where=spec.name, error=GraphError)
-        key = (kind.name, points, spec.name, fitted is None, head)
-        build = partial(self._build, kind, points, spec, fitted, head)
+        is_long = self.is_long(n_ctx, spec)
+        key = (kind.name, points, spec.name, fitted is None, head, is_long)
+        build = partial(self._build, kind, points, spec, fitted, head, is_long)
         return holding(self.lock, self._program, key, spec.full_name, build)
+
+    def is_long(self, n_ctx: int, spec: ModelSpec | DrafterSpec | None = None) -> bool:
+        """Say whether a context is longer than those for which a file's short factors are.
+
+        Parameters
+        ----------
+        n_ctx : int
+            Its places.
+        spec : ModelSpec or DrafterSpec, optional
+            Whose graph runs in it; default: the trunk's.
+        """
+        fitted = self._find_fitted(spec.name) if isinstance(spec, DrafterSpec) else None
+        n_short = getattr(fitted.hparams if fitted else self.hparams, "n_ctx_short", None)
+        return n_short is not None and n_ctx > n_short
 
     def _program(self, key: Any, where: str, build: Callable[[], Program]) -> Program:
         """Return the program of this key, which is built when it is first asked for."""
@@ -476,6 +494,7 @@ class Model(Closing, Uncopied):
         spec: ModelSpec | DrafterSpec,
         fitted: FittedDrafter | None,
         head: int,
+        is_long: bool,
     ) -> Program:
         where = spec.full_name
         main = GraphType.DRAFT if isinstance(spec, DrafterSpec) else GraphType.LLM
@@ -486,7 +505,7 @@ class Model(Closing, Uncopied):
                 "no graph of this type", where=where, wanted=", ".join(known), got=kind.name
             )
         graph = "" if kind == main else kind.name
-        g = self._builder(spec, fitted, head, taps, graph)
+        g = self._builder(spec, fitted, head, taps, graph, is_long)
         try:
             outputs = build(g, g.inputs, fitted.hparams if fitted else self.hparams)
             if not isinstance(outputs, Outputs):
@@ -592,6 +611,7 @@ class Model(Closing, Uncopied):
         head: int,
         taps: tuple[Tap, ...] = (),
         graph: str = "",
+        is_long: bool = False,
     ) -> GraphBuilder:
         hparams = fitted.hparams if fitted else self.hparams
         trunk_ties = self.spec.ties if self.spec and fitted else ()
@@ -609,6 +629,7 @@ class Model(Closing, Uncopied):
             ],
             shared=self._shared_layers(spec, hparams),
             scales=self.scales,
+            is_long=is_long,
         )
 
     def _shared_layers(

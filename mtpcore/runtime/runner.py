@@ -19,7 +19,7 @@ from mtpcore.backends.base import (
     WeightSource,
 )
 from mtpcore.declarations.spec import DrafterSpec, Tap
-from mtpcore.errors import GraphError, LinkError
+from mtpcore.errors import CapacityError, GraphError, LinkError
 from mtpcore.graph import GraphType, Program, split_sources
 from mtpcore.memory import make_memory
 from mtpcore.runtime.admission import Admission, Admitted
@@ -84,6 +84,8 @@ class GraphRunner:
     GraphError
         The model has no such graph, or the graph not these taps or logits; or it does not store
         what its host does.
+    CapacityError
+        The context is longer than the graph serves.
     """
 
     def __init__(
@@ -162,11 +164,28 @@ class GraphRunner:
 
     def _build(self, taps: tuple[Tap, ...]) -> Tapped:
         program = self.model.program(
-            self.graph_type, taps=taps, drafter=self.drafter, head=self.head
+            self.graph_type,
+            taps=taps,
+            drafter=self.drafter,
+            head=self.head,
+            n_ctx=self.n_ctx,
         )
+        self._check_limit(program)
         if self.logit_rows is None:
             return Tapped(taps, program, self.model)
         return Tapped(taps, *slice_logits(program, self.model, self.logit_rows))
+
+    def _check_limit(self, program: Program) -> None:
+        if program.limit is None or self.n_ctx <= program.limit[0]:
+            return
+        most, why = program.limit
+        raise CapacityError(
+            "the context is too long for the model's graph",
+            where=program.name,
+            wanted=f"at most {most} tokens: {why}",
+            got=self.n_ctx,
+            fix=f"n_ctx={most} (-c {most})",
+        )
 
     @property
     def taps(self) -> tuple[Tap, ...]:
