@@ -316,7 +316,7 @@ cdef class Executor:
     cdef int check_lengths(self, const mtp_op *op, matrices, weights, numbers, axes) except -1:
         """Check that a kernel finds as many weights, matrices and angles as it looks for."""
         cdef int64_t wanted = op.out[0].width
-        if op.kind in (MTP_EMBED, MTP_EMBED_CODES, MTP_EMBED_IDS, MTP_MATMUL,
+        if op.kind in (MTP_EMBED, MTP_EMBED_POSITIONS, MTP_EMBED_CODES, MTP_EMBED_IDS, MTP_MATMUL,
                        MTP_EXPERT_MATMUL):
             wanted = op.n[0] if op.kind == MTP_EXPERT_MATMUL else 1
             if len(matrices) != max(wanted, 1) or any(

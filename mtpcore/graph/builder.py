@@ -332,6 +332,22 @@ class GraphBuilder:
             n_first=n_first,
         )[0]
 
+    def embed_positions(self, positions: Value, table: str, *, name: str | None = None) -> Value:
+        """Look positions up: [T, 1] -> [T, width].
+
+        Parameters
+        ----------
+        positions : Value
+            i32[T, 1]
+        table : str
+            [n_positions, width]; a position after its last one gives zeros, and a context has no
+            more places (``limit_context``).
+        """
+        name = name or self._stem(table)
+        n_positions = self._weight(table, name).shape[0]
+        self.limit_context(n_positions, f"{self._expand(table)} has as many positions")
+        return self.add_node("embed_positions", [positions], [table], name=name)[0]
+
     def embed_codes(
         self, codes: Value, table: str, *, n_first: int = 0, name: str | None = None
     ) -> Value:

@@ -125,6 +125,14 @@ def _embed_by_position(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -
     return _embed([x[0], *x[2:]], w, {"absent": -1})
 
 
+def _embed_positions(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
+    table = w[0]
+    assert table is not None
+    _want(len(table) == 2, "a table of positions has two axes", "[positions, width]", table)
+    _want(x[0] == (TOKENS, 1), "a position is one number", f"[{TOKENS}, 1]", x[0])
+    return _f32(x[0][0], table[1])
+
+
 def _embed_codes(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     table = w[0]
     assert table is not None
@@ -607,6 +615,15 @@ OPS: dict[str, OpRule] = {
         _embedding_rows,
         "row t of the second input where tokens[t] is -1, else zeros",
         (0,),
+    ),
+    "embed_positions": _rule(
+        1,
+        1,
+        "",
+        _embed_positions,
+        "row positions[t, 0] of the table, zeros after its last",
+        (0,),
+        axes=(2,),
     ),
     "embed_codes": _rule(
         1,

@@ -110,6 +110,7 @@ def test_every_operation_is_written_down():
         "scale_chosen",
         "embed",
         "embed_codes",
+        "embed_positions",
         "embed_by_position",
         "embedding_rows",
         "outputs",

@@ -100,6 +100,8 @@ def delta(g, x, **others):
 WRONG = {
     "embed, rows": lambda g, x: g.embed(x, "embd.weight"),
     "embed, positions": lambda g, x: g.embed(g.inputs.positions, "embd.weight"),
+    "embed_positions, tokens": lambda g, x: g.embed_positions(g.inputs.tokens, "embd.weight"),
+    "embed_positions, stack": lambda g, x: g.embed_positions(g.inputs.positions, "stack.weight"),
     "add, tokens": lambda g, x: g.add(g.inputs.tokens, g.inputs.tokens),
     "concat, positions": lambda g, x: g.concat(x, g.inputs.positions),
     "rope, rows": lambda g, x: g.rope(heads(g, x), x, [1.0]),

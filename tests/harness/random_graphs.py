@@ -77,6 +77,13 @@ class Grower(Writer):
             embeddings=self.has_embeddings,
         )
 
+    def embed_positions(self):
+        """Look positions up, of which some are after the table's last."""
+        positions = self.g.inputs.positions
+        if positions.shape[1] > 1:
+            return None
+        return self.g.embed_positions(positions, self.matrix(3, self.draw(self.WIDTHS)))
+
     def embed_codes(self):
         """Sum up codes, of which some name no row."""
         if not self.reads_codes:
@@ -274,8 +281,8 @@ class Grower(Writer):
         return value and self.g.output_rows(value)
 
     VERBS = (
-        embed, embed_by_position, embed_codes, embedding_rows, matmul_by_position, matmul, matmul,
-        norm_of_any,
+        embed, embed_by_position, embed_positions, embed_codes, embedding_rows, matmul_by_position,
+        matmul, matmul, norm_of_any,
         two, two, scale, scale_any_by, shift_any_by, activate, clamp, multiply_each_head,
         scale_by_position,
         concat, concat, concat, slice, slice, slice, split, split, join, join, repeat, turn,

@@ -256,6 +256,11 @@ class Lowering:
         ints = [0, 0, n_parts, n_each, attrs["first"], n_first]
         self._add(node, "embed", rows, matrices=[self.weights.matrix(weight)], ints=ints)
 
+    def _lower_embed_positions(self, node: Node) -> None:
+        weight = node.weights[0]
+        assert weight is not None
+        self._add(node, node.op, [], matrices=[self.weights.matrix(weight)])
+
     def _lower_embed_codes(self, node: Node) -> None:
         weight, (codes,) = node.weights[0], self._in(node)
         assert weight is not None

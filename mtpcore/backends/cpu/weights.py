@@ -40,6 +40,7 @@ _AT_ONCE = 4
 FORMS = {
     "embed": "matrix",
     "embed_by_position": "matrix",
+    "embed_positions": "matrix",
     "embed_codes": "matrix",
     "embed_ids": "matrix",
     "matmul": "matrix",

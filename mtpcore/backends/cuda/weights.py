@@ -24,6 +24,7 @@ __all__ = ["MATRICES", "CudaWeights", "upload"]
 MATRICES = {
     "embed": "matrix",
     "embed_by_position": "matrix",
+    "embed_positions": "matrix",
     "embed_codes": "matrix",
     "embed_ids": "matrix",
     "matmul": "matrix",

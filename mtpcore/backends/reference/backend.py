@@ -70,6 +70,7 @@ class ReferenceBackend:
     operations: ClassVar[dict[str, Operation]] = {
         "embed": by_row(formulas.embed),
         "embed_by_position": by_row(formulas.embed_by_position),
+        "embed_positions": by_row(formulas.embed_positions),
         "embed_codes": by_row(formulas.embed_codes),
         "embed_ids": by_row(formulas.embed_ids),
         "embedding_rows": by_row(formulas.embedding_rows),

@@ -30,6 +30,7 @@ __all__ = [
     "convolve",
     "embed",
     "embed_by_position",
+    "embed_positions",
     "embed_codes",
     "embedding_rows",
     "expert_matmul",
@@ -92,6 +93,11 @@ def embed_by_position(
     if token >= len(part):
         return np.zeros(table.shape[1], table.dtype)
     return embed(token, *row, part, scale=1, absent=-1)
+
+
+def embed_positions(position: NDArray[np.int32], table: Array) -> Array:
+    """Return the position's row of the table, zeros after its last."""
+    return table[position[0]] if position[0] < len(table) else np.zeros_like(table[0])
 
 
 def embed_codes(codes: NDArray[np.int32], table: Array, *, n_first: int) -> Array:

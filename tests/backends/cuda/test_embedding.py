@@ -57,6 +57,13 @@ def test_tokens_by_position(device, table, n_parts, n_first):
     assert made.tobytes() == np.stack(wanted).tobytes()
 
 
+def test_positions(device, table):
+    positions = ints(0, 15, 41, 42, 99)[:, None]
+    made = looked_up(device, "embed_positions", table, [positions])
+    wanted = [formulas.embed_positions(row, table[2]) for row in positions]
+    assert made.tobytes() == np.stack(wanted).tobytes()
+
+
 @pytest.mark.parametrize("n_first", [0, 12])
 def test_codes(device, table, n_first):
     codes = np.array([[0, 13, 5], [-1, 2, 99], [-1, -1, 14], [13, 14, 13]], np.int32)

@@ -9,6 +9,7 @@
  *   SPREAD  over all threads, for any number of rows. */
 #define MTP_OPERATIONS(X)                                                                          \
     X(EMBED, embed, ROWS)                                                                          \
+    X(EMBED_POSITIONS, embed_positions, ROWS)                                                      \
     X(EMBED_CODES, embed_codes, ROWS)                                                              \
     X(EMBED_IDS, embed_ids, ROWS)                                                                  \
     X(EMBEDDING_ROWS, embedding_rows, ROWS)                                                        \

@@ -34,6 +34,19 @@ void mtp_op_embed(const mtp_op *op, const mtp_run *run, int thread, int n_thread
     }
 }
 
+void mtp_op_embed_positions(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
+    for (int64_t t = rows.begin; t < rows.end; t++) {
+        const int64_t position = run->positions[t * run->n_axes];
+        float *y = mtp_row(run, &op->out[0], t, 0);
+        if (position >= 0 && position < op->matrices->n_rows)
+            mtp_matrix_row(op->matrices, position, y);
+        else
+            memset(y, 0, (size_t)op->out[0].width * sizeof(float));
+    }
+}
+
 void mtp_op_embed_codes(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
 {
     const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);

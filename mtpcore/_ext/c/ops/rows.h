@@ -11,6 +11,8 @@
  * n[5], and the row's position says which: see mtp_part_of, n[4] is the first. A token that its part
  * lacks gives zeros. */
 MTP_DECLARE(mtp_op_embed);
+/* out = the row of the matrix that the row's position on the first axis names, zeros where none is */
+MTP_DECLARE(mtp_op_embed_positions);
 /* out = the sum of rows of the matrix, from 0 and in order: of part i, which has n[0] rows, the first
  * n[1], the one that code i of in[0] (int32) names. A code that names none adds nothing. */
 MTP_DECLARE(mtp_op_embed_codes);

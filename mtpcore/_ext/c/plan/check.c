@@ -158,8 +158,9 @@ static int fits_parts(const mtp_matrix *w, int64_t n, int64_t first, int64_t eac
 /* Whether an operation has what most take for granted: an input and an output. */
 static int has_views(const mtp_op *op)
 {
-    const int reads_none = op->kind == MTP_EMBED || op->kind == MTP_ANGLES ||
-                           op->kind == MTP_SORT_BY_HEAD || op->kind == MTP_SORT_BY_POSITION;
+    const int reads_none = op->kind == MTP_EMBED || op->kind == MTP_EMBED_POSITIONS ||
+                           op->kind == MTP_ANGLES || op->kind == MTP_SORT_BY_HEAD ||
+                           op->kind == MTP_SORT_BY_POSITION;
     return (reads_none || op->in[0].n_heads > 0) &&
            (op->kind == MTP_REMEMBER || op->out[0].n_heads > 0);
 }
@@ -304,6 +305,10 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
                               !fits_parts(w, op->n[2], op->n[5], op->n[3])))
             return "a table without a part for each position";
         return w->n_cols == out->width && (in->n_heads == 0 || is_alike(in, out))
+                   ? NULL
+                   : "rows of another width than the table's";
+    case MTP_EMBED_POSITIONS:
+        return w->n_cols == out->width && op->axis == MTP_TOKENS
                    ? NULL
                    : "rows of another width than the table's";
     case MTP_EMBED_CODES:

@@ -36,6 +36,11 @@ def embed_by_position(step: Step, n_rows: int) -> list[Launch]:
     return _embed(step, n_rows, positions=positions, given=given, **step.attrs)
 
 
+def embed_positions(step: Step, n_rows: int) -> list[Launch]:
+    """Look up each position, as if it were a token."""
+    return _embed(step, n_rows)
+
+
 def embed_codes(step: Step, n_rows: int) -> list[Launch]:
     """Add the rows of a row's codes, each of a part of its own."""
     n_parts = step.inputs[0].shape[1]
@@ -99,6 +104,7 @@ def _embed(
 LAUNCHERS: dict[str, Launcher] = {
     "embed": embed,
     "embed_by_position": embed_by_position,
+    "embed_positions": embed_positions,
     "embed_codes": embed_codes,
     "embed_ids": embed_ids,
     "embedding_rows": embedding_rows,

@@ -86,6 +86,7 @@ OPERATIONS: dict[str, Operation] = {
 _MATRICES: dict[str, Callable[[WeightTensor, Weight], Any]] = {
     "embed": load_table,
     "embed_by_position": load_table,
+    "embed_positions": load_table,
     "embed_codes": load_table,
     "embed_ids": load_table,
     "matmul": load_matrix,
