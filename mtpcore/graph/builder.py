@@ -593,7 +593,7 @@ class GraphBuilder:
         magnitude : float
             What the rotated dimensions are multiplied by.
         factors : str, optional
-            A tensor by which the frequencies are divided.
+            A tensor by whose first values the frequencies are divided.
         """
         return self.add_node(
             "rope",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,8 +32,9 @@ def fit_weights(
 ) -> tuple[Weight | None, ...]:
     """Return weights in the shapes in which an operation reads them.
 
-    Files leave axes of 1 out, or spell out more of them than there need be; files of ik_llama.cpp
-    hold matrices of heads as one matrix. Other shapes are left to ``infer``, which refuses them.
+    Files leave axes of 1 out, or spell out more of them than there need be; what norms each head by
+    weights of its own is a matrix of vectors; files of ik_llama.cpp hold matrices of heads as one
+    matrix. Other shapes are left to ``infer``, which refuses them.
     """
     if op not in OPS or len(weights) > len(OPS[op].axes):
         return tuple(weights)
@@ -42,6 +44,8 @@ def fit_weights(
             shape = weight.shape
             if i == 0 and rule.joins_heads:
                 shape = _split_heads(shape, inputs[0].shape)
+            if rule.axes[i] == 1 and math.prod(shape) == inputs[0].shape[-1]:
+                shape = (math.prod(shape),)
             fitted[i] = msgspec.structs.replace(weight, shape=fit_axes(shape, rule.axes[i]))
     return tuple(fitted)
 

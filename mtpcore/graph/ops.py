@@ -272,7 +272,7 @@ def _rope(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
         a["axes"],
     )
     if w and w[0] is not None:
-        _want(w[0] == (pairs,), "frequency factors do not fit", (pairs,), w[0])
+        _want(w[0][0] >= pairs, "frequency factors do not fit", f"{pairs} or more", w[0])
     return _f32(*x[0])
 
 
@@ -720,7 +720,7 @@ OPS: dict[str, OpRule] = {
         "frequencies axes style magnitude",
         _rope,
         "rotate pair i of each head by positions[t, axes[i]] * frequencies[i] (divided by "
-        "the factor weight), times magnitude; pairs are (i, i + n/2) in style halves, "
+        "factor i of the weight), times magnitude; pairs are (i, i + n/2) in style halves, "
         "(2i, 2i + 1) in style pairs",
         (1,),
         axes=(1,),

@@ -2,38 +2,42 @@
 
 from mtpcore.declarations.spec import ModelSpec, Unsupported
 from mtpcore.discovery.hookspecs import hookimpl
+from mtpcore.models.arctic import ARCTIC
+from mtpcore.models.cogvlm import COGVLM
+from mtpcore.models.cohere2moe import COHERE2_MOE
+from mtpcore.models.deci import DECI
 from mtpcore.models.families import FAMILIES
+from mtpcore.models.hrm_text import HRM_TEXT
 from mtpcore.models.lfm2 import LFM2, LFM2_MOE
 from mtpcore.models.llama import LLAMA
+from mtpcore.models.llama4 import LLAMA4
+from mtpcore.models.maple import MAPLE
+from mtpcore.models.muse_glimmer import MUSE_GLIMMER
 from mtpcore.models.qwen2 import QWEN2
 from mtpcore.models.qwen3 import QWEN3
 from mtpcore.models.qwen3moe import QWEN3_MOE
+from mtpcore.models.smallthinker import SMALLTHINKER
+from mtpcore.models.stablelm import STABLELM
+from mtpcore.models.step35 import STEP35
+from mtpcore.models.talkie import TALKIE
 from mtpcore.models.unsupported import UNSUPPORTED
 
 __all__ = [
-    "LFM2",
-    "LFM2_MOE",
-    "LLAMA",
-    "QWEN2",
-    "QWEN3",
-    "QWEN3_MOE",
-    "mtpcore_models",
-    "mtpcore_unsupported",
+    *("LFM2", "LFM2_MOE", "LLAMA", "QWEN2", "QWEN3", "QWEN3_MOE"),
+    *("mtpcore_models", "mtpcore_unsupported"),
 ]
+
+_OF_THEIR_OWN = (
+    *(LLAMA, QWEN2, QWEN3, QWEN3_MOE, ARCTIC, COGVLM, COHERE2_MOE, DECI, HRM_TEXT, MUSE_GLIMMER),
+    *(LFM2, LFM2_MOE, LLAMA4, MAPLE, SMALLTHINKER, STABLELM, STEP35, TALKIE),
+)
+"""Families with layers of their own, not only a line in the table."""
 
 
 @hookimpl
 def mtpcore_models() -> list[ModelSpec]:
     """Offer the trunks that come with mtpcore."""
-    return [
-        LLAMA,
-        QWEN2,
-        QWEN3,
-        QWEN3_MOE,
-        LFM2,
-        LFM2_MOE,
-        *FAMILIES,
-    ]
+    return [*_OF_THEIR_OWN, *FAMILIES]
 
 
 @hookimpl

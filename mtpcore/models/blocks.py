@@ -7,6 +7,7 @@ out (biases, q/k norms, a shared expert) is left out of the graph.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from mtpcore.declarations.spec import Tie, first_of
 from mtpcore.graph import GraphBuilder, Outputs, Value
@@ -244,18 +245,28 @@ def apply_rope(
     )
 
 
-def swiglu(g: GraphBuilder, x: Value, layer: int, suffix: str = "", *, kind: str = "silu") -> Value:
+def swiglu(
+    g: GraphBuilder,
+    x: Value,
+    layer: int,
+    suffix: str = "",
+    *,
+    kind: str = "silu",
+    gated: Callable[[Value, Value], Value] | None = None,
+) -> Value:
     """Return down(silu(gate x) * up x); tensors ``ffn_gate<suffix>`` and so on.
 
-    ``kind`` is the activation, where it is another one than SiLU.
+    ``kind`` is the activation, where it is another one than SiLU, and ``gated(gate, up)`` what
+    takes the place of the product, if anything.
     """
+    gated = gated or partial(g.gated, kind=kind)
 
     def matmul(rows: Value, name: str) -> Value:
         name = f"blk.{layer}.{name}{suffix}"
         # As llama.cpp has it; a file of NVFP4 has no biases there.
         return g.matmul(rows, f"{name}.weight", f"{name}.bias", scales_bias=True)
 
-    return matmul(g.gated(matmul(x, "ffn_gate"), matmul(x, "ffn_up"), kind), "ffn_down")
+    return matmul(gated(matmul(x, "ffn_gate"), matmul(x, "ffn_up")), "ffn_down")
 
 
 def moe(
@@ -266,6 +277,7 @@ def moe(
     *,
     routed: Value | None = None,
     gated: Callable[[Value, Value], Value] | None = None,
+    shared_gated: Callable[[Value, Value], Value] | None = None,
 ) -> Value:
     """Return the weighted sum of the chosen experts' SwiGLU, plus the shared expert's if any.
 
@@ -279,13 +291,15 @@ def moe(
     ----------
     routed : Value, optional
         f32[n_tokens, width], the rows that the router reads, where it does not read x.
-    gated : callable, optional
-        ``gated(gate, up)``, where experts have another activation than SwiGLU's.
+    gated, shared_gated : callable, optional
+        ``gated(gate, up)``, where experts, or the shared one, have another activation than
+        SwiGLU's.
     """
     block, down = f"blk.{layer}", f"blk.{layer}.ffn_down_exps"
     gated = gated or g.gated
     # Before the chosen experts, so that what mixes these may add it.
-    shared = _shared_expert(g, x, layer) if g.has(f"{block}.ffn_gate_shexp.weight") else None
+    has_shared = g.has(f"{block}.ffn_gate_shexp.weight")
+    shared = _shared_expert(g, x, layer, shared_gated) if has_shared else None
 
     def multiply(rows: Value, name: str) -> Value:
         name = f"{block}.{name}"
@@ -299,7 +313,7 @@ def moe(
     ids, shares = g.route(
         x if routed is None else routed,
         f"{block}.ffn_gate_inp.weight",
-        f"{block}.exp_probs_b.bias",
+        next(filter(g.has, (f"{block}.exp_probs_b.bias", f"{block}.exp_probs_b")), None),
         bias=f"{block}.ffn_gate_inp.bias",
         factors=scale_of(down),
         n_used=experts.n_used,
@@ -320,9 +334,11 @@ def moe(
     return y if shared is None else g.add(y, shared)
 
 
-def _shared_expert(g: GraphBuilder, x: Value, layer: int) -> Value:
+def _shared_expert(
+    g: GraphBuilder, x: Value, layer: int, gated: Callable[[Value, Value], Value] | None
+) -> Value:
     """Return the SwiGLU of a block's shared expert, times its share where it has one."""
-    y, share = swiglu(g, x, layer, "_shexp"), f"blk.{layer}.ffn_gate_inp_shexp.weight"
+    y, share = swiglu(g, x, layer, "_shexp", gated=gated), f"blk.{layer}.ffn_gate_inp_shexp.weight"
     if g.has(share):
         y = g.mix(g.split_heads(y, 1), g.activation(g.matmul(x, share), "sigmoid"))
     return y

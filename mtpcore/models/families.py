@@ -10,7 +10,12 @@ import math
 
 from msgspec.structs import replace
 
-from mtpcore.declarations.spec import ATTENTION_SCALES, EXPERT_SCALES, FEED_FORWARD_SCALES
+from mtpcore.declarations.spec import (
+    ATTENTION_SCALES,
+    EXPERT_SCALES,
+    FEED_FORWARD_SCALES,
+    SHARED_EXPERT_SCALES,
+)
 from mtpcore.models.variants import Variant, VariantHparams, variant_spec
 
 __all__ = ["FAMILIES"]
@@ -28,6 +33,10 @@ def _gemma_scores(h: VariantHparams) -> float:
     """Scale by the width of a head; in the models of 27B by that of a row over the heads."""
     is_27b = h.n_layers in (46, 62)
     return 1 / math.sqrt(h.width // h.n_heads if is_27b else h.head_width)
+
+
+def _none(h: VariantHparams, n: int) -> bool:
+    return False
 
 
 def _three_of_four(h: VariantHparams, n: int) -> bool:
@@ -69,8 +78,16 @@ _COHERE = Variant(
     rope_style="pairs", norm="layer", head_norm="layer", is_parallel=True, logit_scale=_one
 )
 _ERNIE = Variant(rope_style="pairs", ignored=("blk.{n}.attn_output.bias",))
+_OUTPUTS_SCALED = ("blk.{n}.attn_output", "output")
+_BLOCKS_SCALED = tuple(name for name in ATTENTION_SCALES if name != "output")
 _DENSE_SCALED = (*ATTENTION_SCALES, *FEED_FORWARD_SCALES)
 _EXPERTS_SCALED = (*ATTENTION_SCALES, *EXPERT_SCALES)
+_ALL_SCALED = (*_DENSE_SCALED, *EXPERT_SCALES, *SHARED_EXPERT_SCALES)
+_BESIDE_EXPERTS = tuple(
+    (f"blk.{{n}}.{name}.*", "a block with a router has experts")
+    for name in ("ffn_gate", "ffn_up", "ffn_down")
+)
+_PHI_WINDOW = (("{arch}.attention.sliding_window", "all layers see all tokens, as in llama.cpp"),)
 _RERANKER = (("cls.output.weight", "a reranker's scores; no text comes from them"),)
 
 FAMILIES = [
@@ -78,8 +95,12 @@ FAMILIES = [
     variant_spec("baichuan", replace(_PAIRS, rotates=_is_baichuan_7b)),
     variant_spec("internlm2", _PAIRS),
     variant_spec("maincoder", replace(_PAIRS, norms_rotated=True)),
-    variant_spec("mistral3", replace(_PAIRS, scaled=(*_DENSE_SCALED, *EXPERT_SCALES))),
+    variant_spec(
+        "mistral3",
+        replace(_PAIRS, raises_queries=True, scaled=(*_DENSE_SCALED, *EXPERT_SCALES)),
+    ),
     variant_spec("nanbeige", replace(_PAIRS, scaled=_DENSE_SCALED)),
+    variant_spec("openelm", Variant(scaled=_OUTPUTS_SCALED)),
     variant_spec("pangu-embedded", Variant(ignored=("rope_freqs.weight",))),
     variant_spec("qwen", Variant()),
     variant_spec("xverse", _PAIRS),
@@ -91,6 +112,9 @@ FAMILIES = [
     variant_spec("hunyuan-dense", _NORMS_ROTATED),
     variant_spec("hunyuan-moe", _NORMS_ROTATED),
     variant_spec("hunyuan_vl", _NORMS_ROTATED),
+    # Rotations for long contexts (LongRoPE)
+    variant_spec("phi3", Variant(fuses_gate=True), unread=_PHI_WINDOW),
+    variant_spec("phimoe", Variant()),
     # Gate and up in one matrix
     variant_spec("chatglm", _FUSED_PAIRS),
     variant_spec("glm4", replace(_FUSED_PAIRS, axes_style="halves")),
@@ -99,15 +123,22 @@ FAMILIES = [
     variant_spec("qwen2vl", Variant(ignored=("output.bias",))),
     variant_spec("qwen3vl", Variant(interleaves_axes=True), unread=_RERANKER),
     variant_spec("qwen3vlmoe", Variant(interleaves_axes=True)),
+    # Queries, keys and values cut at a limit
+    variant_spec(
+        "dbrx",
+        replace(_LAYER_NORM, ffn_norm="attn_output_norm", clamps=True),
+    ),
+    variant_spec("olmo", Variant(rope_style="pairs", norm="plain", clamps=True)),
     # Experts
     variant_spec("bailingmoe", replace(_FILE_NORMALISES, rope_style="pairs")),
     variant_spec("bailingmoe2", _SIGMOID),
     variant_spec("deepseek", Variant(rope_style="pairs", normalises=False)),
     variant_spec("dots1", _SIGMOID),
-    variant_spec("mellum", Variant(window_period=4, scaled=_EXPERTS_SCALED)),
+    variant_spec("mellum", Variant(window_period=4, near_is_scaled=False, scaled=_EXPERTS_SCALED)),
     variant_spec("minimax-m2", Variant(experts_gate="sigmoid")),
     variant_spec("olmoe", Variant(normalises=False)),
     variant_spec("qwen2moe", Variant(normalises=False)),
+    variant_spec("hy_v3", replace(_SIGMOID, scaled=_ALL_SCALED), unread=_BESIDE_EXPERTS),
     # Windows, and a rotation of their own
     variant_spec("exaone", Variant()),
     variant_spec(
@@ -120,21 +151,56 @@ FAMILIES = [
         "exaone-moe", replace(_SIGMOID, rotates=_near_layers, window_period=4, window=128)
     ),
     variant_spec("olmo2", Variant(window_period=4, near_is_scaled=False)),
+    variant_spec(
+        "afmoe",
+        replace(_SIGMOID, embedding_scale=_root_of_width, rotates=_three_of_four, window_period=4),
+    ),
+    variant_spec(
+        "laguna",
+        replace(
+            _SIGMOID,
+            attention_gate="softplus",
+            window_period=4,
+            is_full_first=True,
+            near_is_scaled=False,
+            scaled=_BLOCKS_SCALED,
+        ),
+    ),
+    variant_spec(
+        "plamo3",
+        Variant(
+            fuses_gate=True,
+            window_period=8,
+            near_base=1e4,
+            near_is_scaled=False,
+            scaled=_OUTPUTS_SCALED,
+        ),
+    ),
+    variant_spec(
+        "spark2_5",
+        Variant(activation="gelu_tanh", window_period=0, scaled=_BLOCKS_SCALED),
+    ),
     # Numbers that multiply embeddings, branches, scores or logits
     variant_spec("gemma", _GEMMA),
     variant_spec(
         "gemma3",
         replace(_GEMMA, window_period=6, near_base=1e4, near_is_scaled=False, softcaps_logits=True),
     ),
-    variant_spec("granite", _GRANITE),
+    variant_spec("granite", replace(_GRANITE, rotates_by="{arch}.rope.scaling.finetuned")),
     variant_spec("granitemoe", _GRANITE),
-    variant_spec("granite_swa", replace(_GRANITE, window_period=0)),
+    variant_spec(
+        "granite_swa",
+        replace(_GRANITE, window_period=0, rotates_by="{arch}.attention.rope_pattern"),
+    ),
     variant_spec("minicpm", _GRANITE),
     # Layer norm
     variant_spec("codeshell", _GELU),
     variant_spec("gptneox", replace(_GELU, is_parallel="{arch}.use_parallel_residual")),
+    variant_spec("jais2", replace(_LAYER_NORM, activation="relu_squared")),
     variant_spec("nemotron", replace(_LAYER_NORM, activation="relu_squared")),
+    variant_spec("gpt2", replace(_GELU, rotates=_none)),
     variant_spec("orion", _LAYER_NORM),
+    variant_spec("starcoder", replace(_GELU, rotates=_none)),
     variant_spec("starcoder2", _GELU),
     # Attention and feed-forward part side by side
     variant_spec("command-r", _COHERE),

@@ -16,7 +16,9 @@ __all__ = ["LayerKind", "MixedHparams", "windowed_blocks"]
 _PATTERN = "{arch}.attention.sliding_window_pattern"
 
 
-def windowed_blocks(fields: Fields, n_blocks: int, period: int | None = None) -> list[bool]:
+def windowed_blocks(
+    fields: Fields, n_blocks: int, period: int | None = None, is_full_first: bool = False
+) -> list[bool]:
     """Return which blocks have a sliding window: a list says so, or of how many one sees all.
 
     Parameters
@@ -27,6 +29,8 @@ def windowed_blocks(fields: Fields, n_blocks: int, period: int | None = None) ->
     period : int, optional
         The last of so many blocks sees all, where the file does not say, as in Gemma 3 every sixth;
         0: none does. Default: the file must say.
+    is_full_first : bool
+        Whether it is the first one.
 
     Returns
     -------
@@ -41,20 +45,25 @@ def windowed_blocks(fields: Fields, n_blocks: int, period: int | None = None) ->
         period = fields.require(_PATTERN, Annotated[int, msgspec.Meta(ge=0, le=1 << 10)])
     elif _PATTERN in fields or period is None:
         return fields.per_layer(_PATTERN, n_blocks, bool)
-    return [period == 0 or n % period < period - 1 for n in range(n_blocks)]
+    if period == 0:
+        return [True] * n_blocks
+    full = 0 if is_full_first else period - 1
+    return [n % period != full for n in range(n_blocks)]
 
 
 class LayerKind(msgspec.Struct, frozen=True):
     """Attention of one block, where blocks differ.
 
     ``window`` is how many tokens a query attends to, its own included; 0 is all. ``head_width`` is
-    that of a key, where blocks differ in it; 0: of all ``Hparams.head_width``.
+    that of a key, and ``n_heads`` are its queries', where blocks differ in them; 0: those of
+    ``Hparams``.
     """
 
     n_kv_heads: int
     rope: Rope
     window: int = 0
     head_width: int = 0
+    n_heads: int = 0
 
     @classmethod
     def read(cls, fields: Fields, style: Style, period: int | None = None) -> tuple[LayerKind, ...]:

@@ -16,6 +16,7 @@ __all__ = ["Rope", "interleaved_axes", "plain_frequencies", "section_axes", "yar
 Base = Annotated[float, msgspec.Meta(ge=1, le=1e30)]
 _RopeFactor = Annotated[float, msgspec.Meta(ge=1e-6, le=1e9)]
 _RopeCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
+_YARN = ("ext_factor", "beta_fast", "beta_slow", "log_multiplier")
 Style = Literal["halves", "pairs"]
 
 
@@ -117,7 +118,8 @@ def _scale(
     factor = fields.get(prefix + "factor", _RopeFactor, old_factor)
     magnitude = fields.get(prefix + "attn_factor", _RopeFactor, 1.0)
     if kind == "longrope":  # its factors are tensors; see ``n_ctx_short`` of the hyper-parameters
-        fields.dismiss(original)
+        _check_factor(fields, prefix + "yarn_attn_factor", 1.0)
+        fields.dismiss(original, *(f"{prefix}yarn_{name}" for name in _YARN))
     if kind in ("linear", "longrope"):
         return tuple(f / factor for f in frequencies), magnitude
     if kind == "yarn":

@@ -14,8 +14,9 @@ _NEEDS = {
         *("bert", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "llama-embed"),
         *("modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe", "t5encoder"),
     ),
+    "experts that stand for groups of other experts": ("grovemoe",),
     "an encoder of images": ("clip",),
-    "a decoder of sound": ("wavtokenizer-dec",),
+    "a decoder of sound": ("pockettts", "wavtokenizer-dec"),
     "the recurrence of RWKV": ("arwkv7", "rwkv6", "rwkv6qwen2", "rwkv7"),
     "a recurrence whose decay differs by channel and state": ("jamba", "mamba"),
     "several streams of residuals, mixed by hyper-connections": (

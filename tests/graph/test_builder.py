@@ -208,7 +208,7 @@ WRONG = {
     "rope, axes": lambda g, x: g.rope(heads(g, x), g.inputs.positions, [1.0, 1.0], axes=[0, 1]),
     "rope, style": lambda g, x: g.rope(heads(g, x), g.inputs.positions, [1.0], style="spiral"),
     "rope, factors": lambda g, x: g.rope(
-        heads(g, x), g.inputs.positions, [1.0], factors="vector.weight"
+        heads(g, x, 2), g.inputs.positions, [1.0] * 3, factors="two.weight"
     ),
     "attention, widths": lambda g, x: g.attention(
         heads(g, x), heads(g, x, 2), heads(g, x, 2), layer=0, scale=1

@@ -155,7 +155,7 @@ class Writer:
             style=self.draw(st.sampled_from(["halves", "pairs"])),
             axes=[i % self.n_axes for i in range(pairs)],
             magnitude=self.draw(st.sampled_from([1.0, 1.3])),
-            factors=self.add(Tensor(self.rng.uniform(0.5, 4, pairs)))
+            factors=self.add(Tensor(self.rng.uniform(0.5, 4, pairs + self.draw(st.integers(0, 2)))))
             if self.draw(st.booleans())
             else None,
         )

@@ -1,10 +1,10 @@
-"""What a graph computes in long contexts alone."""
+"""What a graph computes in long contexts alone, and contexts that are too long for it."""
 
 import numpy as np
 import pytest
 from harness.every_trunk import write_trunk
 
-from mtpcore import Batch, Context, StateError, load_model
+from mtpcore import Batch, CapacityError, Context, StateError, load_model
 from mtpcore.gguf import open_model_file, write_model_file
 
 N_SHORT, N_LONG = 40, 41
@@ -58,3 +58,49 @@ def test_states_of_short_contexts_are_not_those_of_long_ones(write):
     with pytest.raises(StateError, match="of another length of context"):
         long.load(0, saved)
     assert long.digest(0) == before
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """Return a GPT-2 of one layer, with a table of 20 positions."""
+    rng, width, n_positions = np.random.default_rng(1), 32, 20
+    keys = {
+        "context_length": n_positions,
+        "embedding_length": width,
+        "block_count": 1,
+        "attention.head_count": 2,
+        "attention.layer_norm_epsilon": 1e-5,
+    }
+    shapes = {
+        "token_embd.weight": (100, width),
+        "position_embd.weight": (n_positions, width),
+        "output_norm.weight": (width,),
+        "blk.0.attn_norm.weight": (width,),
+        "blk.0.attn_qkv.weight": (3 * width, width),
+        "blk.0.attn_output.weight": (width, width),
+        "blk.0.ffn_norm.weight": (width,),
+        "blk.0.ffn_up.weight": (4 * width, width),
+        "blk.0.ffn_down.weight": (width, 4 * width),
+    }
+    path = tmp_path_factory.mktemp("gpt2") / "learned.gguf"
+    metadata = {"general.architecture": "gpt2"} | {f"gpt2.{k}": v for k, v in keys.items()}
+    tensors = {name: rng.normal(size=s).astype(np.float32) for name, s in shapes.items()}
+    write_model_file(path, "gpt2", metadata, tensors)
+    return load_model(path)
+
+
+def test_no_context_is_longer_than_a_table_of_positions(learned):
+    with pytest.raises(
+        CapacityError, match=r"position_embd\.weight has as many positions"
+    ) as error:
+        Context(learned, 21)
+    assert (error.value.got, error.value.fix) == (21, "n_ctx=20 (-c 20)")
+    context = Context(learned, 20, threads=1)
+    assert np.isfinite(context.process(Batch.of(TOKENS[:20])).logits).all()
+
+
+def test_rows_know_their_positions(learned):
+    """Without a table the logits of a token that is repeated are all the same."""
+    context = Context(learned, 20, threads=1)
+    made = context.process(Batch.of([7] * 20, outputs="all")).logits
+    assert len(np.unique(made, axis=0)) == 20

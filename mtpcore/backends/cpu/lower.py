@@ -471,7 +471,7 @@ class Lowering:
         factors = self.weights.vector(node.weights[0]) if node.weights else None
         numbers = np.array(attrs["frequencies"], np.float64)
         if factors is not None:
-            numbers = numbers / factors
+            numbers = numbers / factors[:n]
         numbers = np.append(numbers, attrs["magnitude"])
         axes = np.array(attrs["axes"], np.int32)
         axis = self._axis(node.inputs[0])

@@ -257,7 +257,9 @@ def rope(
 
     Angles and their sines are computed in float64. Dimensions beyond the pairs stay.
     """
-    rates = np.asarray(frequencies) if factors is None else np.asarray(frequencies) / factors
+    rates = np.asarray(frequencies)
+    if factors is not None:
+        rates = rates / factors[: len(rates)]
     angle = position[np.asarray(axes)].astype(np.float64) * rates
     cos = (np.cos(angle) * magnitude).astype(x.dtype)
     sin = (np.sin(angle) * magnitude).astype(x.dtype)

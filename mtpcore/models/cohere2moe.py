@@ -1,0 +1,96 @@
+"""Cohere 2 with experts (``cohere2moe``): shared and chosen experts count half each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+from msgspec.structs import replace
+
+from mtpcore.boundary.sizes import Depth
+from mtpcore.declarations.spec import (
+    ATTENTION_SCALES,
+    EXPERT_SCALES,
+    FEED_FORWARD_SCALES,
+    SHARED_EXPERT_SCALES,
+)
+from mtpcore.gguf import Tensor
+from mtpcore.gguf.metadata import Fields
+from mtpcore.graph import GraphBuilder, Value
+from mtpcore.models.variants import (
+    Variant,
+    VariantHparams,
+    attention,
+    build,
+    feed_forward,
+    norm,
+    variant_spec,
+)
+
+__all__ = ["COHERE2_MOE", "Cohere2MoeHparams", "cohere2moe_layer"]
+
+
+def _rotates(h: VariantHparams, n: int) -> bool:
+    """Rotate in layers with a window, in the dense ones before those with experts, and in heads."""
+    return h.kinds[n].window > 0 or not h.n_dense_layers <= n < h.n_layers
+
+
+_BLOCKS = "{arch}.block_count"
+
+
+class Cohere2MoeHparams(VariantHparams, frozen=True, kw_only=True):
+    """Hyper-parameters: norms are RMS norms where the file has an epsilon for these."""
+
+    @classmethod
+    def read_variant(
+        cls, variant: Variant, fields: Fields, tensors: Mapping[str, Tensor]
+    ) -> Cohere2MoeHparams:
+        """Read the metadata; see ``VariantHparams.read_variant``."""
+        if fields.get("{arch}.attention.layer_norm_rms_epsilon", float, 0.0):
+            variant = replace(variant, norm="rms")
+        return super().read_variant(variant, _with_heads(fields), tensors)
+
+
+def _with_heads(fields: Fields) -> Fields:
+    """Add heads to the list of windows, which converters write of the trunk's layers: none has."""
+    key, n_blocks = "{arch}.attention.sliding_window_pattern", fields.require(_BLOCKS, Depth)
+    n_heads = fields.get("{arch}.nextn_predict_layers", int, 0)
+    pattern = fields.get(key, list[bool] | int, 0)
+    if not n_heads or not isinstance(pattern, list) or len(pattern) != n_blocks - n_heads:
+        return fields
+    return fields.replace({key: np.array([*pattern, *[False] * n_heads])})
+
+
+def cohere2moe_layer(
+    g: GraphBuilder, x: Value, positions: Value, n: int, h: VariantHparams
+) -> Value:
+    """Add attention and feed-forward part, which read the same rows, to the residual stream."""
+    a = norm(g, x, f"blk.{n}.attn_norm", h)
+    y = feed_forward(g, a, n, h)
+    if g.has(f"blk.{n}.ffn_gate_shexp.weight"):
+        y = g.scale(y, 0.5)
+    return g.add(g.add(y, x), attention(g, a, positions, n, h))
+
+
+COHERE2_MOE = variant_spec(
+    "cohere2moe",
+    Variant(
+        rope_style="pairs",
+        norm="layer",
+        rotates=_rotates,
+        experts_gate="sigmoid",
+        normalises=None,
+        window_period=4,
+        is_full_first=True,
+        logit_scale=lambda h: 1.0,
+        scaled=(
+            *(name for name in ATTENTION_SCALES if name != "output"),
+            *FEED_FORWARD_SCALES,
+            *EXPERT_SCALES,
+            *SHARED_EXPERT_SCALES,
+        ),
+    ),
+    hparams=Cohere2MoeHparams,
+    build=partial(build, layer=cohere2moe_layer),
+)
