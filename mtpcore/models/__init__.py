@@ -1,6 +1,6 @@
 """Trunks and shared blocks, registered through the same hooks as any plugin's."""
 
-from mtpcore.declarations.spec import ModelSpec, Unsupported
+from mtpcore.declarations.spec import DrafterSpec, ModelSpec, Unsupported
 from mtpcore.discovery.hookspecs import hookimpl
 from mtpcore.models.arctic import ARCTIC
 from mtpcore.models.cogvlm import COGVLM
@@ -21,10 +21,11 @@ from mtpcore.models.stablelm import STABLELM
 from mtpcore.models.step35 import STEP35
 from mtpcore.models.talkie import TALKIE
 from mtpcore.models.unsupported import UNSUPPORTED
+from mtpcore.models.variant_heads import HEADS
 
 __all__ = [
     *("LFM2", "LFM2_MOE", "LLAMA", "QWEN2", "QWEN3", "QWEN3_MOE"),
-    *("mtpcore_models", "mtpcore_unsupported"),
+    *("mtpcore_drafters", "mtpcore_models", "mtpcore_unsupported"),
 ]
 
 _OF_THEIR_OWN = (
@@ -38,6 +39,12 @@ _OF_THEIR_OWN = (
 def mtpcore_models() -> list[ModelSpec]:
     """Offer the trunks that come with mtpcore."""
     return [*_OF_THEIR_OWN, *FAMILIES]
+
+
+@hookimpl
+def mtpcore_drafters() -> list[DrafterSpec]:
+    """Offer the heads of such trunks."""
+    return HEADS
 
 
 @hookimpl

@@ -26,6 +26,10 @@ from mtpcore.models.variants import (
 __all__ = ["STEP35", "Step35Hparams", "step35_layer"]
 
 
+_LOWEST = 0.2785
+"""No SiLU is below its negative: with limits from there on a cut on both sides is one above."""
+
+
 class Step35Hparams(VariantHparams, frozen=True, kw_only=True):
     """Hyper-parameters: limits of each layer's gates, of experts and of all others; 0 for none."""
 
@@ -43,15 +47,22 @@ class Step35Hparams(VariantHparams, frozen=True, kw_only=True):
         h = super().read_variant(
             variant, fields.replace({key: width // 2, f"{key}_swa": near}), tensors
         )
-        of_experts, of_others = (
-            fields.per_layer(f"{{arch}}.swiglu_clamp_{name}", h.n_blocks, Limit, 0.0)
-            for name in ("exp", "shexp")
+        limits = (_read_limits(fields, name, h.n_blocks) for name in ("exp", "shexp"))
+        return replace(h, limits=tuple(zip(*limits, strict=True)))
+
+
+def _read_limits(fields: Fields, name: str, n_blocks: int) -> list[float]:
+    key = f"{{arch}}.swiglu_clamp_{name}"
+    limits = fields.per_layer(key, n_blocks, Limit, 0.0)
+    if any(0 < limit < _LOWEST for limit in limits):
+        raise fields.error(
+            key, "limits so low are not supported", wanted=f"0 or {_LOWEST} and more", got=limits
         )
-        return replace(h, limits=tuple(zip(of_experts, of_others, strict=True)))
+    return limits
 
 
 def _gated(g: GraphBuilder, gate: Value, up: Value, limit: float) -> Value:
-    """Return silu(gate) * up, each cut; no silu is below -limit, as it is above -0.28."""
+    """Return silu(gate), at most the limit, times up, cut to it on both sides."""
     if not limit:
         return g.gated(gate, up)
     return g.mul(g.clamp(g.activation(gate, "silu"), limit), g.clamp(up, limit))

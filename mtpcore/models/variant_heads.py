@@ -1,0 +1,64 @@
+"""NextN heads whose layer is the family's own: those of trunks that are a variant of Llama's."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+from mtpcore.declarations.spec import DrafterSpec, Feed, Heads
+from mtpcore.graph import GraphBuilder, Inputs, Outputs
+from mtpcore.models.blocks import ROUTER_TYPE
+from mtpcore.models.cohere2moe import cohere2moe_layer
+from mtpcore.models.nextn import NEXTN_TIES, nextn_fit
+from mtpcore.models.step35 import step35_layer
+from mtpcore.models.variants import H, LayerFunction, layer, norm
+
+__all__ = ["HEADS", "variant_head"]
+
+
+def variant_head(g: GraphBuilder, inputs: Inputs, h: H, *, layer: LayerFunction[H]) -> Outputs:
+    """Build a head as ``nextn_head`` does, with the family's norms and its factor of logits."""
+    token = g.embed(inputs.tokens, "blk.{n}.nextn.embed_tokens.weight", embeddings=True)
+    token = norm(g, token, "blk.{n}.nextn.enorm", h)
+    hidden = norm(g, inputs["hidden"], "blk.{n}.nextn.hnorm", h)
+    x = g.matmul(g.concat(token, hidden), "blk.{n}.nextn.eh_proj.weight")
+    x = layer(g, x, inputs.positions, g.n, h)
+    hidden = norm(g, x, "blk.{n}.nextn.shared_head_norm", h)
+    logits = g.matmul(g.output_rows(hidden), "blk.{n}.nextn.shared_head_head.weight")
+    if h.logit_scale != 1:
+        logits = g.scale(logits, h.logit_scale)
+    return Outputs(logits=logits, hidden=hidden, residual=x)
+
+
+def _head(
+    architecture: str,
+    layer: LayerFunction[H],
+    state: Literal["hidden", "residual"] = "hidden",
+    order: Literal["repeated", "each-step"] = "repeated",
+) -> DrafterSpec:
+    return DrafterSpec(
+        name=f"{architecture}_nextn",
+        fit=nextn_fit(architecture),
+        build=partial(variant_head, layer=layer),
+        feeds=(
+            Feed(
+                slot="hidden",
+                taps=(state,),
+                recycle=state,
+                evidence="llama.cpp's draft-mtp feeds this state of the trunk, and recycles the "
+                "head's",
+            ),
+        ),
+        heads=Heads(order=order),
+        ties=NEXTN_TIES,
+        min_types=(ROUTER_TYPE,),
+        evidence="random models: logits are those of llama.cpp's graph of the head",
+    )
+
+
+HEADS = [
+    _head("cohere2moe", cohere2moe_layer),
+    _head("hy_v3", layer),
+    _head("step35", step35_layer, "residual", "each-step"),
+]
+"""Declarations, in no order."""
