@@ -32,6 +32,8 @@ __all__ = ["TextEncoder", "build_encoder"]
 
 log = logging.getLogger("mtpcore")
 
+_SPACES = " \t\n\v\f\r"  # those of C, which llama.cpp drops
+
 
 class TextEncoder(Protocol):
     """Turns text into tokens."""
@@ -39,6 +41,28 @@ class TextEncoder(Protocol):
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         """Return the tokens of a text; special ones in it only where they are to be parsed."""
         ...
+
+
+class _Cutter(Protocol):
+    """Cuts a text at added tokens, as ``mtpcore._ext._cutting.Cutter`` does."""
+
+    def cut(self, text: str, special: bool) -> list[str | int]: ...
+
+
+class _Stripper:
+    """A cutter that drops the spaces after some tokens."""
+
+    def __init__(self, cutter: _Cutter, tokens: frozenset[int]) -> None:
+        self._cutter, self._tokens = cutter, tokens
+
+    def cut(self, text: str, special: bool) -> list[str | int]:
+        parts = list[str | int]()
+        for part in self._cutter.cut(text, special):
+            follows = bool(parts) and parts[-1] in self._tokens
+            kept = part.lstrip(_SPACES) if follows and isinstance(part, str) else part
+            if kept != "":
+                parts.append(kept)
+        return parts
 
 
 class _Losses:
@@ -82,7 +106,7 @@ class _Joining:
 
     def __init__(
         self,
-        cutter: Cutter,
+        cutter: _Cutter,
         words: Callable[[str], list[str]],
         joiner: Joiner,
         losses: _Losses,
@@ -114,7 +138,7 @@ class _UnigramEncoder:
 
     def __init__(
         self,
-        cutter: Cutter,
+        cutter: _Cutter,
         normalise: Callable[[str], str],
         segmenter: Segmenter,
         of_bytes: dict[int, int],
@@ -148,7 +172,9 @@ def build_encoder(vocabulary: Vocabulary) -> TextEncoder:
     found = np.flatnonzero(np.isin(vocabulary.types, ADDED)).tolist()
     added = {text: i for i in found if ids.get(text := vocabulary.tokens[i]) == i and text}
     special = np.isin([vocabulary.types[token] for token in added.values()], SPECIAL)
-    cutter = Cutter([*added], [*added.values()], special.astype(np.uint8))
+    cutter: _Cutter = Cutter([*added], [*added.values()], special.astype(np.uint8))
+    if vocabulary.rstrip:
+        cutter = _Stripper(cutter, vocabulary.rstrip)
     if vocabulary.kind == "unigram":
         return _unigram(vocabulary, ids, cutter)
     if vocabulary.kind == "bytes":
@@ -193,7 +219,7 @@ def _joiner(
     return Joiner(texts, ids, joinable, letters, unknown, merges=merges, whole_words=whole_words)
 
 
-def _unigram(vocabulary: Vocabulary, ids: dict[str, int], cutter: Cutter) -> TextEncoder:
+def _unigram(vocabulary: Vocabulary, ids: dict[str, int], cutter: _Cutter) -> TextEncoder:
     """Make the pieces that are likeliest together, as SentencePiece's unigram model does."""
     types, n_tokens = vocabulary.types, len(vocabulary.tokens)
     plain = [token for text, token in ids.items() if types[token] == NORMAL and text]

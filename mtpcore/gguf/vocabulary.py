@@ -81,6 +81,7 @@ _NOT_HERE = {
 }
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_NO_ID = 2**32 - 1  # -1, as converters store it in a key of 32 bits without a sign
 _END_KEYS = ("eos", "eot", "eom")
 # Names of control tokens, whatever type a file gives them: converters often record only one of
 # several ends, and some type these as ordinary text. The lists are llama.cpp's.
@@ -150,6 +151,8 @@ class Vocabulary:
         Every token that ends a generation.
     suppressed : tuple of int
         Tokens that no text gets unless its caller allows them.
+    rstrip : frozenset of int
+        Added tokens that take the spaces after them.
     add_bos, add_eos, add_space_prefix : bool
     charsmap : bytes
         How characters are normalised, of ``unigram``; empty: not at all.
@@ -174,6 +177,7 @@ class Vocabulary:
     charsmap: bytes = b""
     joins_spaces: bool = False
     suppressed: tuple[int, ...] = ()
+    rstrip: frozenset[int] = frozenset()
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token stands for."""
@@ -234,11 +238,27 @@ def read_vocabulary(metadata: Metadata, file: str = "metadata") -> Vocabulary | 
         ends=ends,
         add_bos=fields.get(_key("add_bos_token"), bool, adds_bos) or model.needs_bos,
         add_eos=fields.get(_key("add_eos_token"), bool, model.adds_eos),
-        add_space_prefix=not is_bytes
+        add_space_prefix=model.has_scores  # with merges llama.cpp passes over the key
         and fields.get(_key("add_space_prefix"), bool, model.adds_space),
         charsmap=_charsmap(fields) if is_unigram else b"",
         joins_spaces=is_unigram and fields.get(_key("remove_extra_whitespaces"), bool, False),
         suppressed=tuple(sorted(_token_ids(fields, "suppress_tokens", n))),
+        rstrip=_find_rstrip(fields, tokens, types),
+    )
+
+
+def _find_rstrip(fields: Fields, tokens: list[str], types: list[int]) -> frozenset[int]:
+    """Find added tokens that take the spaces after them.
+
+    No key says so; those of Phi-3 do (``rstrip`` in its ``tokenizer.json``), which is known by the
+    model's name, as in llama.cpp.
+    """
+    if not re.search("phi-?3", str(fields.metadata.get("general.name")), re.IGNORECASE):
+        return frozenset()
+    return frozenset(
+        token
+        for token, kind in enumerate(types)
+        if kind in ADDED and tokens[token] not in ("<unk>", "<s>", "<|endoftext|>")
     )
 
 
@@ -278,7 +298,7 @@ def _types(fields: Fields, tokens: list[str], is_bytes: bool) -> list[int]:
 
 def _token_id(fields: Fields, name: str, n: int, default: int | None = None) -> int | None:
     key = _key(f"{name}_token_id")
-    if key in fields:
+    if fields.get(key, int, _NO_ID) != _NO_ID:
         return _checked(fields, key, fields.require(key, int), n)
     return default if default is not None and default < n else None
 

@@ -16,7 +16,7 @@ NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 LETTERS = list(byte_alphabet())
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 PIECES = ["▁", "a", "b", "▁a", "ab"]
-TEXTS = ["a b", " é", "", "a<|im_end|>b", "a</s>b"]
+TEXTS = ["a b", " é", "", "a<|im_end|>b", "a</s>b", "a<|im_end|> \n\u00a0b<s> \tb</s> <s>"]
 
 
 class Case(NamedTuple):
@@ -46,7 +46,7 @@ def letters(*names, types=None, **more):
 
 def pieces(model="llama", typed=True, first=("<unk>", "<s>", "</s>"), **more):
     tokens = [*first, *BYTES, *PIECES]
-    types = [UNKNOWN, CONTROL, CONTROL][: len(first)] + [BYTE] * 256 + [NORMAL] * len(PIECES)
+    types = [UNKNOWN, *[CONTROL] * 4][: len(first)] + [BYTE] * 256 + [NORMAL] * len(PIECES)
     scores = -np.arange(len(tokens), dtype=np.float32)
     return keys(tokens, model, types if typed else None, **({"scores": scores} | more))
 
@@ -74,9 +74,23 @@ CASES = {
         pieces(add_bos_token=False, add_eos_token=True, add_space_prefix=False),
         *("", "</s>", "a ▁ b", "</s>", "<s> </s>"),
     ),
+    "pieces of Phi-3": Case(
+        pieces(first=("<unk>", "<s>", "</s>", "<|im_end|>", "<|endoftext|>"))
+        | {"general.name": "My Phi3 model"},
+        *("<s>", "", "▁a ▁ b"),
+        *("</s> <|im_end|> <|endoftext|>", "<s> </s> <|im_end|> <|endoftext|>"),
+    ),
     "merged pieces": Case(
         pieces("gemma4", scores=None, merges=["▁ a"], bos_token_id=1),
         *("<s>", "", "a ▁ b", "</s>", "<s> </s>"),
+    ),
+    "merged pieces that ask for a space": Case(
+        pieces("gemma4", scores=None, merges=["▁ a"], bos_token_id=1, add_space_prefix=True),
+        *("<s>", "", "a ▁ b", "</s>", "<s> </s>"),
+    ),
+    "pieces with ids of -1": Case(
+        pieces(eos_token_id=2**32 - 1, unknown_token_id=2**32 - 1),
+        *("<s>", "", "▁a ▁ b", "</s>", "<s> </s>"),
     ),
     "unigram": Case(unigram(), "", "</s>", "a ▁ b", "</s>", "<pad> </s>"),
     "bytes": Case(letters(), apart=ELEVEN),
@@ -176,3 +190,13 @@ def test_unknown_characters_are_the_unknown_token(more, shown):
 def test_tokens_that_spell_bytes_are_bytes_where_no_token_has_a_type():
     tokenizer = read_tokenizer(pieces(typed=False))
     assert tokenizer.decode(tokenizer.encode("aéb", add_special=False)) == "aéb"
+
+
+def test_tokens_of_phi_3_take_the_spaces_after_them():
+    tokenizer = read_tokenizer(CASES["pieces of Phi-3"].given)
+    spelt = lambda text: [  # noqa: E731
+        tokenizer.vocabulary.tokens[token] for token in tokenizer.encode(text, parse_special=True)
+    ]
+    assert spelt("<|im_end|> \n b</s>\t<s> b") == [
+        *("<s>", "<|im_end|>", "▁", "b", "</s>", "<s>", "▁", "▁", "b")
+    ]
