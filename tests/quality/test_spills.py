@@ -10,8 +10,9 @@ import pytest
 from mtpcore._ext import _matmul
 from mtpcore._ext._plan import HAS_ASAN
 
-# A few at the borders of a loop cost nothing. When a compiler decides otherwise, it is hundreds.
-MOST_ON_THE_STACK = 64
+# A few at the borders of a loop cost nothing, nor do sums of one half of a tile while the other is
+# multiplied. When a compiler decides otherwise, it is hundreds.
+MOST_ON_THE_STACK = 80
 FUNCTION = re.compile(r"^[0-9a-f]+ <(\w+)>:$")
 PRODUCT = re.compile(r"(?:i?q\d_\w+|mxfp4|b?f16|f32)_[1-8]")
 STACK = re.compile(r"\(%r[sb]p\)")

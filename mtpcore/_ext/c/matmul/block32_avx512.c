@@ -94,7 +94,7 @@ MTP_ALWAYS_INLINE void unpack_codes(const int type, mtp_nibbles lines, const int
  * the units busy while sums of the other are scaled, unless there is too much to unpack twice. */
 MTP_ALWAYS_INLINE int tokens_at_once(const int type)
 {
-    return type == MTP_Q4_0 || type == MTP_IQ4_NL || type == MTP_MXFP4 ? 4 : 8;
+    return type == MTP_Q5_1 ? 8 : 4;
 }
 
 MTP_ALWAYS_INLINE void nibbles(const int type, const int n_tokens, const void *group,
