@@ -276,12 +276,14 @@ def name_pretokenizer(patterns: tuple[str, ...], whole_words: bool, adds_bos: bo
     """Return the name of the pre-tokenizer that cuts by these patterns; None for an unknown one.
 
     An empty pattern stands for GPT-2's. Of two that differ in nothing else the one is taken whose
-    texts begin with BOS, or do not, as ``adds_bos`` says.
+    texts begin with BOS, or do not, as ``adds_bos`` says. Granite's is never the answer: gpt-oss's
+    tokenizer does the same, and is known as GPT-4o's.
     """
     patterns = tuple(pattern or _GPT_2.patterns[0] for pattern in patterns)
     alike = [
         (known.add_bos != adds_bos, names.split()[0])
         for known, names in _NAMES
         if (known.patterns, known.whole_words) == (patterns, whole_words)
+        and known is not _GRANITE_97M
     ]
     return min(alike)[1] if alike else None

@@ -210,6 +210,7 @@ class Model(Closing, Uncopied):
             raise ModelFileError(
                 "the file has no tokenizer that is supported",
                 where=str(self.path),
+                got=self._file.metadata.get("tokenizer.ggml.model", "none"),
                 fix="give token ids in place of texts",
             )
         return self._tokenizer
