@@ -92,10 +92,7 @@ MTP_ALWAYS_INLINE void unpack_codes(const int type, mtp_nibbles lines, const int
 
 /* Tokens that a block is multiplied with at a time: half a tile, so that products of one half keep
  * the units busy while sums of the other are scaled, unless there is too much to unpack twice. */
-MTP_ALWAYS_INLINE int tokens_at_once(const int type)
-{
-    return type == MTP_Q5_1 ? 8 : 4;
-}
+MTP_ALWAYS_INLINE int tokens_at_once(const int type) { return type == MTP_Q5_1 ? 8 : 4; }
 
 MTP_ALWAYS_INLINE void nibbles(const int type, const int n_tokens, const void *group,
                                int64_t n_blocks, const void *tile, float (*out)[32])
