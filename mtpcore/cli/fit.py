@@ -60,7 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("training")
     for name, kind, said in (
-        ("epochs", shared.whole(1), "learn so many times from each text"),
+        ("epochs", shared.whole(0), "learn so many times from each text; 0: only begin"),
         ("depth", shared.whole(1, 9), "learn so many drafts in a row"),
         ("seed", shared.whole(0), "decides what is held out, written, and the order"),
     ):

@@ -34,6 +34,10 @@ Watch = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 
 _LARGEST_SHARE = 32
 """No text gives more than one in so many of the tokens."""
+_GENERAL = 0.2
+"""What texts of all kinds count beside those that were read, when tokens are chosen."""
+_NOT_RANKED = 300.0
+"""Tokens before the first merged one: marks and single bytes."""
 
 
 class Fitted(msgspec.Struct, frozen=True):
@@ -215,13 +219,17 @@ def _write_texts(
 
 
 def _count(target: Model, shards: Sequence[Shard], n: int) -> I64:
-    """Return the ids of the most frequent tokens in ascending order; those that end texts first."""
-    counts = np.zeros(target.hparams.n_vocab, np.int64)
+    """Return the ids of the most frequent tokens in ascending order; those that end texts first.
+
+    Of tokens that were read rarely or never, those with small ids are taken: vocabularies are made
+    in the order of frequency in texts of all kinds.
+    """
+    general = 1 / (np.arange(target.hparams.n_vocab) + _NOT_RANKED)
+    counts = general * (_GENERAL * sum(len(shard.tokens) for shard in shards) / general.sum())
     for shard in shards:
         counts += np.bincount(shard.tokens, minlength=len(counts))
-    counts[[token for token in target.tokenizer.end_tokens if token < len(counts)]] = 1 << 62
-    ranked = np.argsort(-counts, kind="stable")[: min(n, np.count_nonzero(counts))]
-    return np.sort(ranked).astype(np.int64)
+    counts[[token for token in target.tokenizer.end_tokens if token < len(counts)]] = np.inf
+    return np.sort(np.argsort(-counts, kind="stable")[:n]).astype(np.int64)
 
 
 def _open_held_out(target: Model, files: Sequence[Path], s: Settings) -> Iterator[I32]:

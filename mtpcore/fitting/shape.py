@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -38,13 +38,19 @@ class Shape(Protocol):
         """Return the file's entries that are the head's own."""
 
     def begin(
-        self, target: Any, output: F32, sample: Iterable[tuple[F32, F32, F32]], seed: int
+        self,
+        target: Any,
+        embeddings: F32,
+        output: F32,
+        sample: Callable[[], Iterator[tuple[F32, F32, F32]]],
+        seed: int,
     ) -> dict[str, F32]:
         """Return the weights before the first step.
 
-        ``output`` float32[n_drafted, width] are the rows of the target's output matrix for the
-        tokens that can be drafted. ``sample`` yields pieces of text: embeddings float32[n, width],
-        taps float32[n, ...] and the target's row after that token, float32[n, width].
+        ``embeddings`` and ``output``, float32[n_drafted, width], are the rows of the target's
+        matrices for the tokens that can be drafted. ``sample()`` yields pieces of text: embeddings
+        float32[n, width], taps float32[n, ...] of the token before each, and the target's row after
+        it, float32[n, width].
         """
 
     def scaled(self, weights: Mapping[str, F32], scale: F32) -> dict[str, F32]:

@@ -77,7 +77,8 @@ class Trainer:
         output = output_rows(target, vocabulary)
         self._scale = self._measure_scale()
         if weights is None:
-            self._weights = shape.begin(target, output, self._sample(), settings.seed)
+            embeddings = table_rows(self._table, vocabulary)
+            self._weights = shape.begin(target, embeddings, output, self._sample, settings.seed)
         else:
             self._weights = shape.scaled(weights, self._scale)
         self._key = self._name_run(vocabulary)
