@@ -41,6 +41,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="read so many tokens (default: %(default)s)",
     )
     group.add_argument(
+        "--minutes",
+        type=shared.whole(1),
+        metavar="M",
+        help="read as many tokens as leave the fit done in about M minutes, in place of --tokens",
+    )
+    group.add_argument(
         "--written",
         type=shared.probability,
         default=_DEFAULT.written,
@@ -100,6 +106,7 @@ def execute(options: argparse.Namespace) -> int:
         shape=options.shape,
         start=options.start,
         work=options.work,
+        minutes=options.minutes,
         threads=options.threads,
     )
     size = spell_bytes(Path(fitted.path).stat().st_size)
@@ -107,12 +114,15 @@ def execute(options: argparse.Namespace) -> int:
         f"wrote {fitted.path}, {size}: {fitted.drafter}, {fitted.n_tokens} tokens read, "
         f"{fitted.n_written} of them written by the model; drafts {fitted.n_vocabulary} tokens"
     )
+    if options.minutes:
+        note(f"--tokens {fitted.settings.tokens} in place of --minutes gives the same head")
     if not fitted.measured:
         note("no held-out text is long enough to measure the head")
     for one in fitted.measured:
         rates = " ".join(f"{rate:.2f}" for rate in one.acceptance)
         print(
             f"temperature {one.temperature:g}: acceptance by position {rates}; "
-            f"{one.plain:.1f} tokens/s without drafts, {one.drafted:.1f} with"
+            f"{one.plain:.1f} tokens/s without drafts, {one.drafted:.1f} with "
+            f"({one.predicted:.1f} predicted)"
         )
     return 0

@@ -16,8 +16,9 @@ from mtpcore.discovery.loading import find_model, load_model
 from mtpcore.discovery.registry import Registry, registry
 from mtpcore.errors import BatchError, ModelFileError
 from mtpcore.fitting.measuring import MeasuredHead, measure_head
+from mtpcore.fitting.pace import Pace
 from mtpcore.fitting.settings import Settings
-from mtpcore.fitting.shape import find_shape
+from mtpcore.fitting.shape import Shape, find_shape
 from mtpcore.fitting.teacher import Shard, Teacher
 from mtpcore.fitting.texts import cut_pieces, encode_file, find_texts, split_files
 from mtpcore.fitting.writing import read_head, write_head
@@ -34,6 +35,8 @@ Watch = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 
 _LARGEST_SHARE = 32
 """No text gives more than one in so many of the tokens."""
+_PACED = 4096
+"""Tokens that are read to find out how long each part of the work takes."""
 _GENERAL = 0.2
 """What texts of all kinds count beside those that were read, when tokens are chosen."""
 _NOT_RANKED = 300.0
@@ -54,6 +57,8 @@ class Fitted(msgspec.Struct, frozen=True):
         Files that were held out.
     n_vocabulary : int
         Tokens that it can draft.
+    settings : Settings
+        With which the same head can be fitted again, however long that takes.
     measured : list of MeasuredHead
         Greedy, and at temperature 1.
     """
@@ -64,6 +69,7 @@ class Fitted(msgspec.Struct, frozen=True):
     n_written: int
     n_held_out: int
     n_vocabulary: int
+    settings: Settings
     measured: list[MeasuredHead]
 
 
@@ -77,6 +83,7 @@ def fit_head(
     shape: str | None = None,
     start: str | PathLike[str] | None = None,
     work: str | PathLike[str] | None = None,
+    minutes: float | None = None,
     threads: int | None = None,
     plugins: Registry | None = None,
 ) -> Fitted:
@@ -102,6 +109,9 @@ def fit_head(
         A head that was fitted before, to go on from.
     work : path, optional
         The folder; default: ``<out>.work``.
+    minutes : float, optional
+        About how long the fit may take; in place of ``settings.tokens`` this then decides from how
+        many tokens the head learns. What is found in the folder is for free.
     threads : int, optional
         Threads of the model.
     plugins : Registry, optional
@@ -130,12 +140,15 @@ def fit_head(
     with load_model(model, sidecars=False, plugins=known) as target:
         begun = None if start is None else read_head(take_path(start), target, spec, how, known)
         teacher = Teacher(target, how.taps(target), folder, s.window, threads=threads)
+        if minutes is not None:
+            with watch("measuring the pace") as report:
+                first = list(_read_texts(target, teacher, split.train, _PACED, s.window, report))
+            pace = _measure_pace(target, how, teacher, first, folder, s, threads)
+            s = msgspec.structs.replace(s, tokens=pace.tokens_within(minutes, s))
         n_given = max(int(s.tokens * (1 - s.written)), s.window)
         with watch("reading texts") as report:
             given = list(_read_texts(target, teacher, split.train, n_given, s.window, report))
-        pieces = [piece for shard in given for piece in np.split(shard.tokens, shard.begins[1:-1])]
-        if not pieces:
-            raise BatchError("the texts for training are too short", wanted="16 tokens or more")
+        pieces = _pieces(given)
         writer = Writer(target, pieces, folder, s.window, s.seed, threads=threads)
         with watch("writing texts") as report:
             written = list(_write_texts(teacher, writer, s.tokens - n_given, report))
@@ -162,7 +175,36 @@ def fit_head(
                 else []
             )
     return Fitted(
-        out, spec.name, n_tokens, n_written, len(split.held_out), len(vocabulary), measured
+        out, spec.name, n_tokens, n_written, len(split.held_out), len(vocabulary), s, measured
+    )
+
+
+def _pieces(shards: Sequence[Shard]) -> list[I32]:
+    """Return the tokens of each piece of text; raise BatchError where there is none."""
+    pieces = [piece for shard in shards for piece in np.split(shard.tokens, shard.begins[1:-1])]
+    if not pieces:
+        raise BatchError("the texts for training are too short", wanted="16 tokens or more")
+    return pieces
+
+
+def _measure_pace(
+    target: Model,
+    how: Shape,
+    teacher: Teacher,
+    first: Sequence[Shard],
+    folder: Path,
+    s: Settings,
+    threads: int | None,
+) -> Pace:
+    """Return how long a token takes on this machine now, as the first texts show it."""
+    from mtpcore.fitting.training import Trainer
+
+    pieces = _pieces(first)
+    trainer = Trainer(target, how, first, _count(target, first, s.vocabulary), s)
+    return Pace(
+        reading=teacher.pace(max(pieces, key=len)),
+        writing=Writer(target, pieces, folder, s.window, s.seed, threads=threads).pace(),
+        training=trainer.pace() if s.epochs else 0.0,
     )
 
 

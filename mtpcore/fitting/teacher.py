@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.errors import LinkError, ModelFileError
+from mtpcore.fitting.pace import time_per_token
 from mtpcore.fitting.stored import read_arrays, read_rows, write_arrays
 from mtpcore.gguf import Tensor
 from mtpcore.gguf.types import dequantize
@@ -135,6 +136,15 @@ class Teacher:
             joined = {"taps": np.concatenate(taps), "hidden": np.concatenate(hidden)}
             write_arrays(path, {"tokens": tokens, "begins": begins, **joined})
         return Shard(path, begins, tokens)
+
+    def pace(self, piece: I32) -> float:
+        """Return the seconds that it takes to read a token of a piece, which is not kept."""
+
+        def read() -> int:
+            self._process(piece)
+            return len(piece)
+
+        return time_per_token(read)
 
     def check_output(self, piece: I32, vocabulary: NDArray[np.int64]) -> None:
         """Check that rows and output matrix say what the model does, as training takes them to.

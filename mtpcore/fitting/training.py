@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.fitting.optimizer import Parameters, State, begin_state, update
+from mtpcore.fitting.pace import time_per_token
 from mtpcore.fitting.settings import Settings
 from mtpcore.fitting.shape import F32, Shape
 from mtpcore.fitting.stored import read_arrays, write_arrays
@@ -122,6 +123,21 @@ class Trainer:
                 _write_state(path, step + 1, weights, state)
         fitted = {name: np.asarray(w) for name, w in weights.items()}
         return self._shape.scaled(fitted, np.float32(1) / self._scale)
+
+    def pace(self) -> float:
+        """Return the seconds that it takes to learn from a token once; nothing is learned."""
+        weights = {name: jnp.asarray(w) for name, w in self._weights.items()}
+        state = begin_state(weights)
+        pieces = next(self._batches())
+
+        def learn() -> int:
+            nonlocal weights, state
+            still = np.float32(0)
+            weights, state = self._step(weights, state, self._read(pieces), still, 1)
+            jax.block_until_ready(weights)
+            return sum(map(self._length, pieces))
+
+        return time_per_token(learn)
 
     def _share(self, step: int) -> float:
         return min(1.0, (step + 1) / _WARM_UP) * (1 - step / self.n_steps)

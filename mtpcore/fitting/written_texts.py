@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mtpcore.decoding import Generator
 from mtpcore.errors import MtpcoreError
+from mtpcore.fitting.pace import time_per_token
 from mtpcore.fitting.stored import read_arrays, write_arrays
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.fingerprint import Fingerprint
@@ -26,6 +27,8 @@ _TOGETHER = 16
 """Texts that are written in one batch."""
 _OPENING = 24
 """Tokens of a piece of text with which a written one begins."""
+_PACED = 16
+"""Tokens of each text that are written to find out how long that takes."""
 _MARK = "a question"
 
 
@@ -86,21 +89,35 @@ class Writer:
         if path.exists():
             stored = read_arrays(path)
             return np.split(stored["tokens"], stored["begins"][1:-1])
+        texts = self._continue(openings, first, self._context.n_ctx)
+        begins = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+        write_arrays(path, {"tokens": np.concatenate(texts), "begins": begins})
+        return texts
+
+    def pace(self) -> float:
+        """Return the seconds that it takes to write a token of texts, which are not kept."""
+        openings = [self._open(i) for i in range(_TOGETHER)]
+        longest = max(map(len, openings)) + _PACED
+
+        def write() -> int:
+            return sum(map(len, self._continue(openings, 0, longest)))
+
+        return time_per_token(write)
+
+    def _continue(self, openings: Sequence[list[int]], stream: int, longest: int) -> list[I32]:
+        """Go on after openings, up to ``longest`` tokens, each with a stream of its own."""
         generator = Generator(self._context)
         requests = [
             generator.add(
                 opening,
-                max_tokens=self._context.n_ctx - len(opening),
-                sampling=Sampling(temperature=1.0, seed=self._seed, stream=first + i),
+                max_tokens=longest - len(opening),
+                sampling=Sampling(temperature=1.0, seed=self._seed, stream=stream + i),
             )
             for i, opening in enumerate(openings)
         ]
         while generator.active:
             generator.step()
-        texts = [np.asarray([*one.prompt, *one.tokens], np.int32) for one in requests]
-        begins = np.cumsum([0, *map(len, texts)], dtype=np.int64)
-        write_arrays(path, {"tokens": np.concatenate(texts), "begins": begins})
-        return texts
+        return [np.asarray([*one.prompt, *one.tokens], np.int32) for one in requests]
 
     def _open(self, i: int) -> list[int]:
         if i % 2 and self._turn:

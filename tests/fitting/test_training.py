@@ -12,6 +12,7 @@ import mtpcore
 from mtpcore.errors import ModelFileError, MtpcoreError, PluginError
 from mtpcore.fitting import fit
 from mtpcore.fitting.fit import fit_head
+from mtpcore.fitting.pace import Pace
 from mtpcore.fitting.settings import Settings
 from mtpcore.sampling import Sampling
 from mtpcore.testing import Batching, Subject, Texts, check_drafts, check_rows, check_texts
@@ -117,6 +118,29 @@ def test_the_same_seed_gives_the_same_head(fitted, folder):
     assert again.path.read_bytes() == fitted.path.read_bytes()
     other = run(folder, "other.gguf", msgspec.structs.replace(SETTINGS, seed=1))
     assert other.path.read_bytes() != fitted.path.read_bytes()
+
+
+def test_minutes_decide_only_how_many_tokens_are_read(fitted, folder, monkeypatch):
+    paces = []
+
+    def measure_pace(*args):
+        paces.append(measured(*args))
+        return Pace(reading=2e-3, writing=4e-3, training=3e-3)
+
+    measured = fit._measure_pace
+    monkeypatch.setattr(fit, "_measure_pace", measure_pace)
+    settings = msgspec.structs.replace(SETTINGS, tokens=1)
+    timed = run(folder, "timed.gguf", settings, minutes=SETTINGS.tokens * 6e-3 / 60 / 0.9 + 1e-9)
+    assert timed.settings == SETTINGS
+    assert timed.path.read_bytes() == fitted.path.read_bytes()
+    assert min(msgspec.structs.astuple(paces[0])) > 0
+
+
+def test_time_goes_into_reading_writing_and_each_epoch():
+    pace = Pace(reading=1e-3, writing=4e-3, training=2e-3)
+    settings = Settings(written=0.25, epochs=3, window=512)
+    assert pace.tokens_within(10, settings) == pytest.approx(0.9 * 600 / 8e-3, abs=1)
+    assert pace.tokens_within(1e-6, settings) == settings.window
 
 
 def test_an_interrupted_run_goes_on(fitted, folder, monkeypatch):
