@@ -59,7 +59,7 @@ cdef extern from "matmul/packing.h" nogil:
 cdef extern from "plan/plan.h" nogil:
     ctypedef int mtp_kind
     mtp_kind MTP_EMBED, MTP_EMBED_POSITIONS, MTP_EMBED_CODES, MTP_MATMUL, MTP_EXPERT_MATMUL
-    mtp_kind MTP_SCALE_CHOSEN, MTP_ROUTE, MTP_ATTENTION
+    mtp_kind MTP_SCALE_CHOSEN, MTP_SCALE_BY, MTP_SHIFT_BY, MTP_ROUTE, MTP_ATTENTION
     mtp_kind MTP_MERGE, MTP_ANGLES, MTP_CAUSAL_CONV, MTP_REMEMBER, MTP_SCATTER
     mtp_kind MTP_BLOCK_MIX, MTP_BLOCK_CONV, MTP_BLOCK_ATTENTION, MTP_EMBED_IDS
     mtp_kind MTP_KINDS

@@ -332,6 +332,8 @@ cdef class Executor:
             refuse_unless(0 <= op.n[6] < MOST, "impossible distance", f"0 to {MOST - 1}", op.n[6])
         elif op.kind == MTP_SCALE_CHOSEN:
             wanted = op.n[0]
+        elif op.kind in (MTP_SCALE_BY, MTP_SHIFT_BY) and op.n[0]:
+            wanted *= op.out[0].n_heads
         elif op.kind == MTP_CAUSAL_CONV:
             wanted *= max(op.n[3], 0)
         elif op.kind == MTP_BLOCK_CONV:

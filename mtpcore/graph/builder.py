@@ -497,11 +497,14 @@ class GraphBuilder:
         return self.add_node("clamp", [x], name=name, limit=float(limit))[0]
 
     def scale_by(self, x: Value, weight: str, *, name: str | None = None) -> Value:
-        """Multiply each value of the last axis by its factor, ``weight``: [width], or all: [1]."""
+        """Multiply each value of the last axis by its factor, ``weight``: [width], or all: [1].
+
+        Of heads [T, H, D] each may have its own, [H, D] or one for its values, [H, 1].
+        """
         return self.add_node("scale_by", [x], [weight], name=name or self._stem(weight))[0]
 
     def shift_by(self, x: Value, weight: str, *, name: str | None = None) -> Value:
-        """Add to each value of the last axis its term, ``weight``: [width], or to all: [1]."""
+        """Add to each value of the last axis its term, ``weight``, which is as in ``scale_by``."""
         return self.add_node("shift_by", [x], [weight], name=name or self._stem(weight))[0]
 
     def activation(self, x: Value, kind: str, *, name: str | None = None) -> Value:
@@ -854,7 +857,8 @@ class GraphBuilder:
         """
         name = name or self._stem(weight)
         convolved = self.add_node("causal_conv", [x], [weight], name=name, layer=layer, kind=kind)
-        taps = self._weight(weight, name)
+        taps = self._nodes[-1].weights[0]
+        assert taps is not None
         self._add_state(ConvLayer(layer, taps.shape[0], taps.shape[1]))
         return convolved[0]
 

@@ -42,6 +42,8 @@ def fit_weights(
     for i, weight in enumerate(weights):
         if weight is not None:
             shape = weight.shape
+            if op == "causal_conv" and len(shape) > 2 and shape[-2] == 1:
+                shape = (*shape[:-2], shape[-1])  # as checkpoints have it: [channels, 1, kernel]
             if i == 0 and rule.joins_heads:
                 shape = _split_heads(shape, inputs[0].shape)
             if rule.axes[i] == 1 and math.prod(shape) == inputs[0].shape[-1]:

@@ -180,8 +180,9 @@ def _layer_norm(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signa
 
 
 def _by_weight(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
-    fits = w[0] in ((x[0][-1],), (1,))
-    _want(fits, "not a weight for each value of a row, or one for all", (x[0][-1],), w[0])
+    width, heads = x[0][-1], x[0][1:-1]
+    fits = w[0] in ((width,), (1,), (*heads, width), (*heads, 1))
+    _want(fits, "not a weight for each value of a row or head, or one for all", (width,), w[0])
     return _f32(*x[0])
 
 
@@ -680,7 +681,7 @@ OPS: dict[str, OpRule] = {
         1,
         "",
         _by_weight,
-        "w * x, one factor for each value of the last axis or one for all",
+        "w * x, one factor for each value of a row, or of the last axis, or for each head or all",
         axes=(1,),
     ),
     "shift_by": _rule(
@@ -688,7 +689,7 @@ OPS: dict[str, OpRule] = {
         1,
         "",
         _by_weight,
-        "w + x, one term for each value of the last axis or one for all",
+        "w + x, one term for each value of a row, or of the last axis, or for each head or all",
         axes=(1,),
     ),
     "scale_by_position": _rule(

@@ -199,6 +199,19 @@ def test_weights_that_are_not_given_are_refused(kind):
         made.finish(0.0, 0.0, 0.0)
 
 
+@pytest.mark.parametrize("kind", ["scale_by", "shift_by"])
+def test_weights_of_each_head_are_for_each_of_its_values(kind):
+    halves, two = view(X, 2, head_stride=2, width=2), np.ones(4, np.float32)
+    made = executor(n_ops=2)
+    made.add(kind, 0, 0, [halves], [HALVES], weights=[two], ints=[2])
+    for weights in (two[:2], np.ones(8, np.float32)):
+        with pytest.raises(BackendError, match="not a weight for each value"):
+            made.add(kind, 0, 0, [halves], [HALVES], weights=[weights], ints=[2])
+    made.add(kind, 0, 0, [halves], [HALVES], weights=[two], ints=[3])
+    with pytest.raises(BackendError, match="are not for each of its values"):
+        made.finish(0.0, 0.0, 0.0)
+
+
 LISTS, WIDE = 1, 64  # another use of the buffer in the arena; columns of two blocks
 
 

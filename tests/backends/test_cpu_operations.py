@@ -50,7 +50,8 @@ def test_every_operation_has_a_lowering():
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_values_one_by_one(width):
-    tensors = random_tensors(1, w=(width,))
+    tensors = random_tensors(1, w=(width,), row=(2, width), part=(2, width - width // 2))
+    tensors["head.weight"] = Tensor(np.array([[0.3], [-1.7]]))
 
     def make(g):
         a, b = g.inputs["a"], g.inputs["b"]
@@ -65,6 +66,18 @@ def test_values_one_by_one(width):
             "shifted_by": g.shift_by(a, "w.weight"),
             "heads_scaled_by": g.merge_heads(g.scale_by(both, "w.weight")),
             "heads_shifted_by": g.merge_heads(g.shift_by(both, "w.weight")),
+            **{
+                f"{op}_{of}": g.merge_heads(getattr(g, op)(both, f"{of}.weight"))
+                for op in ("scale_by", "shift_by")
+                for of in ("row", "head")
+            },
+            **{
+                f"cut_{op}_{of}": g.merge_heads(
+                    getattr(g, op)(g.slice(both, width // 2, width), f"{of}.weight")
+                )
+                for op in ("scale_by", "shift_by")
+                for of in ("part", "head")
+            },
             "slot": a,
             **kinds,
             **gated,

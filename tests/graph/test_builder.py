@@ -12,6 +12,7 @@ from mtpcore.gguf.axes import fit_axes
 from mtpcore.graph import GraphBuilder, GraphType, MemoryLayer, Outputs
 from mtpcore.graph.inference import check
 from mtpcore.graph.ops import MASKS, MAX_BEST, MAX_BLOCK, MAX_CANDIDATES, OPS
+from mtpcore.graph.program import ConvLayer
 
 W, V = 12, 20
 TENSORS = {
@@ -123,6 +124,7 @@ WRONG = {
     "layer_norm": lambda g, x: g.layer_norm(x, "square.bias", "vector.weight", 1e-5),
     "add": lambda g, x: g.add(x, heads(g, x)),
     "scale_by": lambda g, x: g.scale_by(x, "vector.weight"),
+    "scale_by, other heads": lambda g, x: g.scale_by(heads(g, x), "square.weight"),
     "scale_by, matrix": lambda g, x: g.scale_by(x, "square.weight"),
     "shift_by": lambda g, x: g.shift_by(x, "vector.weight"),
     "mul": lambda g, x: g.mul(x, g.output_rows(x)),
@@ -328,6 +330,14 @@ def test_axes_of_1_at_the_front_are_as_good_as_none(shape, n, wanted):
 @pytest.mark.parametrize("op", OPS)
 def test_every_weight_of_an_operation_has_a_number_of_axes(op):
     assert len(OPS[op].axes) == OPS[op].weights[1]
+
+
+@pytest.mark.parametrize("shape", [(W, 4), (W, 1, 4), (1, W, 1, 4)])
+def test_a_kernel_may_have_the_axis_that_checkpoints_give_it(shape):
+    g = GraphBuilder("test", {"embd": np.zeros((V, W)), "kernel": np.zeros(shape)})
+    x = g.causal_conv(g.embed(g.inputs.tokens, "embd"), "kernel", layer=3)
+    (state,) = g.finish(Outputs(logits=g.matmul(g.output_rows(x), "embd"))).states
+    assert state == ConvLayer(3, W, 4)
 
 
 @pytest.mark.parametrize("more", [(), (1,), (1, 1)])

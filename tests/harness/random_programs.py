@@ -119,7 +119,8 @@ class Writer:
 
     def scale_by(self, x):
         width = 1 if self.draw(st.integers(0, 3)) == 0 else x.shape[-1]
-        return self.g.scale_by(x, self.vector(width, around=1.0))
+        heads = x.shape[1:-1] if self.draw(st.booleans()) else ()
+        return self.g.scale_by(x, self.vector(*heads, width, around=1.0))
 
     def feed_forward(self, x):
         """Norm, gate and up, down, residual: what a backend may fuse."""

@@ -221,11 +221,11 @@ class Lowering:
     _lower_rms_norm = _lower_layer_norm = _lower_l2_norm = _lower_norm
 
     def _lower_by_weight(self, node: Node) -> None:
-        width = int(self._shape(node.outputs[0])[-1])
-        weight = self.weights.vector(node.weights[0])
+        weight, width = self.weights.vector(node.weights[0]), int(self._shape(node.outputs[0])[-1])
         assert weight is not None
-        each = weight if len(weight) == width else np.repeat(weight, width)
-        self._add(node, node.op, self._in(node), weights=[each])
+        each = np.ascontiguousarray(np.broadcast_to(weight, (*weight.shape[:-1], width)))
+        n_of_head = width if weight.ndim == 2 else 0
+        self._add(node, node.op, self._in(node), weights=[each.reshape(-1)], ints=[n_of_head])
 
     _lower_scale_by = _lower_shift_by = _lower_by_weight
 

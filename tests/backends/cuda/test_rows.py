@@ -66,7 +66,8 @@ def test_arithmetic_of_values(device, shape):
     if len(shape) == 3:
         of_heads = of_all_sizes(21, *shape[:2])
         assert same(carried_out(device, "mul", [a, of_heads], [], row), a * of_heads[..., None])
-    for weight in (w, one):
+    of_rows = [of_all_sizes(22, *row), of_all_sizes(23, *row[:-1], 1)] if len(shape) == 3 else []
+    for weight in (w, one, *of_rows):
         assert same(carried_out(device, "scale_by", [a], [weight], row), weight * a)
         assert same(carried_out(device, "shift_by", [a], [weight], row), weight + a)
 

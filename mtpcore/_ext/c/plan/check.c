@@ -477,6 +477,8 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
     case MTP_SHIFT_BY:
         if (!op->weights[0])
             return "no weight for each value";
+        if (op->n[0] != 0 && op->n[0] != out->width)
+            return "weights of a head that are not for each of its values";
         return is_alike(in, out) ? NULL : "rows of different shapes";
     case MTP_TAKE:
         return op->axis == MTP_OUTPUTS && is_alike(in, out) ? NULL : "rows of different shapes";

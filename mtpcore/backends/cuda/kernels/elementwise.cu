@@ -1,9 +1,9 @@
 /* y = f(a, b), each value by itself: the same operations, and bits, as on the CPU.
  *
  * OPERATION is ADD, MUL, SCALE (by `number`), CLAMP (to it), ACTIVATION (of `kind`) or GATED, with
- * the limit `number`, as functions.cuh has it. Where `period` is not 0, b repeats after as many
- * values: a weight for each value of a row. Where `each` is not 0, so many values in a row share one
- * of b; with `ids`, the one that these choose for them.
+ * the limit `number`, as functions.cuh has it. Where `each` is not 0, so many values in a row share
+ * one of b; with `ids`, the one that these choose for them. Where `period` is not 0, b repeats after
+ * as many: weights of a row.
  * Grid: values / 256 rounded up. Block: 256.
  */
 #include "functions.cuh"
@@ -40,6 +40,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const long long i = (long long)blockIdx.x * THREADS + threadIdx.x;
     if (i >= n)
         return;
-    const long long at = each ? i / each : period ? i % period : i;
+    const long long part = each ? i / each : i, at = period ? part % period : part;
     y[i] = computed(a[i], b ? b[ids ? ids[at] : at] : 0.0f, kind, number, offset);
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import msgspec
@@ -136,16 +137,25 @@ def scale_by_position(step: Step, n_rows: int) -> list[Launch]:
     return [Launch(_SCALE_BY_POSITION, (n_rows, 1), arguments)]
 
 
-def scale_by(step: Step, n_rows: int) -> list[Launch]:
-    """Multiply by a weight for each value of the last axis, or one for all."""
+def _by_weight(name: str, step: Step, n_rows: int) -> list[Launch]:
+    """Compute with a weight for each value of a row or of the last axis, or for each head, or all.
+
+    Of heads, [H, 1] are those that the values of each share.
+    """
     weight = step.weights[0]
-    return _elementwise("MUL", step, n_rows, weight, period=weight.shape[0])
+    is_of_heads = len(weight.shape) == 2 and weight.shape[1] == 1
+    each = step.inputs[0].shape[-1] if is_of_heads else 0
+    return _elementwise(name, step, n_rows, weight, period=prod(weight.shape), each=each)
+
+
+def scale_by(step: Step, n_rows: int) -> list[Launch]:
+    """Multiply by weights."""
+    return _by_weight("MUL", step, n_rows)
 
 
 def shift_by(step: Step, n_rows: int) -> list[Launch]:
-    """Add a weight for each value of the last axis, or one for all."""
-    weight = step.weights[0]
-    return _elementwise("ADD", step, n_rows, weight, period=weight.shape[0])
+    """Add weights."""
+    return _by_weight("ADD", step, n_rows)
 
 
 def scale_chosen(step: Step, n_rows: int) -> list[Launch]:
