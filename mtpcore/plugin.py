@@ -83,6 +83,7 @@ from mtpcore.models.fused_heads import (
     fused_layer,
 )
 from mtpcore.models.hparams import Experts, Hparams
+from mtpcore.models.indexer import UNREAD_INDEXER, limit_to_chosen
 from mtpcore.models.layer_kinds import LayerKind, MixedHparams, windowed_blocks
 from mtpcore.models.mla import Mla, mla_block
 from mtpcore.models.nextn import (
@@ -211,6 +212,7 @@ __all__ = [
     "Tap",
     "Tie",
     "TreeShape",
+    "UNREAD_INDEXER",
     "Value",
     "as_variant",
     "attention",
@@ -241,6 +243,7 @@ __all__ = [
     "in_heads",
     "interleave",
     "interleaved_axes",
+    "limit_to_chosen",
     "long_context_factors",
     "mla_block",
     "moe",

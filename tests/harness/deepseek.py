@@ -12,7 +12,7 @@ from harness.restated import EPS, RandomWeights, block_of, expert, joined, norm,
 
 D, H, RANK, Q_RANK, PLAIN, N_ROT, DV, V = 24, 4, 12, 10, 6, 4, 5, 40
 N_TRUNK, N_EXPERTS, N_USED, FF, BASE = 3, 8, 3, 10, 100.0
-FACTOR, N_CTX = 8.0, 64
+FACTOR, N_CTX, GROWTH_LENGTH = 8.0, 64, 9
 
 
 class Yarn(NamedTuple):
@@ -38,6 +38,7 @@ class Variant(NamedTuple):
     says_gate: bool = True
     fused: bool = False  # one stack for the experts' gate and up
     shared: bool = True
+    growth: float = 0.0  # of queries, with their position
     published: str = "DeepseekV3ForCausalLM"
 
 
@@ -60,6 +61,7 @@ VARIANTS = {
         n_groups=1, n_groups_used=1, says_gate=False, published="Glm4MoeLiteForCausalLM"
     ),
     "fused, tied": Variant(fused=True, tied=True, shared=False),
+    "queries that grow": Variant(growth=0.5),
 }
 
 
@@ -141,6 +143,9 @@ def make_metadata(c):
         made["attention.value_length_mla"] = DV
     if c.says_gate:
         made["expert_gating_func"] = {"softmax": 1, "sigmoid": 2}[c.gate]
+    if c.growth:
+        made["attention.temperature_scale"] = c.growth
+        made["attention.temperature_length"] = GROWTH_LENGTH
     if c.yarn:
         made["rope.scaling.type"] = "yarn"
         made["rope.scaling.factor"] = FACTOR
@@ -277,6 +282,7 @@ def attend(b, a, places, c):
         q = a @ b["attn_q.weight"].T
     q = q.reshape(n, H, PLAIN + N_ROT)
     q = np.concatenate([q[..., :PLAIN], rotate(q[..., PLAIN:], places, c)], axis=-1)
+    q *= 1 + c.growth * np.log(1 + places // GROWTH_LENGTH)[:, None, None]
     both = a @ b["attn_kv_a_mqa.weight"].T
     turned = rotate(both[:, None, RANK:], places, c)
     kv = norm(both[:, :RANK], b["attn_kv_a_norm.weight"]) @ b["attn_kv_b.weight"].T

@@ -18,11 +18,12 @@ from harness.fixtures import model_file
 from harness.published import write_checkpoint
 from harness.restated import BACKENDS, check
 
+from mtpcore import Batch, Context
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.conversion import convert
 from mtpcore.discovery.loading import load_model
 from mtpcore.discovery.registry import Registry
-from mtpcore.errors import ModelFileError
+from mtpcore.errors import CapacityError, ModelFileError
 from mtpcore.gguf import open_model_file, write_model_file
 from mtpcore.testing import Runner
 
@@ -119,7 +120,6 @@ def test_both_forms_of_a_trained_model_agree(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("attention.temperature_scale", 0.1),
         ("attention.kv_lora_rank", 0),
         ("attention.key_length_mla", -1),
     ],
@@ -130,3 +130,23 @@ def test_settings_that_are_refused(key, value, tmp_path):
     write_model_file(tmp_path / "m.gguf", "deepseek2", metadata, make_tensors(c, make_weights(c)))
     with pytest.raises(ModelFileError, match=key):
         load_model(tmp_path / "m.gguf", plugins=PLUGIN)
+
+
+def test_contexts_are_as_long_as_what_an_indexer_chooses(tmp_path):
+    c = VARIANTS["V3"]
+    weights, metadata = make_tensors(c, make_weights(c)), make_metadata(c)
+    write_model_file(tmp_path / "v3.gguf", "deepseek2", metadata, weights)
+    indexed = {key.replace("deepseek2.", "deepseek32."): value for key, value in metadata.items()}
+    indexed |= {"deepseek32.attention.indexer.head_count": 2}
+    indexed |= {"deepseek32.attention.indexer.top_k": len(TOKENS)}
+    weights |= {"blk.0.indexer.proj.weight": np.ones((2, 24), np.float32)}
+    write_model_file(tmp_path / "v32.gguf", "deepseek32", indexed, weights)
+    found = []
+    for name in ("v3", "v32"):
+        with load_model(tmp_path / f"{name}.gguf", plugins=PLUGIN) as model:
+            context = Context(model, len(TOKENS))
+            found.append(context.process(Batch.of(TOKENS, outputs="all")).logits)
+            if name == "v32":
+                with pytest.raises(CapacityError, match=f"{len(TOKENS)}.*chooses which tokens"):
+                    Context(model, len(TOKENS) + 1).process(Batch.of(TOKENS))
+    np.testing.assert_array_equal(*found)

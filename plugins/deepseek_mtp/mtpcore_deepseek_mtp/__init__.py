@@ -1,9 +1,16 @@
-"""DeepSeek-V2, V3, R1 and GLM-4.7-Flash: the ``deepseek2`` trunk and its MTP head."""
+"""DeepSeek-V2 to V3.2, R1, GLM-4.7-Flash, GLM-5, Mistral 4: the trunks and their MTP head."""
+
+import msgspec
 
 from mtpcore.plugin import (
+    ATTENTION_SCALES,
+    EXPERT_SCALES,
+    FEED_FORWARD_SCALES,
     NEXTN_TIES,
     OUTPUT_TIE,
     ROUTER_TYPE,
+    SHARED_EXPERT_SCALES,
+    UNREAD_INDEXER,
     DrafterSpec,
     Feed,
     ModelSpec,
@@ -20,15 +27,17 @@ from mtpcore_deepseek_mtp.checkpoint import (
 )
 from mtpcore_deepseek_mtp.graph import (
     DeepseekHparams,
+    IndexedHparams,
     constant_head,
     head,
+    indexed_trunk,
     residual_head,
     trunk,
 )
 
 TRUNK = ModelSpec(
     name="deepseek2",
-    fit=trunk_fit("deepseek2"),
+    fit=trunk_fit("deepseek2", "mistral4"),
     hparams=DeepseekHparams.read,
     build=trunk,
     ties=(OUTPUT_TIE,),
@@ -40,9 +49,21 @@ TRUNK = ModelSpec(
     layouts=(V2_CHECKPOINT, FLASH_CHECKPOINT),
 )
 
+INDEXED = msgspec.structs.replace(
+    TRUNK,
+    name="deepseek32",
+    fit=trunk_fit("deepseek32", "glm-dsa"),
+    hparams=IndexedHparams.read,
+    build=indexed_trunk,
+    scaled=(*ATTENTION_SCALES, *FEED_FORWARD_SCALES, *EXPERT_SCALES, *SHARED_EXPERT_SCALES),
+    unread=UNREAD_INDEXER,
+    checkpoint=None,
+    layouts=(),
+)
+
 MTP = DrafterSpec(
     name="deepseek_mtp",
-    fit=nextn_fit("deepseek2"),
+    fit=nextn_fit("deepseek2", "deepseek32", "glm-dsa"),
     build=head,
     feeds=(
         Feed(
@@ -90,8 +111,8 @@ CONSTANT = as_variant(
 
 @hookimpl
 def mtpcore_models() -> list[ModelSpec]:
-    """Offer the trunk."""
-    return [TRUNK]
+    """Offer the trunks."""
+    return [TRUNK, INDEXED]
 
 
 @hookimpl

@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, Self
 
+import msgspec
+
 from mtpcore.plugin import (
+    Count,
     Experts,
     Fields,
     GraphBuilder,
@@ -14,6 +17,7 @@ from mtpcore.plugin import (
     Value,
     decoder,
     feed_forward_block,
+    limit_to_chosen,
     mla_block,
     nextn_head,
     nextn_input,
@@ -52,6 +56,15 @@ class DeepseekHparams(Hparams, frozen=True, kw_only=True):
         return {"mla": Mla.read(fields), "experts": Experts.read(fields, gate="softmax")}
 
 
+class IndexedHparams(DeepseekHparams, frozen=True, kw_only=True):
+    """V3.2 and GLM-5, whose attention is sparse: an indexer chooses for each token what it sees.
+
+    In contexts of up to ``top_k`` tokens it chooses all, and longer ones are refused.
+    """
+
+    top_k: Count = msgspec.field(name="attention.indexer.top_k")
+
+
 def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: DeepseekHparams) -> Value:
     """Add attention and feed-forward of block n to the residual stream."""
     x = g.add(x, mla_block(g, x, positions, n, h, h.mla))
@@ -61,6 +74,12 @@ def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: DeepseekHparam
 def trunk(g: GraphBuilder, inputs: Inputs, h: DeepseekHparams) -> Outputs:
     """Build the trunk."""
     return decoder(g, inputs, h, layer)
+
+
+def indexed_trunk(g: GraphBuilder, inputs: Inputs, h: IndexedHparams) -> Outputs:
+    """Build the trunk of a model with an indexer, as it is where the indexer chooses all tokens."""
+    limit_to_chosen(g, h.top_k)
+    return trunk(g, inputs, h)
 
 
 def head(g: GraphBuilder, inputs: Inputs, h: DeepseekHparams) -> Outputs:
