@@ -21,6 +21,7 @@ ZERO_IS_NONE = frozenset(
         "expert_group_used_count",
         "expert_weights_scale",
         "logit_scale",
+        "residual_scale",
         "rope.scale_linear",
         "rope.scaling.factor",
         "rope.scaling.original_context_length",

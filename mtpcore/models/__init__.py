@@ -3,15 +3,20 @@
 from mtpcore.declarations.spec import DrafterSpec, ModelSpec, Unsupported
 from mtpcore.discovery.hookspecs import hookimpl
 from mtpcore.models.arctic import ARCTIC
+from mtpcore.models.bailingmoe3 import BAILING_MOE3
 from mtpcore.models.cogvlm import COGVLM
 from mtpcore.models.cohere2moe import COHERE2_MOE
 from mtpcore.models.deci import DECI
+from mtpcore.models.dots3note import DOTS3_NOTE
 from mtpcore.models.families import FAMILIES
 from mtpcore.models.hrm_text import HRM_TEXT
+from mtpcore.models.kimi_linear import KIMI_LINEAR
+from mtpcore.models.latent import MINICPM3, PLM
 from mtpcore.models.lfm2 import LFM2, LFM2_MOE
 from mtpcore.models.llama import LLAMA
 from mtpcore.models.llama4 import LLAMA4
 from mtpcore.models.maple import MAPLE
+from mtpcore.models.minimax_m3 import MINIMAX_M3
 from mtpcore.models.muse_glimmer import MUSE_GLIMMER
 from mtpcore.models.qwen2 import QWEN2
 from mtpcore.models.qwen3 import QWEN3
@@ -31,6 +36,7 @@ __all__ = [
 _OF_THEIR_OWN = (
     *(LLAMA, QWEN2, QWEN3, QWEN3_MOE, ARCTIC, COGVLM, COHERE2_MOE, DECI, HRM_TEXT, MUSE_GLIMMER),
     *(LFM2, LFM2_MOE, LLAMA4, MAPLE, SMALLTHINKER, STABLELM, STEP35, TALKIE),
+    *(BAILING_MOE3, DOTS3_NOTE, KIMI_LINEAR, MINICPM3, MINIMAX_M3, PLM),
 )
 """Families with layers of their own, not only a line in the table."""
 

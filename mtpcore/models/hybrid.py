@@ -26,20 +26,20 @@ class HybridHparams(Hparams, frozen=True, kw_only=True):
     @classmethod
     def read(cls, fields: Fields, tensors: Mapping[str, Tensor]) -> Self:
         """Read a model's metadata; see ``Hparams.read`` and ``count_heads_once``."""
-        fields.dismiss("{arch}.attention.recurrent_layers")
         return super().read(count_heads_once(fields), tensors)
 
 
 def count_heads_once(fields: Fields) -> Fields:
     """Return metadata with one number of heads, and of key heads, where files have one a block.
 
-    There it is 0 for blocks without attention.
+    There it is 0 for blocks without attention, which are told by their tensors.
 
     Raises
     ------
     ModelFileError
         Layers of attention have different numbers of them.
     """
+    fields.dismiss("{arch}.attention.recurrent_layers")
     n_blocks = fields.require("{arch}.block_count", Depth)
     known = {}
     for key in ("{arch}.attention.head_count", "{arch}.attention.head_count_kv"):

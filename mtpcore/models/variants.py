@@ -465,8 +465,19 @@ def feed_forward(g: GraphBuilder, x: Value, n: int, h: VariantHparams) -> Value:
     return g.matmul(y, f"{block}.ffn_down.weight", f"{block}.ffn_down.bias", scales_bias=True)
 
 
-def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: VariantHparams) -> Value:
-    """Add attention and feed-forward of layer n to the residual stream."""
+def layer(
+    g: GraphBuilder,
+    x: Value,
+    positions: Value,
+    n: int,
+    h: H,
+    *,
+    mixer: LayerFunction[H] = attention,
+) -> Value:
+    """Add attention and feed-forward of layer n to the residual stream.
+
+    ``mixer(g, a, positions, n, h)`` returns what stands in place of attention, of normed rows.
+    """
     v, block = h.variant, f"blk.{n}"
     present = [name for name in v.attention_norms if g.has(f"{block}.{name}.weight")]
     attention_norm = (*present, v.attention_norms[-1])[0]
@@ -477,7 +488,7 @@ def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: VariantHparams
             y = norm(g, y, f"{block}.{post_norm}", h)
         return y if h.residual_scale == 1 else g.scale(y, h.residual_scale)
 
-    attended = branch(attention(g, a, positions, n, h), v.post_norms[0])
+    attended = branch(mixer(g, a, positions, n, h), v.post_norms[0])
     if h.is_parallel:
         own = g.has(f"{block}.{v.ffn_norm}.weight") and v.ffn_norm != attention_norm
         b = norm(g, x, f"{block}.{v.ffn_norm}", h) if own else a
