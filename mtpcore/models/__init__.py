@@ -15,9 +15,13 @@ from mtpcore.models.latent import MINICPM3, PLM
 from mtpcore.models.lfm2 import LFM2, LFM2_MOE
 from mtpcore.models.llama import LLAMA
 from mtpcore.models.llama4 import LLAMA4
+from mtpcore.models.mamba2 import FALCON_H1, GRANITE_HYBRID, MAMBA2
 from mtpcore.models.maple import MAPLE
+from mtpcore.models.minimax_01 import MINIMAX_01
 from mtpcore.models.minimax_m3 import MINIMAX_M3
 from mtpcore.models.muse_glimmer import MUSE_GLIMMER
+from mtpcore.models.nemotron_h import NEMOTRON_H
+from mtpcore.models.plamo2 import PLAMO2
 from mtpcore.models.qwen2 import QWEN2
 from mtpcore.models.qwen3 import QWEN3
 from mtpcore.models.qwen3moe import QWEN3_MOE
@@ -36,6 +40,7 @@ __all__ = [
 _OF_THEIR_OWN = (
     *(LLAMA, QWEN2, QWEN3, QWEN3_MOE, ARCTIC, COGVLM, COHERE2_MOE, DECI, HRM_TEXT, MUSE_GLIMMER),
     *(LFM2, LFM2_MOE, LLAMA4, MAPLE, SMALLTHINKER, STABLELM, STEP35, TALKIE),
+    *(FALCON_H1, GRANITE_HYBRID, MAMBA2, MINIMAX_01, NEMOTRON_H, PLAMO2),
     *(BAILING_MOE3, DOTS3_NOTE, KIMI_LINEAR, MINICPM3, MINIMAX_M3, PLM),
 )
 """Families with layers of their own, not only a line in the table."""

@@ -26,10 +26,12 @@ __all__ = [
     "fused_projections",
     "moe",
     "projections",
+    "relu_squared",
     "remember",
     "swiglu",
     "trunk_outputs",
     "apply_rope",
+    "weight_rows",
 ]
 
 OUTPUT_TIE: Tie = first_of("output.weight", "token_embd.weight")
@@ -269,6 +271,18 @@ def swiglu(
     return matmul(gated(matmul(x, "ffn_gate"), matmul(x, "ffn_up")), "ffn_down")
 
 
+def weight_rows(g: GraphBuilder, heads: Value, weight: str) -> Value:
+    """Return a weight of one value a head, [H], in each row of heads: [T, H]."""
+    nothing = g.scale(g.slice(g.merge_heads(heads), 0, int(heads.shape[1])), 0.0)
+    return g.shift_by(nothing, weight)
+
+
+def relu_squared(g: GraphBuilder, x: Value) -> Value:
+    """Return the square of what is above 0, the activation of parts without a gate."""
+    y = g.activation(x, "relu")
+    return g.mul(y, y)
+
+
 def moe(
     g: GraphBuilder,
     x: Value,
@@ -278,6 +292,7 @@ def moe(
     routed: Value | None = None,
     gated: Callable[[Value, Value], Value] | None = None,
     shared_gated: Callable[[Value, Value], Value] | None = None,
+    ungated: Callable[[Value], Value] | None = None,
 ) -> Value:
     """Return the weighted sum of the chosen experts' SwiGLU, plus the shared expert's if any.
 
@@ -294,6 +309,8 @@ def moe(
     gated, shared_gated : callable, optional
         ``gated(gate, up)``, where experts, or the shared one, have another activation than
         SwiGLU's.
+    ungated : callable, optional
+        ``ungated(up)``, of experts that have no gate.
     """
     block, down = f"blk.{layer}", f"blk.{layer}.ffn_down_exps"
     gated = gated or g.gated
@@ -327,10 +344,12 @@ def moe(
     if g.has(f"{block}.ffn_gate_up_exps.weight"):
         fused = multiply(x, "ffn_gate_up_exps")
         width = int(fused.shape[2]) // 2
-        gate, up = g.slice(fused, 0, width), g.slice(fused, width, 2 * width)
+        inner = gated(g.slice(fused, 0, width), g.slice(fused, width, 2 * width))
+    elif ungated is not None:
+        inner = ungated(multiply(x, "ffn_up_exps"))
     else:
-        gate, up = multiply(x, "ffn_gate_exps"), multiply(x, "ffn_up_exps")
-    y = g.mix(multiply(gated(gate, up), "ffn_down_exps"), shares)
+        inner = gated(multiply(x, "ffn_gate_exps"), multiply(x, "ffn_up_exps"))
+    y = g.mix(multiply(inner, "ffn_down_exps"), shares)
     return y if shared is None else g.add(y, shared)
 
 

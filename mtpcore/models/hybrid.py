@@ -10,9 +10,10 @@ import msgspec
 from mtpcore.boundary.sizes import Depth
 from mtpcore.gguf import Tensor
 from mtpcore.gguf.metadata import Fields
+from mtpcore.graph import GraphBuilder, Value
 from mtpcore.models.hparams import Hparams
 
-__all__ = ["HybridHparams", "check_kernels", "count_heads_once"]
+__all__ = ["HybridHparams", "check_kernels", "count_heads_once", "times_scale"]
 
 _Heads = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
 
@@ -77,3 +78,14 @@ def check_kernels(fields: Fields, tensors: Mapping[str, Tensor], weight: str, ke
                 wanted=found.shape[-1],
                 got=kernel,
             )
+
+
+def times_scale(g: GraphBuilder, y: Value, matrix: str) -> Value:
+    """Multiply a product by the scale beside its matrix, if it does not count as it is.
+
+    For layers in which it counts, of families in whose other layers it does not beside a matrix of
+    the same name. ``matrix`` is named without ``.weight``.
+    """
+    scale = f"{matrix}.scale"
+    is_idle = g.has(scale) and g.scale_of(f"{matrix}.weight") is None
+    return g.scale_by(y, scale) if is_idle else y

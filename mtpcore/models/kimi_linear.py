@@ -14,7 +14,7 @@ from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
 from mtpcore.models.blocks import OUTPUT_TIE, ROUTER_TYPE, feed_forward_block
 from mtpcore.models.decoder import decoder, trunk_fit
 from mtpcore.models.hparams import Experts
-from mtpcore.models.hybrid import HybridHparams
+from mtpcore.models.hybrid import HybridHparams, times_scale
 from mtpcore.models.kda import KDA_EXACT, KDA_UNREAD, check_kda, delta_attention
 from mtpcore.models.mla import Mla, mla_attention
 
@@ -50,16 +50,9 @@ def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: KimiLinearHpar
         y = delta_attention(g, a, n, h)
     else:
         y = mla_attention(g, a, positions, n, h, h.mla)
-        y = _scaled(g, y, f"blk.{n}.attn_output")
+        y = times_scale(g, y, f"blk.{n}.attn_output")
     x = g.add(x, y)
     return g.add(x, feed_forward_block(g, x, n, h, h.experts))
-
-
-def _scaled(g: GraphBuilder, y: Value, matrix: str) -> Value:
-    """Multiply a product by the matrix's scale, which counts here and not beside KDA's matrices."""
-    scale = f"{matrix}.scale"
-    is_idle = g.has(scale) and g.scale_of(f"{matrix}.weight") is None
-    return g.scale_by(y, scale) if is_idle else y
 
 
 def build(g: GraphBuilder, inputs: Inputs, h: KimiLinearHparams) -> Outputs:

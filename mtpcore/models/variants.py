@@ -28,7 +28,9 @@ from mtpcore.models.blocks import (
     apply_rope,
     moe,
     projections,
+    relu_squared,
     swiglu,
+    weight_rows,
 )
 from mtpcore.models.hparams import Experts, Hparams
 from mtpcore.models.layer_kinds import LayerKind, windowed_blocks
@@ -367,23 +369,19 @@ def _head_norm(g: GraphBuilder, x: Value, name: str, n_heads: int, h: VariantHpa
     found = g.resolve(weight)
     if h.variant.head_norm == "plain_rms":
         heads = g.rms_norm(heads, None, h.norm_eps)
-        return heads if found is None else g.mul(heads, _rows_of(g, heads, weight))
+        return heads if found is None else g.mul(heads, weight_rows(g, heads, weight))
     if found is None:
         return heads
     if h.variant.head_norm == "layer":  # a weight for each head
         heads = g.layer_norm(heads, None, None, h.norm_eps)
         return g.split_heads(g.scale_by(g.merge_heads(heads), weight), n_heads)
+    if len(found.shape) == 2:
+        return g.scale_by(g.rms_norm(heads, None, h.norm_eps), weight)
     if found.shape[-1] == h.head_width:
         heads = g.rms_norm(heads, weight, h.norm_eps)
         bias = f"{name}.bias"
         return g.shift_by(heads, bias) if g.has(bias) else heads
     return g.split_heads(g.rms_norm(x, weight, h.norm_eps), n_heads)
-
-
-def _rows_of(g: GraphBuilder, heads: Value, weight: str) -> Value:
-    """Return a weight of one value a head in each row: [T, H]."""
-    nothing = g.scale(g.slice(g.merge_heads(heads), 0, int(heads.shape[1])), 0.0)
-    return g.shift_by(nothing, weight)
 
 
 def attention(
@@ -458,8 +456,7 @@ def feed_forward(g: GraphBuilder, x: Value, n: int, h: VariantHparams) -> Value:
         width = int(up.shape[-1]) // 2
         y = g.gated(g.slice(up, 0, width), g.slice(up, width, 2 * width), kind)
     elif kind == "relu_squared":
-        y = g.activation(up, "relu")
-        y = g.mul(y, y)
+        y = relu_squared(g, up)
     else:
         y = g.activation(up, kind)
     return g.matmul(y, f"{block}.ffn_down.weight", f"{block}.ffn_down.bias", scales_bias=True)
