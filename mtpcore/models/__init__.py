@@ -3,7 +3,7 @@
 from mtpcore.declarations.spec import DrafterSpec, ModelSpec, Unsupported
 from mtpcore.discovery.hookspecs import hookimpl
 from mtpcore.models.arctic import ARCTIC
-from mtpcore.models.bailingmoe3 import BAILING_MOE3
+from mtpcore.models.bailingmoe3 import BAILING_MOE3, BAILING_MOE3_HEAD
 from mtpcore.models.cogvlm import COGVLM
 from mtpcore.models.cohere2moe import COHERE2_MOE
 from mtpcore.models.deci import DECI
@@ -20,7 +20,7 @@ from mtpcore.models.maple import MAPLE
 from mtpcore.models.minimax_01 import MINIMAX_01
 from mtpcore.models.minimax_m3 import MINIMAX_M3
 from mtpcore.models.muse_glimmer import MUSE_GLIMMER
-from mtpcore.models.nemotron_h import NEMOTRON_H
+from mtpcore.models.nemotron_h import NEMOTRON_H, NEMOTRON_H_HEAD
 from mtpcore.models.plamo2 import PLAMO2
 from mtpcore.models.qwen2 import QWEN2
 from mtpcore.models.qwen3 import QWEN3
@@ -55,7 +55,7 @@ def mtpcore_models() -> list[ModelSpec]:
 @hookimpl
 def mtpcore_drafters() -> list[DrafterSpec]:
     """Offer the heads of such trunks."""
-    return HEADS
+    return [*HEADS, BAILING_MOE3_HEAD, NEMOTRON_H_HEAD]
 
 
 @hookimpl

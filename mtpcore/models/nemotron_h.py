@@ -111,7 +111,7 @@ NEMOTRON_H = variant_spec(
 )
 NEMOTRON_H = msgspec.structs.replace(NEMOTRON_H, min_types=(*NEMOTRON_H.min_types, SSM_EXACT))
 NEMOTRON_H_HEAD = DrafterSpec(
-    name="nemotron_h_nextn",
+    name="nemotron_h_moe_nextn",
     fit=nextn_fit("nemotron_h_moe", also=("blk.{n}.nextn.shared_head_norm.weight",)),
     build=head,
     feeds=(
