@@ -11,7 +11,7 @@ from typing import Self
 
 import msgspec
 
-from mtpcore.declarations.spec import ATTENTION_SCALES, ModelSpec
+from mtpcore.declarations.spec import ATTENTION_SCALES
 from mtpcore.gguf import Tensor
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Value
@@ -67,12 +67,7 @@ def _without_heads(fields: Fields) -> Fields:
     return fields if fields.get(keys[0], int, 0) else fields.replace(dict.fromkeys(keys, 1))
 
 
-def _hybrid(name: str, variant: Variant, unread: tuple[tuple[str, str], ...] = ()) -> ModelSpec:
-    spec = variant_spec(name, variant, hparams=MambaHparams, build=_build, unread=unread)
-    return msgspec.structs.replace(spec, min_types=(*spec.min_types, SSM_EXACT))
-
-
-GRANITE_HYBRID = _hybrid(
+GRANITE_HYBRID = variant_spec(
     "granitehybrid",
     Variant(
         rope_style="pairs",
@@ -83,7 +78,17 @@ GRANITE_HYBRID = _hybrid(
         divides_logits=True,
         scaled=_SCALED,
     ),
+    hparams=MambaHparams,
+    build=_build,
+    min_types=(SSM_EXACT,),
     unread=(("rope_freqs.weight", "in most models no layer rotates"),),
+)
+FALCON_H1 = variant_spec(
+    "falcon-h1",
+    Variant(ignored=("rope_freqs.weight", "blk.{n}.attn_output.bias"), scaled=_SCALED),
+    hparams=MambaHparams,
+    build=_build,
+    min_types=(SSM_EXACT,),
 )
 MAMBA2 = variant_spec(
     "mamba2",
@@ -91,7 +96,5 @@ MAMBA2 = variant_spec(
     hparams=MambaHparams,
     build=partial(build, layer=_pure_layer),
     adapt=_without_heads,
-)
-FALCON_H1 = _hybrid(
-    "falcon-h1", Variant(ignored=("rope_freqs.weight", "blk.{n}.attn_output.bias"), scaled=_SCALED)
+    min_types=(SSM_EXACT,),
 )

@@ -105,11 +105,11 @@ NEMOTRON_H = variant_spec(
     ),
     architectures=("nemotron_h", "nemotron_h_moe"),
     hparams=NemotronHparams,
+    min_types=(SSM_EXACT,),
     build=partial(build, layer=_layer),
     adapt=_with_one_eps,
     unread=(("{arch}.moe_latent_size", "the matrices are so wide"),),
 )
-NEMOTRON_H = msgspec.structs.replace(NEMOTRON_H, min_types=(*NEMOTRON_H.min_types, SSM_EXACT))
 NEMOTRON_H_HEAD = DrafterSpec(
     name="nemotron_h_moe_nextn",
     fit=nextn_fit("nemotron_h_moe", also=("blk.{n}.nextn.shared_head_norm.weight",)),

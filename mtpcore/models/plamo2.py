@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from itertools import pairwise
 
-import msgspec
-
 from mtpcore.graph import GraphBuilder, Value
 from mtpcore.models.mamba2 import MambaHparams
 from mtpcore.models.ssm import SSM_EXACT, state_space
@@ -39,6 +37,6 @@ PLAMO2 = variant_spec(
     "plamo2",
     Variant(fuses_gate=True, scaled=("blk.{n}.attn_output", "output")),
     hparams=MambaHparams,
+    min_types=(SSM_EXACT,),
     build=partial(build, layer=partial(layer, mixer=_mixed)),
 )
-PLAMO2 = msgspec.structs.replace(PLAMO2, min_types=(*PLAMO2.min_types, SSM_EXACT))

@@ -537,6 +537,7 @@ def variant_spec(
     hparams: type[VariantHparams] = VariantHparams,
     build: Builder = build,
     adapt: Callable[[Fields], Fields] | None = None,
+    min_types: tuple[tuple[str, str], ...] = (),
     unread: tuple[tuple[str, str], ...] = (),
     checkpoint: Checkpoint | None = None,
     layouts: tuple[Checkpoint, ...] = (),
@@ -557,6 +558,8 @@ def variant_spec(
         Its graph, where the layers are not those of ``layer``.
     adapt : callable, optional
         ``f(fields)`` returns the metadata as other families' files have it.
+    min_types : tuple of (str, str)
+        As in a ``ModelSpec``, beside that of routers.
     unread, checkpoint, layouts
         As in a ``ModelSpec``.
     """
@@ -574,7 +577,7 @@ def variant_spec(
         hparams=read,
         build=build,
         ties=(OUTPUT_TIE,),
-        min_types=(ROUTER_TYPE,),
+        min_types=(ROUTER_TYPE, *min_types),
         scaled=variant.scaled,
         unread=(*unread, *((one, "llama.cpp does not compute with it") for one in variant.ignored)),
         checkpoint=checkpoint,

@@ -6,6 +6,8 @@ from harness.search import searching
 from hypothesis import HealthCheck
 from hypothesis.stateful import run_state_machine_as_test
 
+from mtpcore.conversion import quantize
+from mtpcore.gguf import open_model_file
 from mtpcore.testing import Batching, Subject, check_graphs, check_rows
 from mtpcore.testing.machine import machine_of
 
@@ -30,3 +32,11 @@ def test_graphs_are_their_definition(family):
 def test_state_does_not_depend_on_what_was_rejected(family):
     few = searching(4, stateful_step_count=12, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(machine_of(family, kv_dtype="f16"), settings=few)
+
+
+def test_convolutions_stay_as_they_are(family, tmp_path):
+    quantize(family.path, tmp_path / "model.gguf", outtype="q8_0")
+    with open_model_file(tmp_path / "model.gguf") as file:
+        types = {name: t.type_name for name, t in file.tensors.items() if "ssm_conv1d" in name}
+    assert types
+    assert {*types.values()} == {"F32"}
