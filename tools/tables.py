@@ -4,13 +4,15 @@ They stand in a page of docs/ between ``<!-- table: NAME -->`` and ``<!-- end --
 in when the documentation is built; ``python tools/tables.py NAME`` prints one. Tables:
 ``supported`` (architectures and drafters of the trunks and plugins here), ``effort`` (what a
 drafter cost to add, here and in other engines), ``architectures`` (those that llama.cpp's generator
-writes: which run here, and what the others need), ``modules`` (what each module of the package is
-for, as its docstring says).
+writes: which run here, and what the others need), ``conversions`` (published classes whose
+conversion is held by transformers' logits, and by llama.cpp's converter), ``modules`` (what each
+module of the package is for, as its docstring says).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -88,6 +90,23 @@ def architectures() -> Iterable[str]:
         yield _row(f"`{name}`", ", ".join(of), runs)
 
 
+def conversions() -> Iterable[str]:
+    """Yield the table of small checkpoints whose conversion the tests hold."""
+    path = ROOT / "tests" / "data" / "published" / "families.json"
+    known = load_registry("").architectures
+    of_class = {
+        name: architecture
+        for architecture, spec in known.items()
+        for table in (*([spec.checkpoint] if spec.checkpoint else []), *spec.layouts)
+        for name in table.architectures
+    }
+    yield "| class of transformers | architecture | tensors and keys as llama.cpp's converter |"
+    yield "| --- | --- | --- |"
+    for name, family in sorted(json.loads(path.read_text("utf-8")).items()):
+        compared = "all the same" if "peer" in family else "not compared"
+        yield _row(f"`{name}`", f"`{of_class[name]}`", compared)
+
+
 def effort() -> Iterable[str]:
     """Yield the table of what adding a drafter took."""
     yield "| engine | what was added | new files | edited files | lines added |"
@@ -141,6 +160,7 @@ TABLES: dict[str, Callable[[], Iterable[str]]] = {
     "supported": supported,
     "effort": effort,
     "architectures": architectures,
+    "conversions": conversions,
     "modules": modules,
 }
 

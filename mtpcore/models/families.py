@@ -16,6 +16,7 @@ from mtpcore.declarations.spec import (
     FEED_FORWARD_SCALES,
     SHARED_EXPERT_SCALES,
 )
+from mtpcore.models.checkpoints import dense, experts, gemma, layer_norm, vision
 from mtpcore.models.variants import Variant, VariantHparams, variant_spec
 
 __all__ = ["FAMILIES"]
@@ -89,6 +90,7 @@ _BESIDE_EXPERTS = tuple(
 )
 _PHI_WINDOW = (("{arch}.attention.sliding_window", "all layers see all tokens, as in llama.cpp"),)
 _RERANKER = (("cls.output.weight", "a reranker's scores; no text comes from them"),)
+_DEEPSTACK = (("{arch}.n_deepstack_layers", "of images, whose encoder is in another file"),)
 
 FAMILIES = [
     # As Llama, or nearly
@@ -104,25 +106,34 @@ FAMILIES = [
     variant_spec("pangu-embedded", Variant(ignored=("rope_freqs.weight",))),
     variant_spec("qwen", Variant()),
     variant_spec("xverse", _PAIRS),
-    variant_spec("arcee", replace(_PAIRS, activation="relu_squared")),
-    variant_spec("ernie4_5", _ERNIE),
-    variant_spec("ernie4_5-moe", _ERNIE),
-    variant_spec("seed_oss", Variant(ffn_norm="post_attention_norm", post_norms=("", ""))),
-    variant_spec("smollm3", replace(_PAIRS, rotates=_three_of_four)),
-    variant_spec("hunyuan-dense", _NORMS_ROTATED),
-    variant_spec("hunyuan-moe", _NORMS_ROTATED),
+    variant_spec("arcee", replace(_PAIRS, activation="relu_squared"), checkpoint=dense.ARCEE),
+    variant_spec("ernie4_5", _ERNIE, checkpoint=dense.ERNIE4_5),
+    variant_spec("ernie4_5-moe", _ERNIE, checkpoint=experts.ERNIE4_5_MOE),
+    variant_spec(
+        "seed_oss",
+        Variant(ffn_norm="post_attention_norm", post_norms=("", "")),
+        checkpoint=dense.SEED_OSS,
+    ),
+    variant_spec("smollm3", replace(_PAIRS, rotates=_three_of_four), checkpoint=dense.SMOLLM3),
+    variant_spec("hunyuan-dense", _NORMS_ROTATED, checkpoint=dense.HUNYUAN_DENSE),
+    variant_spec("hunyuan-moe", _NORMS_ROTATED, checkpoint=experts.HUNYUAN_MOE),
     variant_spec("hunyuan_vl", _NORMS_ROTATED),
     # Rotations for long contexts (LongRoPE)
     variant_spec("phi3", Variant(fuses_gate=True), unread=_PHI_WINDOW),
     variant_spec("phimoe", Variant()),
     # Gate and up in one matrix
     variant_spec("chatglm", _FUSED_PAIRS),
-    variant_spec("glm4", replace(_FUSED_PAIRS, axes_style="halves")),
+    variant_spec("glm4", replace(_FUSED_PAIRS, axes_style="halves"), checkpoint=dense.GLM4),
     # Positions of several axes
     variant_spec("paddleocr", Variant()),
-    variant_spec("qwen2vl", Variant(ignored=("output.bias",))),
-    variant_spec("qwen3vl", Variant(interleaves_axes=True), unread=_RERANKER),
-    variant_spec("qwen3vlmoe", Variant(interleaves_axes=True)),
+    variant_spec("qwen2vl", Variant(ignored=("output.bias",)), checkpoint=vision.QWEN2_VL),
+    variant_spec(
+        "qwen3vl",
+        Variant(interleaves_axes=True),
+        unread=(*_RERANKER, *_DEEPSTACK),
+        checkpoint=vision.QWEN3_VL,
+    ),
+    variant_spec("qwen3vlmoe", Variant(interleaves_axes=True), unread=_DEEPSTACK),
     # Queries, keys and values cut at a limit
     variant_spec(
         "dbrx",
@@ -133,11 +144,11 @@ FAMILIES = [
     variant_spec("bailingmoe", replace(_FILE_NORMALISES, rope_style="pairs")),
     variant_spec("bailingmoe2", _SIGMOID),
     variant_spec("deepseek", Variant(rope_style="pairs", normalises=False)),
-    variant_spec("dots1", _SIGMOID),
+    variant_spec("dots1", _SIGMOID, checkpoint=experts.DOTS1),
     variant_spec("mellum", Variant(window_period=4, near_is_scaled=False, scaled=_EXPERTS_SCALED)),
-    variant_spec("minimax-m2", Variant(experts_gate="sigmoid")),
-    variant_spec("olmoe", Variant(normalises=False)),
-    variant_spec("qwen2moe", Variant(normalises=False)),
+    variant_spec("minimax-m2", Variant(experts_gate="sigmoid"), checkpoint=experts.MINIMAX_M2),
+    variant_spec("olmoe", Variant(normalises=False), checkpoint=experts.OLMOE),
+    variant_spec("qwen2moe", Variant(normalises=False), checkpoint=experts.QWEN2_MOE),
     variant_spec("hy_v3", replace(_SIGMOID, scaled=_ALL_SCALED), unread=_BESIDE_EXPERTS),
     # Windows, and a rotation of their own
     variant_spec("exaone", Variant()),
@@ -146,11 +157,17 @@ FAMILIES = [
         Variant(
             rotates=_near_layers_if_any, has_windows=_is_exaone4_32b, window_period=4, window=4096
         ),
+        checkpoint=dense.EXAONE4,
     ),
     variant_spec(
         "exaone-moe", replace(_SIGMOID, rotates=_near_layers, window_period=4, window=128)
     ),
-    variant_spec("olmo2", Variant(window_period=4, near_is_scaled=False)),
+    variant_spec(
+        "olmo2",
+        Variant(window_period=4, near_is_scaled=False),
+        checkpoint=dense.OLMO2,
+        layouts=(dense.OLMO3,),
+    ),
     variant_spec(
         "afmoe",
         replace(_SIGMOID, embedding_scale=_root_of_width, rotates=_three_of_four, window_period=4),
@@ -181,13 +198,19 @@ FAMILIES = [
         Variant(activation="gelu_tanh", window_period=0, scaled=_BLOCKS_SCALED),
     ),
     # Numbers that multiply embeddings, branches, scores or logits
-    variant_spec("gemma", _GEMMA),
+    variant_spec("gemma", _GEMMA, checkpoint=gemma.GEMMA),
     variant_spec(
         "gemma3",
         replace(_GEMMA, window_period=6, near_base=1e4, near_is_scaled=False, softcaps_logits=True),
+        checkpoint=gemma.GEMMA3,
+        layouts=(gemma.GEMMA3_WITH_IMAGES,),
     ),
-    variant_spec("granite", replace(_GRANITE, rotates_by="{arch}.rope.scaling.finetuned")),
-    variant_spec("granitemoe", _GRANITE),
+    variant_spec(
+        "granite",
+        replace(_GRANITE, rotates_by="{arch}.rope.scaling.finetuned"),
+        checkpoint=dense.GRANITE,
+    ),
+    variant_spec("granitemoe", _GRANITE, checkpoint=experts.GRANITE_MOE),
     variant_spec(
         "granite_swa",
         replace(_GRANITE, window_period=0, rotates_by="{arch}.attention.rope_pattern"),
@@ -195,17 +218,25 @@ FAMILIES = [
     variant_spec("minicpm", _GRANITE),
     # Layer norm
     variant_spec("codeshell", _GELU),
-    variant_spec("gptneox", replace(_GELU, is_parallel="{arch}.use_parallel_residual")),
+    variant_spec(
+        "gptneox",
+        replace(_GELU, is_parallel="{arch}.use_parallel_residual"),
+        checkpoint=layer_norm.GPT_NEOX,
+    ),
     variant_spec("jais2", replace(_LAYER_NORM, activation="relu_squared")),
-    variant_spec("nemotron", replace(_LAYER_NORM, activation="relu_squared")),
+    variant_spec(
+        "nemotron", replace(_LAYER_NORM, activation="relu_squared"), checkpoint=layer_norm.NEMOTRON
+    ),
     variant_spec("gpt2", replace(_GELU, rotates=_none)),
     variant_spec("orion", _LAYER_NORM),
     variant_spec("starcoder", replace(_GELU, rotates=_none)),
-    variant_spec("starcoder2", _GELU),
+    variant_spec("starcoder2", _GELU, checkpoint=layer_norm.STARCODER2),
     # Attention and feed-forward part side by side
-    variant_spec("command-r", _COHERE),
+    variant_spec("command-r", _COHERE, checkpoint=layer_norm.COMMAND_R),
     variant_spec(
-        "cohere2", replace(_COHERE, rotates=_near_layers, window_period=4, scaled=_DENSE_SCALED)
+        "cohere2",
+        replace(_COHERE, rotates=_near_layers, window_period=4, scaled=_DENSE_SCALED),
+        checkpoint=layer_norm.COHERE2,
     ),
     variant_spec(
         "falcon",
@@ -216,7 +247,7 @@ FAMILIES = [
             ffn_norm="attn_norm",
         ),
     ),
-    variant_spec("phi2", replace(_GELU, is_parallel=True)),
+    variant_spec("phi2", replace(_GELU, is_parallel=True), checkpoint=layer_norm.PHI2),
     variant_spec("plamo", Variant(is_parallel=True)),
 ]
 """Declarations, in no order."""

@@ -91,8 +91,11 @@ def build(g: GraphBuilder, inputs: Inputs, h: Lfm2Hparams) -> Outputs:
 def _attending(config: Config) -> list[int]:
     """Return the layers of attention, which configurations list in one of two ways."""
     kinds = config.get("layer_types", type=list[Literal["conv", "full_attention"]])
+    config.get("full_attn_idxs", type=list[int])  # layer_types go before them
     if kinds is None:
-        return sorted({*config.require("full_attn_idxs", list[int])} & {*range(config.n_layers)})
+        return sorted(
+            {*config.require("layer_types|full_attn_idxs", list[int])} & {*range(config.n_layers)}
+        )
     if len(kinds) != config.n_layers:
         raise ValueError(f"layer_types has {len(kinds)} entries, not {config.n_layers}")
     return [n for n, kind in enumerate(kinds) if kind == "full_attention"]
@@ -216,6 +219,7 @@ CHECKPOINT = Checkpoint(
 MOE_CHECKPOINT = msgspec.structs.replace(
     CHECKPOINT,
     architectures=frozenset({"Lfm2MoeForCausalLM"}),
+    defaults=(*CHECKPOINT.defaults, ("num_dense_layers", 2), ("routed_scaling_factor", 1.0)),
     tensors=(
         *CHECKPOINT.tensors,
         *on_layers(

@@ -344,7 +344,7 @@ def switched_window(config: Config) -> None:
     ModelFileError
         A layer has a window that is shorter than the context.
     """
-    config.get("sliding_window", type=Count)
+    config.get("sliding_window")  # 0, too, where there is none
     if config.get("use_sliding_window", type=bool):
         without_window(config, 4096)
     else:

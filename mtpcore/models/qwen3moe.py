@@ -29,7 +29,7 @@ from mtpcore.models.published import (
 )
 from mtpcore.models.rope_conversion import ROPE_KEYS
 
-__all__ = ["QWEN3_MOE", "Qwen3MoeHparams", "build"]
+__all__ = ["QWEN3_MOE", "Qwen3MoeHparams", "build", "dense_layers", "sparse_layers"]
 
 
 class Qwen3MoeHparams(Hparams, frozen=True, kw_only=True):
@@ -64,11 +64,13 @@ def _has_experts(config: Config, n: int) -> bool:
     return n not in config.get("mlp_only_layers", default=()) and (n + 1) % step == 0
 
 
-def _sparse(config: Config) -> list[int]:
+def sparse_layers(config: Config) -> list[int]:
+    """Return the layers with experts."""
     return [n for n in range(config.n_layers) if _has_experts(config, n)]
 
 
-def _dense(config: Config) -> list[int]:
+def dense_layers(config: Config) -> list[int]:
+    """Return the others."""
     return [n for n in range(config.n_layers) if not _has_experts(config, n)]
 
 
@@ -94,8 +96,8 @@ QWEN3_MOE = ModelSpec(
             *ATTENTION,
             *HEAD_NORMS,
             *block_renames({"post_attention_layernorm.weight": "ffn_norm.weight"}),
-            *on_layers(_sparse, EXPERTS),
-            *on_layers(_dense, SWIGLU),
+            *on_layers(sparse_layers, EXPERTS),
+            *on_layers(dense_layers, SWIGLU),
         ),
         constants=CONSTANTS,
         metadata=(

@@ -16,9 +16,16 @@ from mtpcore.declarations.checkpoint import Config, number
 from mtpcore.errors import ModelFileError
 from mtpcore.models.published import MetadataKeys, head_width
 
-__all__ = ["FACTORED_ROPE_KEYS", "ROPE_KEYS", "long_context_factors", "scaling_type"]
+__all__ = [
+    "FACTORED_ROPE_KEYS",
+    "ROPE_KEYS",
+    "layered_rope_keys",
+    "long_context_factors",
+    "scaling_type",
+]
 
 N = TypeVar("N", float, float | None)
+MetadataSource = Callable[[Config], object]
 
 _ContextLength = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 _DESCRIBED = ("linear", "yarn")
@@ -174,7 +181,7 @@ def _magnitude(config: Config) -> float | None:
     return None if stated is None else float(stated) / (1 + rise)
 
 
-def _rope_keys(*elsewhere: str) -> MetadataKeys:
+def _rope_keys(*elsewhere: str) -> tuple[tuple[str, MetadataSource], ...]:
     return (
         ("{arch}.rope.freq_base", _rope_base),
         ("{arch}.rope.scaling.type", scaling_type(_DESCRIBED, *elsewhere)),
@@ -191,6 +198,52 @@ ROPE_KEYS: MetadataKeys = _rope_keys()
 
 FACTORED_ROPE_KEYS: MetadataKeys = _rope_keys("llama3")
 """The same for families whose files get ``long_context_factors``."""
+
+
+def _of_full_attention(source: MetadataSource) -> MetadataSource:
+    """Return a source that reads the rotation of the layers that see all as that of all layers."""
+    at, near = "rope_parameters.full_attention", "rope_parameters.sliding_attention"
+
+    def read(config: Config) -> object:
+        if config.get(at) is None and config.get(near) is None:
+            return source(config)
+        values = {**config.values, "rope_parameters": config.get(at, default={}, type=dict)}
+        view = Config(values, config.file, layers=config.layers, defaults=config.defaults)
+        found = source(view)
+        config.read.update(path.replace("rope_parameters", at, 1) for path in view.read)
+        return found
+
+    return read
+
+
+def layered_rope_keys(near_base: float | None = None) -> MetadataKeys:
+    """Return the same for families whose layers with a window have a rotation of their own.
+
+    It is not scaled.
+
+    Parameters
+    ----------
+    near_base : float, optional
+        Its base where the configuration does not say; default: that of the other layers.
+    """
+    at = "rope_parameters.sliding_attention"
+    of_full = _of_full_attention(_rope_base)
+
+    def read(config: Config) -> object:
+        kind = config.get(f"{at}.rope_type")
+        if kind not in _UNSCALED:
+            raise ModelFileError(
+                "the file would not hold this scaling of the rotation of layers with a window",
+                where=f"{config.file}: {at}.rope_type",
+                wanted="default",
+                got=kind,
+                fix="take a checkpoint without it",
+            )
+        stated = number(f"{at}.rope_theta", "rope_local_base_freq")(config)
+        return stated or near_base or of_full(config)
+
+    keys = ((key, _of_full_attention(source)) for key, source in _rope_keys())
+    return (*keys, ("{arch}.rope.freq_base_swa", read))
 
 
 def long_context_factors(config: Config) -> np.ndarray | None:

@@ -18,8 +18,11 @@ FORMS = json.loads((DATA / "configurations" / "absent.json").read_text())
 GIVEN = {
     # Refused without.
     "MistralForCausalLM": {"sliding_window": None},
+    "Exaone4ForCausalLM": {"sliding_window": None},
     # No default.
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
+    "Dots1ForCausalLM": {"n_routed_experts": 128, "num_experts_per_tok": 6},
+    "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention"] * 3},
 }
 """What is not as by default, by class."""
 REFUSED = (ModelFileError, ValueError)

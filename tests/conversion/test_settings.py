@@ -20,8 +20,11 @@ CLASSES = json.loads((DATA / "configurations" / "transformers.json").read_text()
 GIVEN = {
     # Refused without: see ``test_windows``.
     "MistralForCausalLM": {"sliding_window": None},
+    "Exaone4ForCausalLM": {"sliding_window": None},
     # No default.
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
+    "Dots1ForCausalLM": {"n_routed_experts": 128, "num_experts_per_tok": 6},
+    "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention"] * 16},
     # As published, beside what transformers makes of it.
     "MiMoV2FlashForCausalLM": {
         "hybrid_layer_pattern": [0, 1],
@@ -146,10 +149,11 @@ def test_settings_that_disagree_are_refused(name, said, words):
 
 OWN = """
     DFlash2DraftModel DFlashDraftModel DFlashSpeculator DSparkDraftModel DSparkSpeculator
-    Eagle3DraftModel Eagle3LlamaForCausalLM Eagle3Speculator LiLiCorrDraftModel
-    LlamaForCausalLMEagle3 MiMoForCausalLM MiMoV2ForCausalLM PEagleDraftModel PEagleSpeculator
-    Qwen3DSparkModel Qwen3TTSForConditionalGeneration Qwen3XPressForCausalLM Qwen3XPressModel
-    T5WithLMHeadModel XPressDraftModel XPressSpeculator
+    Eagle3DraftModel Eagle3LlamaForCausalLM Eagle3Speculator Ernie4_5_ForCausalLM LFM2ForCausalLM
+    Lfm2DSparkDraftModel LiLiCorrDraftModel LlamaForCausalLMEagle3 MiMoForCausalLM
+    MiMoV2ForCausalLM PEagleDraftModel PEagleSpeculator Qwen3DSparkModel
+    Qwen3TTSForConditionalGeneration Qwen3XPressForCausalLM Qwen3XPressModel T5WithLMHeadModel
+    XPressDraftModel XPressSpeculator
 """
 """Published classes without one of transformers' own."""
 

@@ -1,0 +1,262 @@
+"""Families without experts whose names are Llama's, or nearly."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec.structs import replace
+
+from mtpcore.boundary.sizes import Count
+from mtpcore.declarations.checkpoint import Checkpoint, Config, number
+from mtpcore.models.checkpoints.layers import layer_kinds, rotated_width
+from mtpcore.models.llama import CHECKPOINT as LLAMA
+from mtpcore.models.published import (
+    ATTENTION,
+    BIASES,
+    CONSTANTS,
+    DECODER,
+    HEAD_NORMS,
+    STATED,
+    SWIGLU,
+    TABLES,
+    block_renames,
+    head_width,
+    optional,
+    switched_window,
+)
+from mtpcore.models.rope_conversion import ROPE_KEYS, layered_rope_keys
+
+__all__ = [
+    "ARCEE",
+    "ERNIE4_5",
+    "EXAONE4",
+    "GLM4",
+    "GRANITE",
+    "HUNYUAN_DENSE",
+    "OLMO2",
+    "OLMO3",
+    "SEED_OSS",
+    "SMOLLM3",
+]
+
+_Flags = Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=1)]], msgspec.Meta(max_length=1 << 10)]
+
+
+def lacks_attention_bias(config: Config) -> bool:
+    """Say whether q, k and v have no biases."""
+    return not config.get("attention_bias")
+
+
+FFN_NORM = block_renames({"post_attention_layernorm.weight": "ffn_norm.weight"})
+OUTPUT_BIAS = block_renames({"self_attn.o_proj.bias": "attn_output.bias"})
+MULTIPLIERS = (
+    ("{arch}.attention.scale", number("attention_multiplier")),
+    ("{arch}.embedding_scale", number("embedding_multiplier")),
+    ("{arch}.residual_scale", number("residual_multiplier")),
+    ("{arch}.logit_scale", number("logits_scaling")),
+)
+"""What Granite multiplies by, and divides logits by."""
+ONES = (
+    ("attention_multiplier", 1.0),
+    ("embedding_multiplier", 1.0),
+    ("residual_multiplier", 1.0),
+    ("logits_scaling", 1.0),
+)
+_PLAIN_LLAMA = (*DECODER, *ROPE_KEYS, ("{arch}.rope.dimension_count", head_width))
+
+
+def _without_rotation(config: Config) -> None:
+    """Refuse other layers without rotation than the files mean: every fourth."""
+    step = config.get("no_rope_layer_interval", default=4, type=Count)
+    meant = [int((n + 1) % 4 != 0) for n in range(config.n_layers)]
+    said = config.get("no_rope_layers", type=_Flags)
+    if said is None:
+        said = [int((n + 1) % step != 0) for n in range(config.n_layers)]
+    if said != meant:
+        raise ValueError(f"layers that rotate are {said}, where files mean {meant}")
+
+
+GRANITE = replace(
+    LLAMA,
+    architectures=frozenset({"GraniteForCausalLM"}),
+    defaults=(*LLAMA.defaults, *ONES),
+    made=(),
+    metadata=(*_PLAIN_LLAMA, ("{arch}.vocab_size", "vocab_size"), *MULTIPLIERS),
+)
+SMOLLM3 = replace(
+    LLAMA,
+    architectures=frozenset({"SmolLM3ForCausalLM"}),
+    defaults=(*STATED, ("rms_norm_eps", 1e-6), ("rope_theta", 2e6), ("tie_word_embeddings", True)),
+    made=(),
+    metadata=(
+        *_PLAIN_LLAMA,
+        ("{arch}.vocab_size", "vocab_size"),
+        ("{arch}.attention.sliding_window", switched_window),
+        ("{arch}.rope.scaling.type", _without_rotation),
+    ),
+)
+ARCEE = replace(
+    LLAMA,
+    architectures=frozenset({"ArceeForCausalLM"}),
+    defaults=(*LLAMA.defaults[:1], ("rms_norm_eps", 1e-5)),
+    tensors=tuple(one for one in LLAMA.tensors if "ffn_gate" not in one.tensor),
+    made=(),
+    constants=(("hidden_act", ("relu2",)), *CONSTANTS[1:]),
+    metadata=(*_PLAIN_LLAMA, ("{arch}.vocab_size", "vocab_size")),
+)
+SEED_OSS = Checkpoint(
+    architectures=frozenset({"SeedOssForCausalLM"}),
+    defaults=(
+        *STATED,
+        ("head_dim", 128),
+        ("rms_norm_eps", 1e-6),
+        ("attention_bias", True),
+    ),
+    tensors=(
+        *TABLES,
+        *ATTENTION,
+        *optional(lacks_attention_bias, BIASES),
+        *optional(lambda config: not config.get("attention_out_bias"), OUTPUT_BIAS),
+        *block_renames({"post_attention_layernorm.weight": "post_attention_norm.weight"}),
+        *SWIGLU,
+    ),
+    constants=CONSTANTS,
+    harmless=(("residual_dropout", "of training"),),
+    metadata=(*DECODER, *ROPE_KEYS),
+)
+ERNIE4_5 = Checkpoint(
+    architectures=frozenset({"Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"}),
+    defaults=(
+        *STATED,
+        ("head_dim", 128),
+        ("rms_norm_eps", 1e-5),
+        ("rope_theta", 5e5),
+        ("tie_word_embeddings", True),
+    ),
+    tensors=(*TABLES, *ATTENTION, *FFN_NORM, *SWIGLU),
+    constants=(*CONSTANTS, ("use_bias", (False,))),
+    metadata=(*DECODER, *ROPE_KEYS),
+)
+"""Pairs lie side by side in checkpoints, too."""
+
+OLMO2 = Checkpoint(
+    architectures=frozenset({"Olmo2ForCausalLM"}),
+    defaults=(*STATED, ("rms_norm_eps", 1e-5)),
+    tensors=(
+        *TABLES,
+        *(one for one in ATTENTION if "norm" not in one.tensor),
+        *HEAD_NORMS,
+        *SWIGLU,
+        *block_renames(
+            {
+                "post_attention_layernorm.weight": "post_attention_norm.weight",
+                "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
+            }
+        ),
+    ),
+    constants=CONSTANTS,
+    metadata=(*DECODER, *ROPE_KEYS),
+)
+OLMO3 = replace(
+    OLMO2,
+    architectures=frozenset({"Olmo3ForCausalLM"}),
+    defaults=(*OLMO2.defaults, ("sliding_window", 4096), ("rope_theta", 5e5)),
+    metadata=(
+        *DECODER,
+        *layered_rope_keys(),
+        ("{arch}.attention.sliding_window", "sliding_window"),
+        ("{arch}.attention.sliding_window_pattern", lambda config: layer_kinds(config, 4)),
+    ),
+)
+GLM4 = Checkpoint(
+    architectures=frozenset({"Glm4ForCausalLM"}),
+    defaults=(
+        *STATED,
+        ("head_dim", 128),
+        ("rms_norm_eps", 1.5625e-07),
+        ("attention_bias", True),
+    ),
+    tensors=(
+        *TABLES,
+        *ATTENTION,
+        *optional(lacks_attention_bias, BIASES),
+        *FFN_NORM,
+        *block_renames(
+            {
+                "post_self_attn_layernorm.weight": "post_attention_norm.weight",
+                "post_mlp_layernorm.weight": "post_ffw_norm.weight",
+                "mlp.gate_up_proj.weight": "ffn_up.weight",
+                "mlp.down_proj.weight": "ffn_down.weight",
+            }
+        ),
+    ),
+    constants=CONSTANTS,
+    metadata=(*DECODER, *ROPE_KEYS, ("{arch}.rope.dimension_count", rotated_width(0.5))),
+    special_tokens=(
+        ("eos", "<|endoftext|>"),
+        ("eot", "<|user|>"),
+        ("unknown", "<|endoftext|>"),
+        ("bos", "<|endoftext|>"),
+    ),
+)
+
+
+def _window_layers(config: Config) -> list[bool]:
+    """Return which layers have a window: as listed, as letters repeat, or all but every nth."""
+    pattern = config.get("sliding_window_pattern", default=4, type=int | str)
+    if config.get("sliding_window") is None:
+        return [False] * len(layer_kinds(config, 4))
+    if isinstance(pattern, str) and config.get("layer_types") is None:
+        return [pattern[n % len(pattern)] == "L" for n in range(config.n_layers)]
+    return layer_kinds(config, 4 if isinstance(pattern, str) else pattern)
+
+
+def _window(config: Config) -> int | None:
+    """Return the window; the files' graph has one in models of 64 layers alone."""
+    window: int | None = config.get("sliding_window", type=Count)
+    if any(_window_layers(config)) and config.n_layers != 64:
+        raise ValueError(f"windows in a model of {config.n_layers} layers, not 64")
+    return window
+
+
+def _window_flags(config: Config) -> list[bool] | None:
+    flags = _window_layers(config)
+    return flags if any(flags) else None
+
+
+EXAONE4 = Checkpoint(
+    architectures=frozenset({"Exaone4ForCausalLM"}),
+    defaults=(*STATED, ("rms_norm_eps", 1e-5), ("sliding_window", 4096)),
+    tensors=(*OLMO2.tensors,),
+    constants=CONSTANTS,
+    metadata=(
+        *DECODER,
+        *ROPE_KEYS,
+        ("{arch}.vocab_size", "vocab_size"),
+        ("{arch}.attention.sliding_window", _window),
+        ("{arch}.attention.sliding_window_pattern", _window_flags),
+    ),
+)
+
+HUNYUAN_NORMS = block_renames(
+    {
+        "self_attn.query_layernorm.weight": "attn_q_norm.weight",
+        "self_attn.key_layernorm.weight": "attn_k_norm.weight",
+    }
+)
+HUNYUAN_DENSE = Checkpoint(
+    architectures=frozenset({"HunYuanDenseV1ForCausalLM"}),
+    defaults=(*STATED, ("rms_norm_eps", 1e-5)),
+    tensors=(
+        *TABLES,
+        *ATTENTION,
+        *optional(lacks_attention_bias, BIASES),
+        *HUNYUAN_NORMS,
+        *FFN_NORM,
+        *SWIGLU,
+    ),
+    constants=CONSTANTS,
+    harmless=(("eod_token_id", "the tokenizer says it"),),
+    metadata=(*DECODER, *ROPE_KEYS),
+)

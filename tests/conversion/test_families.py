@@ -1,0 +1,70 @@
+"""Small checkpoints of many families become files that compute what transformers does.
+
+The same as llama.cpp's converter makes of them, tensor by tensor and key by key.
+"""
+
+import hashlib
+
+import numpy as np
+import pytest
+from harness.published import tokenizer, write_checkpoint
+from harness.published_families import N_VOCAB, known, logits, tensors, tokens
+
+from mtpcore import Batch, Context, load_model
+from mtpcore.conversion import convert
+from mtpcore.gguf import open_model_file
+
+FAMILIES = known()
+NEAR = 1e-9
+"""Mean square of the differences, beside that of the logits."""
+APPROXIMATE = {"GPTNeoXForCausalLM": 1e-6}
+"""The same, where files mean GELU's approximation by tanh and the class GELU itself."""
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request, tmp_path_factory):
+    """Return the name of a class, and the file of its checkpoint."""
+    folder = tmp_path_factory.mktemp("families")
+    family = FAMILIES[request.param]
+    write_checkpoint(folder / "hf", family["config"], tensors(family["shapes"]), tokenizer(N_VOCAB))
+    convert(folder / "hf", folder / "model.gguf", outtype="f32")
+    return request.param, folder / "model.gguf"
+
+
+def test_logits_are_those_of_transformers(model):
+    name, path = model
+    wanted = logits(name).astype(np.float64)
+    with load_model(path) as loaded:
+        context = Context(loaded, n_ctx=64, kv_dtype="f32", threads=1)
+        found = context.process(Batch.of(tokens(), outputs="all")).logits
+    near = APPROXIMATE.get(name, NEAR)
+    assert np.square(found - wanted).mean() < near * np.square(wanted).mean()
+
+
+def test_tensors_are_those_of_the_peer(model):
+    name, path = model
+    peer = FAMILIES[name].get("peer")
+    if peer is None:
+        pytest.skip("llama.cpp's converter did not run")
+    with open_model_file(path) as file:
+        found = {tensor.name: digest(tensor.raw()) for tensor in file.tensors.values()}
+    assert found == peer["tensors"]
+
+
+def digest(values):
+    return hashlib.sha256(values.tobytes()).hexdigest()[:16]
+
+
+def test_metadata_is_that_of_the_peer(model):
+    name, path = model
+    peer = FAMILIES[name].get("peer")
+    if peer is None:
+        pytest.skip("llama.cpp's converter did not run")
+    with open_model_file(path) as file:
+        found = {key: as_plain(file.metadata.get(key)) for key in peer["metadata"]}
+    assert found == {key: as_plain(value) for key, value in peer["metadata"].items()}
+
+
+def as_plain(value):
+    value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    return float(np.float32(value)) if isinstance(value, float) else value
