@@ -51,7 +51,20 @@ VISION = {
     "image_size": 8,
     "patch_size": 4,
 }
+OF_FALCON = {"max_position_embeddings": 2048}
 WINDOW = {"sliding_window": 5}
+
+GROWING = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 4,
+    "llama_4_scaling_beta": 0.1,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
 
 
 def of_text(text: dict[str, Any], vision: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -73,6 +86,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
     ),
     "GemmaForCausalLM": {"head_dim": 16},
     "Qwen2MoeForCausalLM": EXPERTS | {"shared_expert_intermediate_size": 40},
+    "Phi3ForCausalLM": {},
+    "Phi3ForCausalLM, long": {
+        "original_max_position_embeddings": 8,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "long_factor": [1.5, 2.0, 3.0, 4.0],
+            "short_factor": [1.0, 1.25, 1.5, 1.75],
+            "original_max_position_embeddings": 8,
+        },
+    },
+    "Ministral3ForCausalLM": {"head_dim": 8, "rope_parameters": GROWING},
+    "Mistral3ForConditionalGeneration": of_text(
+        {"model_type": "ministral3", "head_dim": 8, "rope_parameters": GROWING},
+        VISION | {"model_type": "pixtral", "head_dim": 8},
+    ),
     "Glm4ForCausalLM": {"head_dim": 8},
     "GraniteForCausalLM": {
         "embedding_multiplier": 3.0,
@@ -132,8 +161,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "NemotronForCausalLM": {"head_dim": 8},
     "Starcoder2ForCausalLM": {},
+    "StableLmForCausalLM": {"use_qkv_bias": True},
+    "GPT2LMHeadModel": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "FalconForCausalLM": {"num_kv_heads": 2, "new_decoder_architecture": True, **OF_FALCON},
+    "FalconForCausalLM, one key head": {"num_kv_heads": 1, **OF_FALCON},
     "PhiForCausalLM": {"num_key_value_heads": 4, "intermediate_size": 128},
-    "GPTNeoXForCausalLM": {"num_key_value_heads": 4},
+    "GPTNeoXForCausalLM": {},
     "Qwen3VLForConditionalGeneration": of_text(
         {"head_dim": 16},
         {
@@ -159,15 +192,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 SPELLED: dict[str, dict[str, Any]] = {
     "GPTNeoXForCausalLM": {"rotary_pct": 0.25},
+    "GPT2LMHeadModel": {"n_ctx": 64},
 }
 """What the converter reads of older files, which transformers 5 writes elsewhere."""
 
 
 def checkpoint(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, list[int]], np.ndarray]:
     """Write a checkpoint; return its configuration, the tensors' shapes and the logits."""
-    cls = getattr(transformers, name)
+    cls = getattr(transformers, name.split(",")[0])
+    sized = SIZES.keys() & cls.config_class().to_dict().keys()
     settings = FAMILIES[name]
-    settings = settings if "text_config" in settings else SIZES | settings
+    if "text_config" not in settings:
+        settings = {name: SIZES[name] for name in sized} | settings
     config = cls.config_class(**json.loads(json.dumps(settings)))
     cls(config).float().save_pretrained(folder)
     path = folder / "model.safetensors"

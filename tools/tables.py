@@ -104,7 +104,7 @@ def conversions() -> Iterable[str]:
     yield "| --- | --- | --- |"
     for name, family in sorted(json.loads(path.read_text("utf-8")).items()):
         compared = "all the same" if "peer" in family else "not compared"
-        yield _row(f"`{name}`", f"`{of_class[name]}`", compared)
+        yield _row(f"`{name}`", f"`{of_class[name.split(',')[0]]}`", compared)
 
 
 def effort() -> Iterable[str]:

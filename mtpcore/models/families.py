@@ -100,6 +100,8 @@ FAMILIES = [
     variant_spec(
         "mistral3",
         replace(_PAIRS, raises_queries=True, scaled=(*_DENSE_SCALED, *EXPERT_SCALES)),
+        checkpoint=dense.MISTRAL3,
+        layouts=(dense.MINISTRAL3,),
     ),
     variant_spec("nanbeige", replace(_PAIRS, scaled=_DENSE_SCALED)),
     variant_spec("openelm", Variant(scaled=_OUTPUTS_SCALED)),
@@ -119,7 +121,7 @@ FAMILIES = [
     variant_spec("hunyuan-moe", _NORMS_ROTATED, checkpoint=experts.HUNYUAN_MOE),
     variant_spec("hunyuan_vl", _NORMS_ROTATED),
     # Rotations for long contexts (LongRoPE)
-    variant_spec("phi3", Variant(fuses_gate=True), unread=_PHI_WINDOW),
+    variant_spec("phi3", Variant(fuses_gate=True), unread=_PHI_WINDOW, checkpoint=dense.PHI3),
     variant_spec("phimoe", Variant()),
     # Gate and up in one matrix
     variant_spec("chatglm", _FUSED_PAIRS),
@@ -227,7 +229,7 @@ FAMILIES = [
     variant_spec(
         "nemotron", replace(_LAYER_NORM, activation="relu_squared"), checkpoint=layer_norm.NEMOTRON
     ),
-    variant_spec("gpt2", replace(_GELU, rotates=_none)),
+    variant_spec("gpt2", replace(_GELU, rotates=_none), checkpoint=layer_norm.GPT2),
     variant_spec("orion", _LAYER_NORM),
     variant_spec("starcoder", replace(_GELU, rotates=_none)),
     variant_spec("starcoder2", _GELU, checkpoint=layer_norm.STARCODER2),
@@ -246,6 +248,7 @@ FAMILIES = [
             attention_norms=("attn_norm_2", "attn_norm"),
             ffn_norm="attn_norm",
         ),
+        checkpoint=layer_norm.FALCON,
     ),
     variant_spec("phi2", replace(_GELU, is_parallel=True), checkpoint=layer_norm.PHI2),
     variant_spec("plamo", Variant(is_parallel=True)),

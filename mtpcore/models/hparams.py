@@ -139,7 +139,13 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
         ModelFileError
             A key is missing or out of range, or does not agree with the tensors.
         """
-        hparams = cls._read(fields, tensors, cls.rope_style, interleaves_axes=cls.interleaves_axes)
+        hparams = cls._read(
+            fields,
+            tensors,
+            cls.rope_style,
+            interleaves_axes=cls.interleaves_axes,
+            raises_scores=cls.raises_scores,
+        )
         return msgspec.structs.replace(hparams, **cls.read_more(fields))
 
     @classmethod
@@ -150,6 +156,7 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
         style: Style,
         *,
         interleaves_axes: bool = False,
+        raises_scores: bool = False,
     ) -> Self:
         """Read what all families have."""
         hparams = convert(fields, cls)
@@ -166,7 +173,7 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
                 style,
                 interleaved=interleaves_axes,
                 rounds_ramp=cls.rounds_ramp,
-                raises_scores=cls.raises_scores,
+                raises_scores=raises_scores,
             ),
         )
 

@@ -21,6 +21,7 @@ __all__ = [
     "ROPE_KEYS",
     "layered_rope_keys",
     "long_context_factors",
+    "rope_keys",
     "scaling_type",
 ]
 
@@ -181,7 +182,8 @@ def _magnitude(config: Config) -> float | None:
     return None if stated is None else float(stated) / (1 + rise)
 
 
-def _rope_keys(*elsewhere: str) -> tuple[tuple[str, MetadataSource], ...]:
+def rope_keys(*elsewhere: str) -> tuple[tuple[str, MetadataSource], ...]:
+    """Return ``ROPE_KEYS`` for families whose files hold further kinds of scaling otherwise."""
     return (
         ("{arch}.rope.freq_base", _rope_base),
         ("{arch}.rope.scaling.type", scaling_type(_DESCRIBED, *elsewhere)),
@@ -193,10 +195,10 @@ def _rope_keys(*elsewhere: str) -> tuple[tuple[str, MetadataSource], ...]:
     )
 
 
-ROPE_KEYS: MetadataKeys = _rope_keys()
+ROPE_KEYS: MetadataKeys = rope_keys()
 """Base of the rotation, and linear or YaRN scaling; other kinds are refused."""
 
-FACTORED_ROPE_KEYS: MetadataKeys = _rope_keys("llama3")
+FACTORED_ROPE_KEYS: MetadataKeys = rope_keys("llama3")
 """The same for families whose files get ``long_context_factors``."""
 
 
@@ -242,7 +244,7 @@ def layered_rope_keys(near_base: float | None = None) -> MetadataKeys:
         stated = number(f"{at}.rope_theta", "rope_local_base_freq")(config)
         return stated or near_base or of_full(config)
 
-    keys = ((key, _of_full_attention(source)) for key, source in _rope_keys())
+    keys = ((key, _of_full_attention(source)) for key, source in rope_keys())
     return (*keys, ("{arch}.rope.freq_base_swa", read))
 
 

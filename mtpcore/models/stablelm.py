@@ -7,6 +7,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from mtpcore.graph import GraphBuilder, Value
+from mtpcore.models.checkpoints import layer_norm
 from mtpcore.models.variants import Variant, VariantHparams, build, layer, variant_spec
 
 __all__ = ["STABLELM"]
@@ -22,4 +23,5 @@ STABLELM = variant_spec(
     Variant(norm="layer", head_norm="layer"),
     build=partial(build, layer=_layer),
     unread=(("{arch}.use_parallel_residual", "the norms that a file has say it"),),
+    checkpoint=layer_norm.STABLELM,
 )

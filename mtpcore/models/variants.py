@@ -134,6 +134,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
         Whether ``{arch}.attention.clamp_kqv`` cuts queries, keys and values.
     raises_queries : bool
         Whether ``{arch}.attention.temperature_scale`` counts: queries grow with their position.
+        The rotation does not raise scores then, where files have YaRN's multiplier.
     softcaps_logits : bool
         Whether ``{arch}.final_logit_softcapping`` counts.
     scaled : tuple of str
@@ -211,6 +212,7 @@ class VariantHparams(Hparams, frozen=True, kw_only=True):
             tensors,
             variant.rope_style,
             interleaves_axes=variant.interleaves_axes,
+            raises_scores=variant.raises_queries,
         )
         norms = "layer_norm_rms_epsilon" if "rms" in variant.norm else "layer_norm_epsilon"
         parallel = variant.is_parallel

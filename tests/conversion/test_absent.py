@@ -18,6 +18,7 @@ FORMS = json.loads((DATA / "configurations" / "absent.json").read_text())
 GIVEN = {
     # Refused without.
     "MistralForCausalLM": {"sliding_window": None},
+    "Mistral3ForConditionalGeneration": {"text_config.sliding_window": None},
     "Exaone4ForCausalLM": {"sliding_window": None},
     # No default.
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},

@@ -17,7 +17,9 @@ from mtpcore.gguf import open_model_file
 FAMILIES = known()
 NEAR = 1e-9
 """Mean square of the differences, beside that of the logits."""
-APPROXIMATE = {"GPTNeoXForCausalLM": 1e-6}
+APPROXIMATE = dict.fromkeys(
+    ("GPTNeoXForCausalLM", "FalconForCausalLM", "FalconForCausalLM, one key head"), 1e-6
+)
 """The same, where files mean GELU's approximation by tanh and the class GELU itself."""
 
 

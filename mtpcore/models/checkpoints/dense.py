@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
 from mtpcore.boundary.sizes import Count
@@ -24,8 +27,9 @@ from mtpcore.models.published import (
     head_width,
     optional,
     switched_window,
+    without_window,
 )
-from mtpcore.models.rope_conversion import ROPE_KEYS, layered_rope_keys
+from mtpcore.models.rope_conversion import ROPE_KEYS, layered_rope_keys, rope_keys
 
 __all__ = [
     "ARCEE",
@@ -34,8 +38,11 @@ __all__ = [
     "GLM4",
     "GRANITE",
     "HUNYUAN_DENSE",
+    "MINISTRAL3",
+    "MISTRAL3",
     "OLMO2",
     "OLMO3",
+    "PHI3",
     "SEED_OSS",
     "SMOLLM3",
 ]
@@ -259,4 +266,137 @@ HUNYUAN_DENSE = Checkpoint(
     constants=CONSTANTS,
     harmless=(("eod_token_id", "the tokenizer says it"),),
     metadata=(*DECODER, *ROPE_KEYS),
+)
+
+_ROTATIONS = ("rope_parameters", "rope_scaling")
+
+
+def _scaling_number(name: str) -> Callable[[Config], float | None]:
+    return number(f"rope_parameters.{name}", f"rope_scaling.{name}")
+
+
+def _described(config: Config) -> dict[str, object]:
+    """Return nothing; a rotation must be described, as the class has that of one model."""
+    config.require("rope_parameters|rope_scaling", dict)
+    return {}
+
+
+MINISTRAL3 = replace(
+    LLAMA,
+    architectures=frozenset({"Ministral3ForCausalLM"}),
+    defaults=(
+        *STATED,
+        ("head_dim", 128),
+        ("rms_norm_eps", 1e-5),
+    ),
+    completed=_described,
+    made=(),
+    constants=(
+        *LLAMA.constants,
+        *((f"{at}.{name}", (1.0,)) for at in _ROTATIONS for name in ("mscale", "mscale_all_dim")),
+    ),
+    harmless=tuple(
+        (f"{at}.max_position_embeddings", "another name of a size") for at in _ROTATIONS
+    ),
+    metadata=(
+        *_PLAIN_LLAMA,
+        ("{arch}.vocab_size", "vocab_size"),
+        ("{arch}.attention.sliding_window", without_window),
+        ("{arch}.attention.temperature_scale", _scaling_number("llama_4_scaling_beta")),
+        ("{arch}.rope.scaling.yarn_log_multiplier", _scaling_number("mscale_all_dim")),
+        ("{arch}.rope.scaling.attn_factor", lambda config: None),  # the multiplier says it
+    ),
+)
+MISTRAL3 = replace(
+    MINISTRAL3,
+    architectures=frozenset({"Mistral3ForConditionalGeneration"}),
+    completed=None,
+    defaults=(
+        *STATED,
+        ("head_dim", None),
+        ("rms_norm_eps", None),
+        ("sliding_window", None),
+    ),
+    tensors=tuple(
+        replace(one, optional=True) if one.source == "lm_head.weight" else one
+        for one in MINISTRAL3.tensors
+    ),
+    nested=("text_config",),
+    prefixes=(("language_model.model.", "model."), ("language_model.lm_head.", "lm_head.")),
+    dropped=("vision_tower.*", "multi_modal_projector.*"),
+    harmless=(
+        *MINISTRAL3.harmless,
+        (
+            "multimodal_projector_bias projector_hidden_act spatial_merge_size "
+            "vision_feature_layer vision_feature_select_strategy",
+            "of images",
+        ),
+    ),
+)
+
+
+def _original_context(config: Config) -> int:
+    paths = [f"{at}.original_max_position_embeddings" for at in _ROTATIONS]
+    return int(config.require("|".join([*paths, "original_max_position_embeddings"]), Count))
+
+
+def _factors(name: str) -> Callable[[Config], np.ndarray | None]:
+    """Return a source: the divisors of rotary frequencies of long or of short contexts."""
+
+    def read(config: Config) -> np.ndarray | None:
+        paths = (f"rope_parameters.{name}", f"rope_scaling.{name}")
+        found = config.get(*paths, type=Annotated[list[float], msgspec.Meta(max_length=1 << 16)])
+        return None if found is None else np.array(found, np.float32)
+
+    return read
+
+
+def _long_magnitude(config: Config) -> float | None:
+    """Return by what LongRoPE multiplies queries and keys."""
+    if _factors("long_factor")(config) is None:
+        return None
+    original = _original_context(config)
+    scale = config.require("max_position_embeddings", Count) / original
+    return math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+
+
+def _no_window(config: Config) -> int:
+    """Return 0, by which files of Phi-4 say that there is none; windows are refused."""
+    without_window(config)
+    return 0
+
+
+PHI3 = Checkpoint(
+    architectures=frozenset({"Phi3ForCausalLM"}),
+    defaults=(
+        *STATED,
+        ("rms_norm_eps", 1e-5),
+        ("original_max_position_embeddings", 4096),
+    ),
+    tensors=(
+        *TABLES,
+        *FFN_NORM,
+        *block_renames(
+            {
+                "input_layernorm.weight": "attn_norm.weight",
+                "self_attn.qkv_proj.weight": "attn_qkv.weight",
+                "self_attn.o_proj.weight": "attn_output.weight",
+                "mlp.gate_up_proj.weight": "ffn_up.weight",
+                "mlp.down_proj.weight": "ffn_down.weight",
+            }
+        ),
+    ),
+    made=(
+        ("rope_factors_long.weight", _factors("long_factor")),
+        ("rope_factors_short.weight", _factors("short_factor")),
+    ),
+    constants=CONSTANTS,
+    metadata=(
+        *DECODER,
+        *rope_keys("longrope", "su"),
+        ("{arch}.rope.scaling.original_context_length", _original_context),
+        ("{arch}.rope.scaling.attn_factor", _long_magnitude),
+        ("{arch}.rope.dimension_count", rotated_width(1.0)),
+        ("{arch}.attention.sliding_window", _no_window),
+    ),
 )

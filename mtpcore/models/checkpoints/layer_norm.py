@@ -21,12 +21,23 @@ from mtpcore.models.published import (
     SWIGLU,
     TABLES,
     block_renames,
+    on_layers,
     optional,
     without_window,
 )
 from mtpcore.models.rope_conversion import ROPE_KEYS
 
-__all__ = ["COHERE2", "COMMAND_R", "GPT_NEOX", "NEMOTRON", "PHI2", "STARCODER2"]
+__all__ = [
+    "COHERE2",
+    "COMMAND_R",
+    "FALCON",
+    "GPT2",
+    "GPT_NEOX",
+    "NEMOTRON",
+    "PHI2",
+    "STABLELM",
+    "STARCODER2",
+]
 
 _SIZES = tuple(pair for pair in DECODER if not pair[0].endswith("rms_epsilon"))
 
@@ -211,5 +222,175 @@ COHERE2 = replace(
         ("{arch}.attention.sliding_window", "sliding_window"),
         ("{arch}.attention.sliding_window_pattern", window_pattern(4, "sliding_window_pattern")),
         ("{arch}.rope.dimension_count", rotated_width(1.0, "rotary_pct")),
+    ),
+)
+
+STABLELM = Checkpoint(
+    architectures=frozenset({"StableLmForCausalLM"}),
+    defaults=(*STATED, ("layer_norm_eps", 1e-5)),
+    tensors=(
+        *TABLES,
+        _FINAL_BIAS,
+        *_both({"input_layernorm": "attn_norm"}),
+        *optional(
+            lambda config: bool(config.get("use_parallel_residual")),
+            _both({"post_attention_layernorm": "ffn_norm"}),
+        ),
+        *_MATRICES,
+        *optional(lambda config: not config.get("use_qkv_bias"), BIASES),
+        *SWIGLU,
+    ),
+    constants=(*CONSTANTS, ("qk_layernorm", (False,))),
+    metadata=(
+        *_SIZES,
+        *ROPE_KEYS,
+        _eps("layer_norm_eps"),
+        ("{arch}.rope.dimension_count", rotated_width(0.25, "rope_pct")),
+        ("{arch}.use_parallel_residual", Key("use_parallel_residual", False)),
+    ),
+)
+
+
+def _transposed(values: TensorValues, config: Config) -> TensorValues:
+    return values.T
+
+
+def _inner_width(config: Config) -> int:
+    return int(config.get("n_inner", type=Count) or 4 * config.require("n_embd", Count))
+
+
+GPT2 = Checkpoint(
+    architectures=frozenset({"GPT2LMHeadModel"}),
+    defaults=(("layer_norm_epsilon", 1e-5), ("tie_word_embeddings", True)),
+    layers="n_layer",
+    prefixes=(
+        ("transformer.h.", "model.layers."),
+        ("transformer.", "model."),
+        ("h.", "model.layers."),
+        ("w", "model.w"),
+        ("ln_f.", "model.ln_f."),
+    ),
+    tensors=(
+        Rename("model.wte.weight", "token_embd.weight"),
+        Rename("model.wpe.weight", "position_embd.weight"),
+        Rename("model.ln_f.weight", "output_norm.weight"),
+        Rename("model.ln_f.bias", "output_norm.bias"),
+        Rename("lm_head.weight", "output.weight", optional=True, copy_of="model.wte.weight"),
+        *(
+            replace(one, change=_transposed)
+            if one.tensor.endswith("weight") and "norm" not in one.tensor
+            else one
+            for one in _both(
+                {
+                    "ln_1": "attn_norm",
+                    "attn.c_attn": "attn_qkv",
+                    "attn.c_proj": "attn_output",
+                    "ln_2": "ffn_norm",
+                    "mlp.c_fc": "ffn_up",
+                    "mlp.c_proj": "ffn_down",
+                }
+            )
+        ),
+    ),
+    dropped=("model.layers.{n}.attn.bias", "model.layers.{n}.attn.masked_bias"),
+    constants=(
+        ("activation_function", ("gelu_new",)),
+        ("scale_attn_weights", (True,)),
+        ("scale_attn_by_inverse_layer_idx", (False,)),
+    ),
+    harmless=(
+        ("reorder_and_upcast_attn", "in what precision transformers computes"),
+        (
+            "summary_activation summary_first_dropout summary_proj_to_labels summary_type "
+            "summary_use_proj",
+            "of classifiers",
+        ),
+        ("n_ctx", "another name of n_positions"),
+    ),
+    metadata=(
+        ("{arch}.context_length", "n_positions"),
+        ("{arch}.embedding_length", "n_embd"),
+        ("{arch}.feed_forward_length", _inner_width),
+        ("{arch}.attention.head_count", "n_head"),
+        _eps("layer_norm_epsilon"),
+    ),
+)
+
+
+def _ffn_width(config: Config) -> int:
+    width: int | None = config.get("ffn_hidden_size", type=Count)
+    return int(width or 4 * config.require("hidden_size", Count))
+
+
+def _n_kv_heads(config: Config) -> int:
+    """Return how many key heads Falcon has: one, where a switch says so."""
+    n_heads = config.require("num_attention_heads|n_head", Count)
+    n_kv_heads = config.get("num_kv_heads", "n_head_kv", default=n_heads, type=Count)
+    is_multi_query = config.get("multi_query", default=True, type=bool)
+    if config.get("new_decoder_architecture", type=bool):
+        return int(n_kv_heads)
+    return 1 if is_multi_query else int(n_heads)
+
+
+def _regrouped(values: TensorValues, config: Config) -> TensorValues:
+    """Return rows of queries, keys and values, which lie key head by key head."""
+    n_heads = config.require("num_attention_heads|n_head", Count)
+    n_kv_heads = _n_kv_heads(config)
+    groups = values.reshape(n_kv_heads, n_heads // n_kv_heads + 2, -1, *values.shape[1:])
+    parts = (groups[:, :-2], groups[:, -2], groups[:, -1])
+    return np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])
+
+
+def _has_two_norms(config: Config) -> range:
+    return range(config.n_layers if config.get("new_decoder_architecture") else 0)
+
+
+def _has_one_norm(config: Config) -> range:
+    return range(0 if config.get("new_decoder_architecture") else config.n_layers)
+
+
+FALCON = Checkpoint(
+    architectures=frozenset({"FalconForCausalLM"}),
+    defaults=(("layer_norm_epsilon", 1e-5), ("tie_word_embeddings", True), ("parallel_attn", True)),
+    prefixes=(("transformer.h.", "model.layers."), ("transformer.", "model.")),
+    tensors=(
+        Rename("model.word_embeddings.weight", "token_embd.weight"),
+        Rename("model.ln_f.weight", "output_norm.weight"),
+        Rename("model.ln_f.bias", "output_norm.bias"),
+        Rename(
+            "lm_head.weight",
+            "output.weight",
+            optional=True,
+            copy_of="model.word_embeddings.weight",
+        ),
+        *on_layers(_has_two_norms, _both({"ln_mlp": "attn_norm", "ln_attn": "attn_norm_2"})),
+        *on_layers(_has_one_norm, _both({"input_layernorm": "attn_norm"})),
+        *block_renames(
+            {"self_attention.query_key_value.weight": "attn_qkv.weight"}, change=_regrouped
+        ),
+        *block_renames(
+            {
+                "self_attention.dense.weight": "attn_output.weight",
+                "mlp.dense_h_to_4h.weight": "ffn_up.weight",
+                "mlp.dense_4h_to_h.weight": "ffn_down.weight",
+            }
+        ),
+    ),
+    constants=(
+        ("activation", ("gelu",)),
+        ("alibi", (False,)),
+        ("bias", (False,)),
+        ("parallel_attn", (True,)),
+        ("num_ln_in_parallel_attn", (2,)),
+    ),
+    metadata=(
+        ("{arch}.context_length", Key("max_position_embeddings", 2048)),
+        ("{arch}.embedding_length", "hidden_size"),
+        ("{arch}.feed_forward_length", _ffn_width),
+        ("{arch}.attention.head_count", "num_attention_heads"),
+        ("{arch}.attention.head_count_kv", _n_kv_heads),
+        *ROPE_KEYS,
+        _eps("layer_norm_epsilon"),
+        ("{arch}.tensor_data_layout", lambda config: "jploski"),
     ),
 )
