@@ -28,6 +28,8 @@ from mtpcore.models.rope_conversion import ROPE_KEYS
 
 __all__ = ["LFM2", "LFM2_MOE", "Lfm2Hparams", "build"]
 
+_LayerCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
+
 
 class Lfm2Hparams(HybridHparams, frozen=True, kw_only=True):
     """What LFM2 adds: a window in the layers that attend (0: none), and experts in some files."""
@@ -89,16 +91,25 @@ def build(g: GraphBuilder, inputs: Inputs, h: Lfm2Hparams) -> Outputs:
 
 
 def _attending(config: Config) -> list[int]:
-    """Return the layers of attention, which configurations list in one of two ways."""
+    """Return the layers of attention, by their kinds or by their numbers.
+
+    Raises
+    ------
+    ValueError
+        Neither is said, both disagree, or there are not as many kinds as layers.
+    """
     kinds = config.get("layer_types", type=list[Literal["conv", "full_attention"]])
-    config.get("full_attn_idxs", type=list[int])  # layer_types go before them
+    numbers = config.get("full_attn_idxs", type=list[int])
+    told = [n for n in range(config.n_layers) if numbers is None or n in numbers]
     if kinds is None:
-        return sorted(
-            {*config.require("layer_types|full_attn_idxs", list[int])} & {*range(config.n_layers)}
-        )
+        config.require("layer_types|full_attn_idxs")
+        return told
     if len(kinds) != config.n_layers:
         raise ValueError(f"layer_types has {len(kinds)} entries, not {config.n_layers}")
-    return [n for n, kind in enumerate(kinds) if kind == "full_attention"]
+    found = [n for n, kind in enumerate(kinds) if kind == "full_attention"]
+    if numbers is not None and found != told:
+        raise ValueError(f"layer_types says other layers of attention than {told}")
+    return found
 
 
 def _convolving(config: Config) -> list[int]:
@@ -128,7 +139,7 @@ def _without_axis(values: Any, config: Config) -> Any:
 
 
 def _dense(config: Config) -> range:
-    return range(config.get("num_dense_layers", default=config.n_layers, type=Count))
+    return range(config.get("num_dense_layers", default=config.n_layers, type=_LayerCount))
 
 
 def _sparse(config: Config) -> range:
@@ -243,7 +254,7 @@ MOE_CHECKPOINT = msgspec.structs.replace(
             (key, source if source is not _rounded_width else "intermediate_size")
             for key, source in CHECKPOINT.metadata
         ),
-        ("{arch}.leading_dense_block_count", Key("num_dense_layers", 2)),
+        ("{arch}.leading_dense_block_count", "num_dense_layers"),
         ("{arch}.expert_count", "num_experts"),
         ("{arch}.expert_used_count", "num_experts_per_tok"),
         ("{arch}.expert_feed_forward_length", "moe_intermediate_size"),
