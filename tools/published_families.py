@@ -178,6 +178,47 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "deepstack_visual_indexes": [0],
         },
     ),
+    "MellumForCausalLM": {
+        "num_hidden_layers": 4,
+        "head_dim": 8,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        **EXPERTS,
+        **WINDOW,
+    },
+    "OlmoForCausalLM": {"clip_qkv": 1.0},
+    "GraniteMoeSharedForCausalLM": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 40,
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.25,
+    },
+    "GPTBigCodeForCausalLM": {
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 64,
+        "n_inner": 128,
+    },
+    "Jais2ForCausalLM": {"head_dim": 8},
+    "Qwen2_5_VLForConditionalGeneration": of_text(
+        {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e6,
+                "mrope_section": [1, 1, 2],
+            }
+        },
+        {
+            "depth": 1,
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_heads": 2,
+            "out_hidden_size": 32,
+        },
+    ),
     "Qwen2VLForConditionalGeneration": of_text(
         {
             "rope_parameters": {

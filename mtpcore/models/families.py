@@ -141,13 +141,19 @@ FAMILIES = [
         "dbrx",
         replace(_LAYER_NORM, ffn_norm="attn_output_norm", clamps=True),
     ),
-    variant_spec("olmo", Variant(rope_style="pairs", norm="plain", clamps=True)),
+    variant_spec(
+        "olmo", Variant(rope_style="pairs", norm="plain", clamps=True), checkpoint=layer_norm.OLMO
+    ),
     # Experts
     variant_spec("bailingmoe", replace(_FILE_NORMALISES, rope_style="pairs")),
     variant_spec("bailingmoe2", _SIGMOID),
     variant_spec("deepseek", Variant(rope_style="pairs", normalises=False)),
     variant_spec("dots1", _SIGMOID, checkpoint=experts.DOTS1),
-    variant_spec("mellum", Variant(window_period=4, near_is_scaled=False, scaled=_EXPERTS_SCALED)),
+    variant_spec(
+        "mellum",
+        Variant(window_period=4, near_is_scaled=False, scaled=_EXPERTS_SCALED),
+        checkpoint=experts.MELLUM,
+    ),
     variant_spec("minimax-m2", Variant(experts_gate="sigmoid"), checkpoint=experts.MINIMAX_M2),
     variant_spec("olmoe", Variant(normalises=False), checkpoint=experts.OLMOE),
     variant_spec("qwen2moe", Variant(normalises=False), checkpoint=experts.QWEN2_MOE),
@@ -212,7 +218,12 @@ FAMILIES = [
         replace(_GRANITE, rotates_by="{arch}.rope.scaling.finetuned"),
         checkpoint=dense.GRANITE,
     ),
-    variant_spec("granitemoe", _GRANITE, checkpoint=experts.GRANITE_MOE),
+    variant_spec(
+        "granitemoe",
+        _GRANITE,
+        checkpoint=experts.GRANITE_MOE,
+        layouts=(experts.GRANITE_MOE_SHARED,),
+    ),
     variant_spec(
         "granite_swa",
         replace(_GRANITE, window_period=0, rotates_by="{arch}.attention.rope_pattern"),
@@ -225,13 +236,15 @@ FAMILIES = [
         replace(_GELU, is_parallel="{arch}.use_parallel_residual"),
         checkpoint=layer_norm.GPT_NEOX,
     ),
-    variant_spec("jais2", replace(_LAYER_NORM, activation="relu_squared")),
+    variant_spec(
+        "jais2", replace(_LAYER_NORM, activation="relu_squared"), checkpoint=layer_norm.JAIS2
+    ),
     variant_spec(
         "nemotron", replace(_LAYER_NORM, activation="relu_squared"), checkpoint=layer_norm.NEMOTRON
     ),
     variant_spec("gpt2", replace(_GELU, rotates=_none), checkpoint=layer_norm.GPT2),
     variant_spec("orion", _LAYER_NORM),
-    variant_spec("starcoder", replace(_GELU, rotates=_none)),
+    variant_spec("starcoder", replace(_GELU, rotates=_none), checkpoint=layer_norm.STARCODER),
     variant_spec("starcoder2", _GELU, checkpoint=layer_norm.STARCODER2),
     # Attention and feed-forward part side by side
     variant_spec("command-r", _COHERE, checkpoint=layer_norm.COMMAND_R),

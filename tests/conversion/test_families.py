@@ -12,6 +12,7 @@ from harness.published_families import N_VOCAB, known, logits, tensors, tokens
 
 from mtpcore import Batch, Context, load_model
 from mtpcore.conversion import convert
+from mtpcore.errors import ModelFileError
 from mtpcore.gguf import open_model_file
 
 FAMILIES = known()
@@ -65,6 +66,31 @@ def test_metadata_is_that_of_the_peer(model):
     with open_model_file(path) as file:
         found = {key: as_plain(file.metadata.get(key)) for key in peer["metadata"]}
     assert found == {key: as_plain(value) for key, value in peer["metadata"].items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "words"),
+    [
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 1, 0, 1]}, "layers that rotate are"),
+        ("SmolLM3ForCausalLM", {"sliding_window": 8, "use_sliding_window": True,
+                                "layer_types": ["sliding_attention"] * 4}, "sliding window"),
+        ("Exaone4ForCausalLM", {"sliding_window": 8, "layer_types": ["sliding_attention"] * 2},
+         "windows in a model of 2 layers"),
+        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional"),
+        ("Gemma3ForCausalLM", {"layer_types": ["full_attention"]}, "layer_types has 1 entries"),
+        ("HunYuanMoEV1ForCausalLM", {"moe_topk": [1, 2]}, "layers differ in moe_topk"),
+        ("Qwen2MoeForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob"),
+        ("OlmoeForCausalLM", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("FalconForCausalLM", {"alibi": True}, "alibi"),
+        ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse"),
+    ],
+)  # fmt: skip
+def test_settings_that_files_cannot_hold_are_refused(tmp_path, name, said, words):
+    family = FAMILIES[name]
+    config = family["config"] | said
+    write_checkpoint(tmp_path / "hf", config, tensors(family["shapes"]), tokenizer(N_VOCAB))
+    with pytest.raises(ModelFileError, match=words):
+        convert(tmp_path / "hf", tmp_path / "model.gguf", outtype="f32")
 
 
 def as_plain(value):

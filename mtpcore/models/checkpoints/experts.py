@@ -15,7 +15,7 @@ from mtpcore.models.checkpoints.dense import (
     HUNYUAN_NORMS,
     lacks_attention_bias,
 )
-from mtpcore.models.checkpoints.layers import dense_before, rotated_width, sparse_after
+from mtpcore.models.checkpoints.layers import dense_before, layer_kinds, rotated_width, sparse_after
 from mtpcore.models.published import (
     ATTENTION,
     BIASES,
@@ -36,13 +36,15 @@ from mtpcore.models.published import (
     without_window,
 )
 from mtpcore.models.qwen3moe import dense_layers, sparse_layers
-from mtpcore.models.rope_conversion import ROPE_KEYS
+from mtpcore.models.rope_conversion import ROPE_KEYS, layered_rope_keys
 
 __all__ = [
     "DOTS1",
     "ERNIE4_5_MOE",
     "GRANITE_MOE",
+    "GRANITE_MOE_SHARED",
     "HUNYUAN_MOE",
+    "MELLUM",
     "MINIMAX_M2",
     "OLMOE",
     "QWEN2_MOE",
@@ -305,5 +307,69 @@ HUNYUAN_MOE = replace(
         ("{arch}.expert_feed_forward_length", _equal("moe_intermediate_size", "intermediate_size")),
         ("{arch}.expert_shared_feed_forward_length", "intermediate_size"),
         ("{arch}.expert_shared_count", _equal("num_shared_expert", default=1)),
+    ),
+)
+
+GRANITE_MOE_SHARED = replace(
+    GRANITE_MOE,
+    architectures=frozenset({"GraniteMoeSharedForCausalLM"}),
+    tensors=(
+        *GRANITE_MOE.tensors,
+        *(
+            one
+            for tensor, change in (("gate", _gate), ("up", _up))
+            for one in block_renames(
+                {"shared_mlp.input_linear.weight": f"ffn_{tensor}_shexp.weight"}, change=change
+            )
+        ),
+        *block_renames({"shared_mlp.output_linear.weight": "ffn_down_shexp.weight"}),
+    ),
+    metadata=(
+        *GRANITE_MOE.metadata,
+        ("{arch}.expert_shared_feed_forward_length", "shared_intermediate_size"),
+    ),
+)
+
+
+def _window_flags(config: Config) -> list[bool]:
+    """Return which layers have a window; all must have experts.
+
+    Raises
+    ------
+    ValueError
+        A layer is dense.
+    """
+    kinds = config.get("mlp_layer_types", type=list[str])
+    if kinds is not None and {*kinds} != {"sparse"}:
+        raise ValueError("not all layers have experts (mlp_layer_types)")
+    return layer_kinds(config, 4)
+
+
+def _described(config: Config) -> dict[str, object]:
+    """Return nothing; the rotation of layers that see all must be described."""
+    config.require("rope_parameters.full_attention", dict)
+    return {}
+
+
+MELLUM = Checkpoint(
+    architectures=frozenset({"MellumForCausalLM"}),
+    defaults=(
+        *STATED,
+        ("head_dim", 128),
+        ("layer_types", None),
+        ("sliding_window", 1024),
+        ("rms_norm_eps", 1e-6),
+        ("norm_topk_prob", True),
+    ),
+    completed=_described,
+    tensors=(*TABLES, *ATTENTION, *HEAD_NORMS, *FFN_NORM, *EXPERTS),
+    constants=(*CONSTANTS, ("norm_topk_prob", (True,)), ("attention_bias", (False,))),
+    metadata=(
+        *DECODER,
+        *layered_rope_keys(),
+        *_COUNTS,
+        ("{arch}.expert_feed_forward_length", "moe_intermediate_size"),
+        ("{arch}.attention.sliding_window", Key("sliding_window")),
+        ("{arch}.attention.sliding_window_pattern", _window_flags),
     ),
 )

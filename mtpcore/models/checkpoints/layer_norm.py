@@ -17,10 +17,12 @@ from mtpcore.models.published import (
     CONSTANTS,
     DECODER,
     HEAD_NORMS,
+    INTERLEAVED_ATTENTION,
     STATED,
     SWIGLU,
     TABLES,
     block_renames,
+    head_width,
     on_layers,
     optional,
     without_window,
@@ -33,9 +35,12 @@ __all__ = [
     "FALCON",
     "GPT2",
     "GPT_NEOX",
+    "JAIS2",
     "NEMOTRON",
+    "OLMO",
     "PHI2",
     "STABLELM",
+    "STARCODER",
     "STARCODER2",
 ]
 
@@ -392,5 +397,67 @@ FALCON = Checkpoint(
         *ROPE_KEYS,
         _eps("layer_norm_epsilon"),
         ("{arch}.tensor_data_layout", lambda config: "jploski"),
+    ),
+)
+
+STARCODER = replace(
+    GPT2,
+    architectures=frozenset({"GPTBigCodeForCausalLM"}),
+    tensors=tuple(
+        replace(one, change=None) if one.change is _transposed else one for one in GPT2.tensors
+    ),
+    constants=(
+        ("activation_function", ("gelu_pytorch_tanh",)),
+        ("scale_attn_weights", (True,)),
+        ("multi_query", (True,)),
+    ),
+    harmless=(
+        (
+            "attention_softmax_in_fp32 scale_attention_softmax_in_fp32",
+            "in what precision transformers computes",
+        ),
+        ("num_key_value_heads", "one, of which the switch speaks"),
+        *GPT2.harmless[1:],
+    ),
+    metadata=(*GPT2.metadata, ("{arch}.attention.head_count_kv", lambda config: 1)),
+)
+OLMO = Checkpoint(
+    architectures=frozenset({"OlmoForCausalLM"}),
+    defaults=STATED,
+    tensors=(
+        *(one for one in TABLES if "norm" not in one.tensor),
+        *(one for one in INTERLEAVED_ATTENTION if "norm" not in one.tensor),
+        *SWIGLU,
+    ),
+    constants=(*CONSTANTS, ("attention_bias", (False,))),
+    metadata=(
+        *_SIZES,
+        *ROPE_KEYS,
+        ("{arch}.attention.layer_norm_epsilon", lambda config: 1e-5),
+        ("{arch}.attention.clamp_kqv", number("clip_qkv")),
+    ),
+)
+JAIS2 = Checkpoint(
+    architectures=frozenset({"Jais2ForCausalLM"}),
+    defaults=(
+        *STATED,
+        ("layer_norm_eps", 1e-5),
+        ("attention_bias", True),
+        ("mlp_bias", True),
+    ),
+    tensors=(
+        *TABLES,
+        _FINAL_BIAS,
+        *_both(_NORMS),
+        *_MATRICES,
+        *optional(lacks_attention_bias, BIASES, OUTPUT_BIAS),
+        *_both({"mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}),
+    ),
+    constants=(("hidden_act", ("relu2",)), ("mlp_bias", (True,))),
+    metadata=(
+        *_SIZES,
+        *ROPE_KEYS,
+        _eps("layer_norm_eps"),
+        ("{arch}.rope.dimension_count", head_width),
     ),
 )

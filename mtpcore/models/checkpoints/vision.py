@@ -32,7 +32,9 @@ def _sections(config: Config) -> list[int] | None:
 _FFN_NORM = block_renames({"post_attention_layernorm.weight": "ffn_norm.weight"})
 
 QWEN2_VL = Checkpoint(
-    architectures=frozenset({"Qwen2VLForConditionalGeneration"}),
+    architectures=frozenset(
+        {"Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"}
+    ),
     defaults=(*STATED, ("rms_norm_eps", 1e-5), ("max_window_layers", 80), ("rope_theta", 1e6)),
     nested=("text_config",),
     prefixes=(("model.language_model.", "model."),),
