@@ -28,7 +28,7 @@ _KEPT_EVERY = 200
 """Steps after which the state is written, so that an interrupted run can go on."""
 _LATER = 0.7
 """What a step of a draft counts for, of the one before it."""
-_SAMPLE = 96
+_SAMPLE = 400
 """Pieces that are looked at before the first step."""
 _WARM_UP = 20
 """Steps in which the rate rises."""
