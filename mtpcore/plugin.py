@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from mtpcore.backends.batch import CheckedBatch
 from mtpcore.backends.schedule import (
     BEST,
     CHOICE,
@@ -13,6 +12,7 @@ from mtpcore.backends.schedule import (
     DraftToken,
     Fill,
     Pick,
+    Round,
     Stage,
 )
 from mtpcore.boundary.sizes import Count, Depth
@@ -43,7 +43,7 @@ from mtpcore.declarations.spec import (
     first_of,
 )
 from mtpcore.discovery.hookspecs import hookimpl
-from mtpcore.drafting.rounds import Round, RoundInput
+from mtpcore.drafting.rounds import RoundInput
 from mtpcore.drafting.stages import draft_block, draft_chains, draft_heads
 from mtpcore.drafting.tree_stages import draft_head_trees, draft_trees
 from mtpcore.gguf.axes import fit_axes
@@ -140,7 +140,6 @@ __all__ = [
     "BIASES",
     "BackendSpec",
     "Block",
-    "CheckedBatch",
     "Checkpoint",
     "CHOICE",
     "CONSTANTS",

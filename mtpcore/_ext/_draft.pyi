@@ -1,6 +1,5 @@
-"""Schedules in C: their checks, for all backends, and the loop of ``c/plan/draft.h``."""
+"""Rounds in C: their checks, for all backends, and the loop of ``c/plan/draft.h``."""
 
-from collections.abc import Mapping
 from typing import Any
 
 __all__ = ["check", "run"]
@@ -8,10 +7,10 @@ __all__ = ["check", "run"]
 def check(schedule: Any) -> None:
     """Raise BatchError where a schedule does not fit itself or the programs of its stages."""
 
-def run(schedule: Any, bindings: Mapping[Any, Any]) -> tuple[list[int], list[int], list[bool]]:
+def run(schedule: Any) -> tuple[list[int], list[int], list[bool]]:
     """Run a schedule without the GIL, and return what its ``Drafts`` have.
 
-    ``bindings`` say by plan what is bound to it, as ``Binding`` of the CPU backend.
+    Its plans are those of the CPU backend, each with one memory.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Schedules in C: their checks, for all backends, and the loop of ``c/plan/draft.h``."""
+"""Rounds in C: their checks, for all backends, and the loop of ``c/plan/draft.h``."""
 
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from libc.stdint cimport int8_t, int32_t, int64_t
@@ -7,51 +7,75 @@ from libc.string cimport memcpy
 from mtpcore._ext._buffers cimport floats, floats_of, int32s, int32s_of
 from mtpcore._ext._interrupt cimport mtp_interrupt_begin
 from mtpcore._ext._plan cimport (
-    MTP_BEST, MTP_CHOICE, MTP_KNOWN, MTP_OF_DRAFT, MTP_OUTPUTS, MTP_TOKENS, Executor, mtp_best,
-    mtp_draft_token, mtp_fill, mtp_kept, mtp_now_ns, mtp_part, mtp_pick, mtp_plan_n_logits, mtp_run,
-    mtp_schedule, mtp_schedule_run, mtp_slot, mtp_stage, mtp_text,
+    MTP_BEST, MTP_CHAIN, MTP_CHOICE, MTP_GIVEN, MTP_KNOWN, MTP_OF_DRAFT, MTP_OUTPUTS, MTP_TOKENS,
+    MTP_TREE, Executor, mtp_best, mtp_draft_token, mtp_fill, mtp_kept, mtp_now_ns, mtp_part,
+    mtp_pick, mtp_plan_n_logits, mtp_row_before, mtp_rows, mtp_run_take, mtp_schedule,
+    mtp_schedule_run, mtp_slot, mtp_stage, mtp_stage_place, mtp_text,
 )
 from mtpcore._ext._sampling cimport Sampler
 
 from mtpcore.errors import BackendError, BatchError, CapacityError
 
-cdef int64_t MOST = 1 << 30  # ranks and outputs: they fit the numbers that the loop has
-cdef int64_t CHUNK = 1 << 14  # bytes: a round takes some dozens of small arrays
+cdef int64_t MOST = 1 << 30  # ranks, outputs, rows: they fit the numbers that the loop has
+cdef int64_t CHUNK = 1 << 12  # bytes: a round takes some dozens of small arrays
 cdef int64_t MOST_TOKENS = 1 << 40  # of all texts: sizes in bytes stay far from overflowing
+
+FORMS = {"given": MTP_GIVEN, "chain": MTP_CHAIN, "tree": MTP_TREE}
 
 
 def check(schedule):
-    FlatSchedule(schedule)
+    flat_of(schedule).take(schedule, False)
 
 
-def run(schedule, bindings):
-    cdef FlatSchedule flat = FlatSchedule(schedule)
-    return flat.run(bindings)
+def run(schedule):
+    return flat_of(schedule).take(schedule, True)
 
 
-cdef class FlatSchedule:
-    """A schedule that was checked, as the loop reads it; its parts lie in ``memory``."""
+cdef FlatRound flat_of(schedule):
+    """Return the round of a schedule, checked and taken; it is kept with the round.
+
+    One that another thread has taken gets another beside it.
+    """
+    cdef FlatRound flat = schedule.round.__dict__.get("flat")
+    programs = tuple([one.plan.program for one in schedule.passes])
+    if flat is None or flat.is_taken or len(programs) != len(flat.programs) or any(
+            [one is not other for one, other in zip(programs, flat.programs)]):
+        flat = schedule.round.__dict__["flat"] = FlatRound(schedule.round, programs)
+    flat.is_taken = True
+    return flat
+
+
+cdef class FlatRound:
+    """A round that was checked, as the loop reads it; its parts lie in ``memory``.
+
+    Those of a run come last, and are given up by the next one.
+    """
 
     cdef mtp_schedule loop
+    cdef mtp_draft_token *drafts  # as they are before a run
+    cdef mtp_rows *given  # of the passes
+    cdef int64_t *least  # outputs of the passes
+    cdef int64_t n_texts, n_ranked
     cdef list memory
     cdef char *left  # what is free of its last part
-    cdef int64_t n_left
-    cdef tuple texts, stages
+    cdef int64_t n_left, n_kept
+    cdef tuple stages, programs
     cdef dict kinds  # of kept rows: their numbers, by the names of outputs
-    cdef object token_ids
+    cdef bint is_taken
 
-    def __init__(self, schedule):
+    def __init__(self, built, tuple programs):
         cdef mtp_schedule *loop = &self.loop
         cdef int64_t i, n_found = 0
-        self.memory, self.token_ids = [], schedule.token_ids
-        self.texts, self.stages = tuple(schedule.texts), tuple(schedule.stages)
-        drafts, bests = tuple(schedule.drafts), tuple(schedule.bests)
-        loop.n_texts, loop.n_stages = len(self.texts), len(self.stages)
-        loop.n_drafts, loop.n_bests = len(drafts), len(bests)
-        loop.drafts = <mtp_draft_token *> self.take(loop.n_drafts, sizeof(mtp_draft_token))
+        self.memory, self.programs, self.stages = [], programs, tuple(built.stages)
+        drafts, bests = tuple(built.drafts), tuple(built.bests)
+        loop.n_stages, loop.n_drafts, loop.n_bests = len(self.stages), len(drafts), len(bests)
+        loop.drafts = <mtp_draft_token *> self.room(loop.n_drafts, sizeof(mtp_draft_token))
+        self.drafts = <mtp_draft_token *> self.room(loop.n_drafts, sizeof(mtp_draft_token))
         loop.row_of = self.integers(loop.n_drafts)
-        loop.bests = <mtp_best *> self.take(loop.n_bests, sizeof(mtp_best))
-        loop.stages = <mtp_stage *> self.take(loop.n_stages, sizeof(mtp_stage))
+        loop.bests = <mtp_best *> self.room(loop.n_bests, sizeof(mtp_best))
+        loop.stages = <mtp_stage *> self.room(loop.n_stages, sizeof(mtp_stage))
+        self.given = <mtp_rows *> self.room(len(programs), sizeof(mtp_rows))
+        self.least = <int64_t *> self.room(len(programs), sizeof(int64_t))
         self.kinds = {}
         for stage in self.stages:
             for names in stage.feeds.values():
@@ -61,21 +85,21 @@ cdef class FlatSchedule:
         self.take_bests(bests)
         self.take_drafts(drafts)
         for i in range(loop.n_stages):
+            self.take_stage(i)
             self.take_picks(i)
         self.find_last()
         for i in range(loop.n_stages):
-            self.take_batch(i)
             self.take_fills(i)
-            if loop.stages[i].is_tree:
-                self.check_tree(i)
             n_found = self.check_picks(i, n_found)
         for i in range(loop.n_drafts):
             if loop.drafts[i].token < 0:
                 raise BatchError("a draft that nothing chooses", got=i)
             loop.drafts[i].token = -1
+        memcpy(self.drafts, loop.drafts, loop.n_drafts * sizeof(mtp_draft_token))
+        self.n_kept = len(self.memory)
 
-    cdef void *take(self, int64_t n, size_t size) except NULL:
-        """Return n zeros of a size, which stay as long as the schedule does."""
+    cdef void *room(self, int64_t n, size_t size) except NULL:
+        """Return n zeros of a size."""
         cdef char *taken
         cdef int64_t n_bytes = (max(n, 1) * <int64_t> size + 15) & ~15
         if n_bytes > self.n_left:
@@ -88,7 +112,7 @@ cdef class FlatSchedule:
         return taken
 
     cdef int32_t *integers(self, int64_t n) except NULL:
-        return <int32_t *> self.take(n, sizeof(int32_t))
+        return <int32_t *> self.room(n, sizeof(int32_t))
 
     cdef int take_bests(self, tuple bests) except -1:
         """Note which drafts are the best of others: until they are found the first candidates."""
@@ -130,16 +154,16 @@ cdef class FlatSchedule:
         for i in range(self.loop.n_drafts):
             own = &self.loop.drafts[i]
             text, parent = drafts[i]
-            if not (0 <= text < self.loop.n_texts and MTP_BEST <= parent < i
+            if not (0 <= text < MOST and MTP_BEST <= parent < i
                     and (parent == MTP_BEST) == (own.parent == MTP_BEST)
                     and (parent < 0 or self.loop.drafts[parent].text == text)):
                 raise BatchError(
                     "a draft of no text, or after none before it", where=f"draft {i}",
-                    wanted=f"texts 0..{self.loop.n_texts - 1}, drafts before {i}",
-                    got=(text, parent))
+                    wanted=f"drafts of it before {i}", got=(text, parent))
             if parent >= 0 and not self.loop.drafts[parent].is_open:
                 raise BatchError("a draft after one that does not go on", got=i)
             own.text, own.parent = text, parent
+            self.n_texts = max(self.n_texts, text + 1)
             if parent == MTP_BEST:
                 own.depth = self.loop.drafts[own.best_of].depth
                 own.best_of = i
@@ -154,26 +178,64 @@ cdef class FlatSchedule:
                                      where=f"best {i}")
         return 0
 
+    cdef int take_stage(self, int64_t s) except -1:
+        """Note the rows and slots of a stage."""
+        cdef mtp_stage *own = &self.loop.stages[s]
+        cdef int64_t i
+        stage, where = self.stages[s], f"stage {s}"
+        if not 0 <= stage.graph < len(self.programs) or stage.rows not in FORMS:
+            raise BatchError("a stage of no pass, or with rows of no kind", where=where,
+                             wanted=f"passes 0..{len(self.programs) - 1}; {', '.join(FORMS)}",
+                             got=(stage.graph, stage.rows))
+        program = self.programs[stage.graph]
+        if "codes" in program.inputs:
+            raise BatchError("a graph that reads codes cannot draft", where=where)
+        own.form, own.given = FORMS[stage.rows], &self.given[<int64_t> stage.graph]
+        own.repeats, own.runs_whole = max(stage.repeats, 0), bool(stage.runs_whole)
+        own.ends_at_nan, own.n_told = bool(stage.ends_at_nan), len(stage.fills)
+        own.told = <mtp_fill *> self.room(own.n_told, sizeof(mtp_fill))
+        own.fills = <mtp_fill *> self.room(own.n_told, sizeof(mtp_fill))
+        own.kept = <mtp_kept *> self.room(self.loop.n_kinds, sizeof(mtp_kept))
+        own.n_slots = len(program.slots())
+        own.slots = <mtp_slot *> self.room(own.n_slots, sizeof(mtp_slot))
+        for i, (slot, width) in enumerate(program.slots().items()):
+            names = stage.feeds.get(slot)
+            own.slots[i].width = width
+            own.slots[i].kind = -1 if names is None else self.kinds[tuple(names)]
+        if own.form != MTP_GIVEN:
+            own.n_fills = own.rows.n = own.rows.n_outputs = own.n_told
+            own.rows.is_tree = own.form == MTP_TREE
+        return 0
+
+    cdef int64_t output_of(self, int64_t s, int64_t output) except -1:
+        """Return an output of a stage; that its pass has it is checked when that is there."""
+        cdef mtp_stage *own = &self.loop.stages[s]
+        cdef int64_t graph = own.given - self.given
+        cdef int64_t most = MOST if own.form == MTP_GIVEN else own.n_told
+        if not 0 <= output < most:
+            raise BatchError("no such output", where=f"stage {s}", wanted=f"0..{most - 1}",
+                             got=output)
+        if own.form == MTP_GIVEN:
+            self.least[graph] = max(self.least[graph], output + 1)
+        return output
+
     cdef int take_picks(self, int64_t s) except -1:
         """Note which outputs of a stage choose which drafts."""
         cdef mtp_stage *own = &self.loop.stages[s]
         cdef int64_t i, output, draft, rank
         stage = self.stages[s]
-        own.repeats, own.runs_whole = max(stage.repeats, 0), bool(stage.runs_whole)
-        own.ends_at_nan, own.n_picks = bool(stage.ends_at_nan), len(stage.picks)
-        own.n_rows, own.n_outputs = len(stage.batch.tokens), len(stage.batch.outputs)
-        own.picks = <mtp_pick *> self.take(own.n_picks, sizeof(mtp_pick))
-        if own.n_picks and "logits" not in stage.plan.program.outputs:
+        own.n_picks = len(stage.picks)
+        own.picks = <mtp_pick *> self.room(own.n_picks, sizeof(mtp_pick))
+        if own.n_picks and "logits" not in self.programs[stage.graph].outputs:
             raise BatchError("a graph without logits cannot draft", where=f"stage {s}")
         for i, (output, draft, rank) in enumerate(stage.picks):
-            if not (0 <= output < own.n_outputs and 0 <= draft < self.loop.n_drafts):
-                raise BatchError(
-                    "no output, or a draft that is chosen elsewhere", where=f"stage {s}",
-                    wanted=f"outputs 0..{own.n_outputs - 1}", got=(output, draft))
+            if not 0 <= draft < self.loop.n_drafts:
+                raise BatchError("no such draft", where=f"stage {s}", got=draft)
             if not MTP_CHOICE <= rank < MOST or (rank != MTP_CHOICE and own.repeats):
                 raise BatchError("a rank from 0 on, of drafts not chosen anew", where=f"stage {s}",
                                  got=rank)
-            own.picks[i] = mtp_pick(output, draft, rank)
+            own.picks[i] = mtp_pick(self.output_of(s, output), draft, rank)
+            self.n_ranked = max(self.n_ranked, rank + 1)
             if rank != MTP_CHOICE:
                 self.loop.drafts[draft].stage, self.loop.drafts[draft].output = s, i
         return 0
@@ -201,86 +263,43 @@ cdef class FlatSchedule:
             before, pick = best.stage, best.pick
         return 0
 
-    cdef int take_batch(self, int64_t s) except -1:
-        """Note the slots of a stage, and which row each of its rows comes after."""
-        cdef mtp_stage *own = &self.loop.stages[s]
-        cdef int64_t i, row, before, n = own.n_rows
-        cdef int32s seq, parent
-        stage, batch = self.stages[s], self.stages[s].batch
-        if "codes" in stage.plan.program.inputs:
-            raise BatchError("a graph that reads codes cannot draft", where=f"stage {s}")
-        own.is_tree, own.n_axes = batch.parent is not None, batch.positions.shape[1]
-        seq = int32s_of(batch.seq, 1)
-        parent = int32s_of(batch.parent, 1) if own.is_tree else seq
-        if seq.n != n or parent.n != n:
-            raise BatchError("rows do not fit each other", where=f"stage {s}", wanted=n)
-        own.seq = self.integers(n)
-        own.parent = self.integers(n)
-        own.before = self.integers(n)
-        own.at = self.integers(own.n_outputs)
-        own.kept = <mtp_kept *> self.take(self.loop.n_kinds, sizeof(mtp_kept))
-        for i in range(own.n_outputs):
-            own.at[i] = -1
-        for row in range(n):
-            own.seq[row] = seq.data[row]
-            before = row - 1
-            while before >= 0 and own.seq[before] != own.seq[row]:
-                before -= 1
-            if own.is_tree:
-                before = parent.data[row]
-            if not -1 <= before < row:
-                raise BatchError("a parent is an earlier row of the sequence", where=f"row {row}",
-                                 got=before)
-            own.before[row] = own.parent[row] = before
-        slots = stage.plan.program.slots()
-        own.n_slots = len(slots)
-        own.slots = <mtp_slot *> self.take(own.n_slots, sizeof(mtp_slot))
-        for i, (slot, width) in enumerate(slots.items()):
-            names = stage.feeds.get(slot)
-            own.slots[i].width = width
-            own.slots[i].kind = -1 if names is None else self.kinds[tuple(names)]
-        return 0
-
     cdef int take_fills(self, int64_t s) except -1:
         """Note what rows of a stage get; check that it is there, and of their width."""
         cdef mtp_stage *own = &self.loop.stages[s]
-        cdef int64_t i, row, draft, of, output, before = -1, n_fed = 0
+        cdef int64_t i, output, draft, of, source, ahead, graph = own.given - self.given
         cdef bint is_there
         stage, where, feeders = self.stages[s], f"stage {s}", set()
-        slots, given = stage.plan.program.slots(), stage.batch.slots
+        slots = self.programs[stage.graph].slots()
         if lost := stage.feeds.keys() - slots.keys():
             raise BatchError("slots that the graph does not have", where=where, got=sorted(lost))
-        own.n_fills = len(stage.fills)
-        own.fills = <mtp_fill *> self.take(own.n_fills, sizeof(mtp_fill))
-        for i, (row, draft, of, output) in enumerate(stage.fills):
-            if not before < row < own.n_rows:
-                raise BatchError("fills by row", where=where, got=row,
-                                 wanted=f"rows of 0..{own.n_rows - 1}, one after the other")
-            before = row
+        for i, (output, draft, of, source, ahead) in enumerate(stage.fills):
+            if not (0 <= output < MOST and -MOST < ahead < MOST):
+                raise BatchError("a row of no output", where=f"{where}, fill {i}",
+                                 got=(output, ahead))
+            self.least[graph] = max(self.least[graph], output + 1)
             if draft != MTP_KNOWN and not (0 <= draft < self.loop.n_drafts
                                            and self.loop.drafts[draft].token >= 0):
-                raise BatchError("a draft before it is chosen", where=f"{where}, row {row}",
+                raise BatchError("a draft before it is chosen", where=f"{where}, fill {i}",
                                  got=draft)
             if draft != MTP_KNOWN and not self.loop.drafts[draft].is_open:
                 raise BatchError("a draft after one that does not go on",
-                                 where=f"{where}, row {row}", got=draft)
-            is_there = 0 <= of < s and 0 <= output < self.loop.stages[of].n_outputs
+                                 where=f"{where}, fill {i}", got=draft)
+            if not stage.feeds:
+                of = MTP_KNOWN
+            is_there = 0 <= of < s
             if of == MTP_OF_DRAFT:  # which changes with each time that a stage repeats
                 is_there = draft != MTP_KNOWN and own.repeats == 0
-                of, output = self.loop.drafts[draft].stage if is_there else of, MTP_OF_DRAFT
+                of, source = self.loop.drafts[draft].stage if is_there else of, MTP_OF_DRAFT
+            elif is_there:
+                source = self.output_of(of, source)
             if of != MTP_KNOWN:
                 if not is_there:
-                    raise BatchError("a row before it is made", where=f"{where}, row {row}", got=of)
+                    raise BatchError("a row before it is made", where=f"{where}, fill {i}", got=of)
                 feeders.add(of)
-                n_fed += 1
-            own.fills[i] = mtp_fill(row, draft, of, min(output, MOST))
+            own.told[i] = own.fills[i] = mtp_fill(output, ahead, draft, of, source, i)
         for of in feeders:
             for slot, names in stage.feeds.items():
                 self.keep(of, tuple(names), slots[slot], f"{where}: feeds[{slot!r}]")
-        missing = slots.keys() - given.keys()
-        if missing and (n_fed < own.n_rows or missing - stage.feeds.keys()):
-            raise BatchError("a slot that nothing feeds", where=where, got=sorted(missing),
-                             wanted="an output for it")
         return 0
 
     cdef int keep(self, int64_t s, tuple names, int64_t width, where) except -1:
@@ -288,18 +307,16 @@ cdef class FlatSchedule:
         cdef mtp_stage *stage = &self.loop.stages[s]
         cdef mtp_kept *kept = &stage.kept[<int64_t> self.kinds[names]]
         cdef int64_t i, n = 0
-        program = self.stages[s].plan.program
+        program = self.programs[self.stages[s].graph]
         shapes = [program.shape(name) for name in names if name in program.outputs]
         for i in range(len(shapes)):
             n += shapes[i][1]
         if len(shapes) < max(len(names), 1) or n != width:
             raise BatchError("a slot is fed by outputs of its width", where=where,
                              wanted=", ".join(program.outputs), got=names)
-        if kept.rows == NULL:
+        if kept.parts == NULL:
             kept.width, kept.n_parts = width, len(shapes)
-            kept.parts = <mtp_part *> self.take(kept.n_parts, sizeof(mtp_part))
-            kept.is_finite = <int8_t *> self.take(stage.n_outputs, 1)
-            kept.rows = <float *> self.take(stage.n_outputs * width, sizeof(float))
+            kept.parts = <mtp_part *> self.room(kept.n_parts, sizeof(mtp_part))
             for i, (axis, n, *_) in enumerate(shapes):
                 is_of_outputs = axis == "n_outputs"
                 kept.parts[i] = mtp_part(-1, MTP_OUTPUTS if is_of_outputs else MTP_TOKENS, n)
@@ -344,6 +361,110 @@ cdef class FlatSchedule:
                 n_found += 1
         return n_found
 
+    # Passes and texts
+
+    cdef object take(self, schedule, bint runs):
+        """Take the passes of a schedule: with them it is known which rows stages have.
+
+        Returns what ``Drafts`` has if it ``runs``.
+        """
+        cdef mtp_schedule *loop = &self.loop
+        cdef int64_t i, n = 0, n_axes = 1
+        try:
+            del self.memory[self.n_kept:]
+            self.n_left = 0
+            if len(schedule.texts) < self.n_texts:
+                raise BatchError("a draft of no text", wanted=f"{self.n_texts} texts",
+                                 got=len(schedule.texts))
+            passes = tuple(schedule.passes)
+            for i, one in enumerate(passes):
+                self.take_pass(i, one.batch)
+            memcpy(loop.drafts, self.drafts, loop.n_drafts * sizeof(mtp_draft_token))
+            loop.n_found = 0
+            for i in range(loop.n_stages):
+                self.take_rows(i, passes[self.stages[i].graph].batch.slots)
+                n = max(n, loop.stages[i].rows.n)
+                n_axes = max(n_axes, loop.stages[i].rows.n_axes)
+            self.make_room(&loop.rows, n, n_axes)
+            loop.is_dead, loop.row_at = self.integers(n), self.integers(n)
+            return self.run(schedule, passes) if runs else None
+        finally:
+            self.is_taken = False
+
+    cdef int take_pass(self, int64_t number, batch) except -1:
+        """Copy a batch, and note which row each of its rows comes after."""
+        cdef mtp_rows *own = &self.given[number]
+        cdef int64_t n = len(batch.tokens), m = len(batch.outputs), i, before
+        where = f"pass {number}"
+        if m < self.least[number]:
+            raise BatchError("no such output", where=where, wanted=f"below {m}",
+                             got=self.least[number] - 1)
+        if not m <= n <= MOST:
+            raise BatchError("rows do not fit each other", where=where, wanted=f"{n} rows", got=m)
+        own.n, own.n_outputs, own.n_axes = n, m, batch.positions.shape[1]
+        own.is_tree, own.has_spans = batch.parent is not None, batch.until is not None
+        own.tokens, own.seq = self.copied(batch.tokens, n, 1), self.copied(batch.seq, n, 1)
+        own.place = self.copied(batch.place, n, 1)
+        own.positions = self.copied(batch.positions, n, own.n_axes)
+        own.outputs, own.before = self.copied(batch.outputs, m, 1), self.integers(n)
+        own.parent = self.copied(batch.parent if own.is_tree else batch.seq, n, 1)
+        own.until = self.copied(batch.until, n, 1) if own.has_spans else NULL
+        for i in range(n):
+            before = own.parent[i] if own.is_tree else mtp_row_before(own, i)
+            if not -1 <= before < i:
+                raise BatchError("a parent is an earlier row of the sequence",
+                                 where=f"{where}, row {i}", got=before)
+            own.before[i] = own.parent[i] = before
+        for i in range(m):
+            if not 0 <= own.outputs[i] < n:
+                raise BatchError("output is not a row", where=f"{where}, output {i}",
+                                 got=own.outputs[i])
+        return 0
+
+    cdef int32_t *copied(self, array, int64_t n, int64_t width) except NULL:
+        """Return a copy of a column of a batch, ``width`` numbers of each row."""
+        cdef int32_t *own = self.integers(n * width)
+        cdef int32s values = int32s_of(array, array.ndim)
+        if values.n != n or values.width != width:
+            raise BatchError("rows do not fit each other", wanted=(n, width),
+                             got=(values.n, values.width))
+        memcpy(own, values.data, n * width * sizeof(int32_t))
+        return own
+
+    cdef int make_room(self, mtp_rows *rows, int64_t n, int64_t n_axes) except -1:
+        """Let there be room for n rows."""
+        rows.tokens, rows.seq = self.integers(n), self.integers(n)
+        rows.place, rows.positions = self.integers(n), self.integers(n * n_axes)
+        rows.outputs, rows.until = self.integers(n), self.integers(n)
+        rows.parent, rows.before = self.integers(n), self.integers(n)
+        rows.n_axes = n_axes
+        return 0
+
+    cdef int take_rows(self, int64_t s, given) except -1:
+        """Place the rows of a stage; check that all its slots are fed, or ``given`` with a pass."""
+        cdef mtp_stage *own = &self.loop.stages[s]
+        cdef int64_t i, at, n_fed = 0
+        if own.form != MTP_GIVEN:
+            self.make_room(&own.rows, own.n_told, own.given.n_axes)
+        at = mtp_stage_place(own)
+        if at >= 0:
+            raise BatchError("fills by row", where=f"stage {s}", got=self.stages[s].fills[at],
+                             wanted="rows of the pass one after the other")
+        for i in range(own.n_fills):
+            n_fed += own.fills[i].stage != MTP_KNOWN
+        for i, slot in enumerate(self.programs[self.stages[s].graph].slots()):
+            if slot not in given and (n_fed < own.rows.n or own.slots[i].kind < 0):
+                raise BatchError("a slot that nothing feeds", where=f"stage {s}", got=slot,
+                                 wanted="an output for it")
+        if own.rows.is_tree:
+            self.check_tree(s)
+        own.has_run, own.at = False, self.integers(own.rows.n_outputs)
+        for i in range(own.rows.n_outputs):
+            own.at[i] = -1
+        for i in range(self.loop.n_kinds):
+            own.kept[i].is_finite = <int8_t *> self.room(own.rows.n_outputs, 1)
+        return 0
+
     cdef int check_tree(self, int64_t s) except -1:
         """Check that each row of a tree can only come after rows of its sequence before it."""
         cdef mtp_stage *stage = &self.loop.stages[s]
@@ -375,7 +496,7 @@ cdef class FlatSchedule:
     cdef int check_parent(self, int64_t s, int64_t row, int64_t draft) except -1:
         """Check the row of the draft before that of a row, if it has one."""
         cdef int64_t before = self.loop.row_of[draft] if draft >= 0 else -1
-        cdef const int32_t *seq = self.loop.stages[s].seq
+        cdef const int32_t *seq = self.loop.stages[s].rows.seq
         if before >= row or (before >= 0 and seq[before] != seq[row]):
             raise BatchError("a row of a tree comes after a row of its sequence before it",
                              where=f"stage {s}, row {row}", got=before)
@@ -383,16 +504,17 @@ cdef class FlatSchedule:
 
     # The loop
 
-    cdef object run(self, dict bindings):
-        """Run it with what each plan is bound to; return what ``Drafts`` has."""
+    cdef object run(self, schedule, tuple passes):
+        """Run it; return what ``Drafts`` has."""
         cdef mtp_schedule *loop = &self.loop
         cdef Executor one, first
         cdef Sampler sampler
         cdef int64_t begin, i
         if not self.stages:
             raise BackendError("a schedule without stages")
+        bindings = self.bindings_of(passes)
         executors = [bound.executor for bound in bindings.values()]
-        first = bindings[self.stages[0].plan].executor
+        first = bindings[passes[self.stages[0].graph].plan].executor
         running, taken = [], []
         try:
             for one in executors:
@@ -400,11 +522,13 @@ cdef class FlatSchedule:
                     raise BackendError("a plan runs one batch at a time")
                 running.append(one)
                 one.is_running = True
+                one.settle()
+            loop.n_logits = loop.n_tokens = 0
             for i in range(loop.n_stages):
-                self.bind(i, bindings[self.stages[i].plan], first)
-            self.take_room()
-            self.take_texts(first)
-            for text in self.texts:
+                one_pass = passes[self.stages[i].graph]
+                self.bind(i, one_pass, bindings[one_pass.plan], first)
+            self.take_texts(schedule, first)
+            for text in schedule.texts:
                 sampler = text.sampler
                 sampler._check_scratch()
                 taken.append(sampler)
@@ -430,28 +554,39 @@ cdef class FlatSchedule:
             for one in running:
                 one.is_running = False
 
-    cdef int bind(self, int64_t s, bound, Executor first) except -1:
-        """Check the batch of a stage, copy it, and note the arrays that its plan reads and writes.
-        """
+    cdef dict bindings_of(self, tuple passes):
+        """Return what each plan is bound to, with room for its largest stage."""
+        cdef mtp_stage *own
+        cdef int64_t i
+        sizes = {}
+        for i in range(self.loop.n_stages):
+            own, one = &self.loop.stages[i], passes[self.stages[i].graph]
+            memory, n, m, has_fills = sizes.get(one.plan, (one.memory, 0, 0, False))
+            sizes[one.plan] = (memory, max(n, own.rows.n), max(m, own.rows.n_outputs),
+                               has_fills or own.n_told > 0)
+        return {plan: plan.bind(*of) for plan, of in sizes.items()}
+
+    cdef int bind(self, int64_t s, one_pass, bound, Executor first) except -1:
+        """Check the rows of a stage, and note the arrays that its plan reads and writes."""
         cdef mtp_stage *own = &self.loop.stages[s]
         cdef Executor executor = bound.executor
-        cdef int64_t n_logits = bound.n_logits, logits = bound.logits
-        cdef const int32_t[::1] ids = self.token_ids
-        stage, batch, where = self.stages[s], self.stages[s].batch, f"stage {s}"
+        cdef int64_t i, n_logits = bound.n_logits, logits = bound.logits
+        cdef bint has_embeddings
+        batch, where = one_pass.batch, f"stage {s}"
         if executor.plan.n_threads != first.plan.n_threads:
             raise BackendError("stages for other threads", where=where)
-        executor.settle()
-        executor.take_rows(batch, bound.pages, bound.states)
-        rows, slots = bound.rows if stage.fills else batch.slots, stage.plan.program.slots()
-        external = [(bound.slots[slot], rows[slot]) for slot in slots if slot in rows]
-        if batch.embeddings is not None:
+        mtp_run_take(&executor.run_state, &own.rows, own.rows.n, own.rows.n_outputs)
+        has_embeddings = own.form == MTP_GIVEN and batch.embeddings is not None
+        executor.check_rows(has_embeddings, bound.pages, bound.states)
+        rows = bound.rows if own.n_told else batch.slots
+        external = [(buffer, rows[slot]) for slot, buffer in bound.slots.items() if slot in rows]
+        if has_embeddings:
             external.append((bound.slots["embeddings"], batch.embeddings))
-        executor.take_arrays(bound.outputs + external, batch.embeddings is not None, -1)
+        executor.take_arrays(bound.outputs + external, has_embeddings, -1)
         own.plan, own.run, own.sampling = &executor.plan, &executor.run_state, executor.sampling
         own.run.interrupt = &first.interrupt
-        self.copy_rows(own)
         if own.n_picks:
-            if (n_logits < 1 or own_values(executor, logits) < n_logits * own.n_outputs
+            if (n_logits < 1 or own_values(executor, logits) < n_logits * own.rows.n_outputs
                     or mtp_plan_n_logits(&executor.plan, logits) not in (0, n_logits)):
                 raise BackendError("a buffer without room for the logits", where=where,
                                    got=n_logits)
@@ -459,34 +594,13 @@ cdef class FlatSchedule:
                 raise BackendError("stages with other numbers of logits", where=where,
                                    wanted=self.loop.n_logits, got=n_logits)
             self.loop.n_logits, own.sampling.logits = n_logits, logits
-        own.sampling.token_ids = NULL
-        if ids is not None and ids.shape[0]:
-            own.sampling.token_ids = &ids[0]
         self.bind_kept(own, executor, bound.made, where)
-        self.bind_slots(own, executor, slots, bound.slots, batch.slots, where)
-        if (executor.n_vocab and any([draft != MTP_KNOWN for _, draft, _, _ in stage.fills])
-                and not 0 < self.loop.n_tokens <= executor.n_vocab):
-            self.loop.n_tokens = executor.n_vocab
+        self.bind_slots(own, executor, bound.slots, batch.slots, where)
+        for i in range(own.n_told):
+            if own.told[i].draft != MTP_KNOWN and executor.n_vocab and (
+                    not 0 < self.loop.n_tokens <= executor.n_vocab):
+                self.loop.n_tokens = executor.n_vocab
         return 0
-
-    cdef int copy_rows(self, mtp_stage *own) except -1:
-        """Copy a batch that the executor has checked."""
-        cdef int64_t n = own.n_rows, m = own.n_outputs
-        cdef const mtp_run *run = own.run
-        if run.n_rows[MTP_TOKENS] != n or run.n_rows[MTP_OUTPUTS] != m or run.n_axes != own.n_axes:
-            raise BatchError("a batch that changed")
-        own.tokens = self.copied(run.tokens, n)
-        own.seq = self.copied(run.seq, n)
-        own.place = self.copied(run.place, n)
-        own.positions = self.copied(run.positions, n * own.n_axes)
-        own.outputs = self.copied(run.outputs, m)
-        own.until = NULL if run.until == NULL else self.copied(run.until, n)
-        return 0
-
-    cdef int32_t *copied(self, const int32_t *values, int64_t n) except NULL:
-        cdef int32_t *own = self.integers(n)
-        memcpy(own, values, n * sizeof(int32_t))
-        return own
 
     cdef int bind_kept(self, mtp_stage *own, Executor executor, dict made, where) except -1:
         """Note the buffers of what a stage keeps."""
@@ -502,24 +616,24 @@ cdef class FlatSchedule:
                     raise BackendError("no such rows to feed slots", where=where, got=names[i])
         return 0
 
-    cdef int bind_slots(self, mtp_stage *own, Executor executor, slots, dict buffers, given,
+    cdef int bind_slots(self, mtp_stage *own, Executor executor, dict buffers, given,
                         where) except -1:
         """Note the slots whose rows the loop writes, or that the batch has."""
         cdef mtp_slot *slot
         cdef int64_t i
         cdef floats values
-        for i, name in enumerate(slots):
+        for i, name in enumerate(self.programs[<int64_t> (own.given - self.given)].slots()):
             slot = &own.slots[i]
-            slot.buffer = buffers[name]
+            slot.buffer, slot.given, slot.rows = buffers[name], NULL, NULL
             if name in given:
                 values = floats_of(given[name], False)
-                if values.n < slot.width * own.n_rows:
+                if values.n < slot.width * own.given.n:
                     raise BatchError("array does not fit the rows", where=f"{where}, slot {name}",
-                                     wanted=f"{slot.width * own.n_rows} values", got=values.n)
+                                     wanted=f"{slot.width * own.given.n} values", got=values.n)
                 slot.given = values.data
-            if own.n_fills == 0:
+            if own.n_told == 0:
                 continue
-            if (own_values(executor, slot.buffer) < slot.width * own.n_rows
+            if (own_values(executor, slot.buffer) < slot.width * own.rows.n
                     or executor.reaches[slot.buffer].is_written
                     or executor.reaches[slot.buffer].row_stride[MTP_TOKENS] > slot.width
                     or executor.reaches[slot.buffer].end[MTP_TOKENS] > slot.width
@@ -529,55 +643,59 @@ cdef class FlatSchedule:
             slot.rows = <float *> own.run.buffers[slot.buffer]
         return 0
 
-    cdef int take_room(self) except -1:
-        """Take room for the rows of the stage that runs, and for what an output ranks."""
-        cdef mtp_schedule *loop = &self.loop
-        cdef int64_t i, j, n = 0, most_axes = 1, n_ranked = 1
-        for i in range(loop.n_stages):
-            n, most_axes = max(n, loop.stages[i].n_rows), max(most_axes, loop.stages[i].n_axes)
-            for j in range(loop.stages[i].n_picks):
-                n_ranked = max(n_ranked, loop.stages[i].picks[j].rank + 1)
-        n_ranked = min(n_ranked, max(loop.n_logits, 1))
-        loop.tokens, loop.seq, loop.place = self.integers(n), self.integers(n), self.integers(n)
-        loop.parent, loop.until, loop.outputs = self.integers(n), self.integers(n), self.integers(n)
-        loop.is_dead, loop.row_at = self.integers(n), self.integers(n)
-        loop.positions = self.integers(n * most_axes)
-        loop.ids = self.integers(n_ranked)
-        loop.probabilities = <float *> self.take(n_ranked, sizeof(float))
-        loop.shares = <double *> self.take(n_ranked, sizeof(double))
-        return 0
-
-    cdef int take_texts(self, Executor first) except -1:
+    cdef int take_texts(self, schedule, Executor first) except -1:
         """Note what chooses drafts, and after which tokens; check that it can.
 
-        Texts may be long: they are copied to memory that is kept from round to round.
+        Texts may be long: they are copied to memory that is kept from round to round. Rows that
+        stages keep are written there, too.
         """
-        cdef const int32_t[::1] ids = self.token_ids
+        cdef mtp_schedule *loop = &self.loop
+        cdef const int32_t[::1] ids = schedule.token_ids
         cdef int32s history
         cdef mtp_text *own
         cdef Sampler sampler
-        cdef int64_t i, last, n_drafts = self.loop.n_drafts
-        cdef int64_t n
-        cdef int32_t *room
-        n_tokens = sum([len(text.history) + n_drafts for text in self.texts])
+        cdef int64_t i, last, n, n_drafts = loop.n_drafts
+        cdef int32_t *free
+        texts = tuple(schedule.texts)
+        n_tokens = sum([len(text.history) + n_drafts for text in texts])
         if n_tokens > MOST_TOKENS:
             raise CapacityError("no memory for a draft", wanted=f"{n_tokens} tokens")
         n = n_tokens
-        room = <int32_t *> first.reserve(max(n, 1) * sizeof(int32_t))
-        self.loop.texts = <mtp_text *> self.take(self.loop.n_texts, sizeof(mtp_text))
-        for i, text in enumerate(self.texts):
-            own, sampler, history = &self.loop.texts[i], text.sampler, int32s_of(text.history, 1)
+        free = <int32_t *> first.reserve((max(n, 1) + self.place_kept(NULL)) * sizeof(int32_t))
+        self.place_kept(<float *> free + max(n, 1))
+        loop.n_texts = len(texts)
+        loop.texts = <mtp_text *> self.room(loop.n_texts, sizeof(mtp_text))
+        for i, text in enumerate(texts):
+            own, sampler, history = &loop.texts[i], text.sampler, int32s_of(text.history, 1)
             own.n_history, own.n_prompt = history.n, text.n_prompt
             own.index, own.p_min = text.index, text.p_min
             if history.n + n_drafts > n:
                 raise BatchError("a text that changed", got=history.n)
-            own.history, room, n = room, room + history.n + n_drafts, n - history.n - n_drafts
+            own.history, free, n = free, free + history.n + n_drafts, n - history.n - n_drafts
             memcpy(own.history, history.data, history.n * sizeof(int32_t))
             own.settings, own.scratch = &sampler.settings, sampler.scratch.pointer
-            if self.loop.n_logits:
+            if loop.n_logits:
                 last = own.index if own.index < 0 else own.index + n_drafts
-                sampler._check(self.loop.n_logits, own.n_history, own.n_prompt, last, ids, None)
+                sampler._check(loop.n_logits, own.n_history, own.n_prompt, last, ids, None)
+        for i in range(loop.n_stages):
+            has_ids = ids is not None and ids.shape[0] > 0
+            loop.stages[i].sampling.token_ids = &ids[0] if has_ids else NULL
+        n = min(max(self.n_ranked, 1), max(loop.n_logits, 1))
+        loop.ids, loop.probabilities = self.integers(n), <float *> self.integers(n)
+        loop.shares = <double *> self.room(n, sizeof(double))
         return 0
+
+    cdef int64_t place_kept(self, float *to) noexcept:
+        """Let stages keep rows from here on; returns how many values. NULL: only count them."""
+        cdef mtp_stage *own
+        cdef int64_t i, kind, n = 0
+        for i in range(self.loop.n_stages):
+            own = &self.loop.stages[i]
+            for kind in range(self.loop.n_kinds):
+                if own.kept[kind].parts != NULL:
+                    own.kept[kind].rows = NULL if to == NULL else to + n
+                    n += own.rows.n_outputs * own.kept[kind].width
+        return n
 
 
 cdef int64_t own_values(Executor executor, int64_t buffer):

@@ -213,10 +213,27 @@ cdef extern from "plan/fused_sampling.h" nogil:
 
 cdef extern from "plan/draft.h" nogil:
     ctypedef struct mtp_fill:
-        int32_t row
+        int32_t output
+        int32_t ahead
         int32_t draft
         int32_t stage
-        int32_t output
+        int32_t source
+        int32_t row
+
+    ctypedef struct mtp_rows:
+        int64_t n
+        int64_t n_outputs
+        int64_t n_axes
+        int is_tree
+        int has_spans
+        int32_t *tokens
+        int32_t *seq
+        int32_t *place
+        int32_t *positions
+        int32_t *outputs
+        int32_t *parent
+        int32_t *before
+        int32_t *until
 
     ctypedef struct mtp_pick:
         int32_t output
@@ -276,6 +293,10 @@ cdef extern from "plan/draft.h" nogil:
         const mtp_plan *plan
         mtp_run *run
         mtp_fused_sampling sampling
+        const mtp_rows *given
+        int form
+        mtp_fill *told
+        int64_t n_told
         mtp_fill *fills
         int64_t n_fills
         mtp_pick *picks
@@ -286,18 +307,7 @@ cdef extern from "plan/draft.h" nogil:
         int64_t repeats
         int runs_whole
         int ends_at_nan
-        int64_t n_rows
-        int64_t n_outputs
-        int64_t n_axes
-        int32_t *tokens
-        int32_t *seq
-        int32_t *place
-        int32_t *positions
-        int is_tree
-        int32_t *outputs
-        int32_t *parent
-        int32_t *before
-        int32_t *until
+        mtp_rows rows
         int32_t *at
         int has_run
 
@@ -308,19 +318,14 @@ cdef extern from "plan/draft.h" nogil:
         int64_t n_drafts
         mtp_best *bests
         int64_t n_bests
+        int64_t n_found
         mtp_stage *stages
         int64_t n_stages
         int64_t n_kinds
         int keeps_logits
         int64_t n_logits
         int64_t n_tokens
-        int32_t *tokens
-        int32_t *seq
-        int32_t *place
-        int32_t *positions
-        int32_t *parent
-        int32_t *until
-        int32_t *outputs
+        mtp_rows rows
         int32_t *is_dead
         int32_t *row_at
         int32_t *row_of
@@ -329,6 +334,10 @@ cdef extern from "plan/draft.h" nogil:
         double *shares
 
     int32_t MTP_KNOWN, MTP_OF_DRAFT, MTP_CHOICE, MTP_BEST
+    int MTP_GIVEN, MTP_CHAIN, MTP_TREE
+    int64_t mtp_row_before(const mtp_rows *rows, int64_t row)
+    int64_t mtp_stage_place(mtp_stage *stage)
+    void mtp_run_take(mtp_run *run, const mtp_rows *rows, int64_t n, int64_t n_outputs)
     void mtp_schedule_run(mtp_schedule *schedule)
 
 
@@ -400,6 +409,7 @@ cdef class Executor:
     cdef int check_sequence(self, const int32s *tables, const int32s *first, const int32s *length,
                             int64_t n_pages, int64_t seq) except -1
     cdef int take_rows(self, object rows, object pages, object states) except -1
+    cdef int check_rows(self, bint has_embeddings, object pages, object states) except -1
     cdef int take_states(self, object states) except -1
     cdef int check_entry(self, const int32_t *entry, int64_t seq) except -1
     cdef int check_tree(self, const int32_t *entry, int64_t t) except -1

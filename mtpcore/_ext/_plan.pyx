@@ -642,82 +642,88 @@ cdef class Executor:
         """
         cdef int32s tokens = int32s_of(rows.tokens, 1), seq = int32s_of(rows.seq, 1)
         cdef int32s place = int32s_of(rows.place, 1), outputs = int32s_of(rows.outputs, 1)
-        cdef int32s positions = int32s_of(rows.positions, 2), parent, until, tables, first, length
-        cdef int64_t n = tokens.n, m = outputs.n, n_pages, t, before
+        cdef int32s positions = int32s_of(rows.positions, 2), parent, until
+        cdef mtp_run *run = &self.run_state
+        cdef int64_t n = tokens.n
+        if not (n <= self.n_batch and seq.n == n and place.n == n and positions.n == n):
+            raise BatchError("rows do not fit the plan", wanted=f"at most {self.n_batch} rows",
+                             got=f"{n} tokens, {outputs.n} outputs")
+        # Not places and outputs, which were made for this run; and no address depends on positions.
+        run.tokens = <int32_t *> memcpy(self.own_rows, tokens.data, n * sizeof(int32_t))
+        run.seq = <int32_t *> memcpy(self.own_rows + self.n_batch, seq.data, n * sizeof(int32_t))
+        run.n_rows[0], run.n_rows[1], run.n_axes = n, outputs.n, positions.width
+        run.place, run.positions, run.outputs = place.data, positions.data, outputs.data
+        run.parent = run.until = NULL
+        if rows.parent is not None:
+            parent = int32s_of(rows.parent, 1)
+            if parent.n != n:
+                raise BatchError("one parent a row", wanted=n, got=parent.n)
+            run.parent = <int32_t *> memcpy(self.own_rows + 2 * self.n_batch, parent.data,
+                                            n * sizeof(int32_t))
+        if rows.until is not None:
+            until = int32s_of(rows.until, 1)
+            if until.n != n or rows.parent is not None:
+                raise BatchError("one end of a span a row, and no tree", wanted=n, got=until.n)
+            run.until = <int32_t *> memcpy(self.own_rows + 3 * self.n_batch, until.data,
+                                           n * sizeof(int32_t))
+        self.check_rows(rows.embeddings is not None, pages, states)
+        return 0
+
+    cdef int check_rows(self, bint has_embeddings, pages, states) except -1:
+        """Check all rows of the run that addresses depend on, and note where memory has them."""
+        cdef const mtp_run *run = &self.run_state
+        cdef int32s tables, first, length
+        cdef int64_t n = run.n_rows[0], m = run.n_rows[1], n_pages, t, before
         cdef bint is_source
-        cdef int32_t least = 0 if rows.embeddings is None or self.needs_tokens else -1
+        cdef int32_t least = -1 if has_embeddings and not self.needs_tokens else 0
         cdef mtp_memory *memory
         refuse_unless(self.is_finished, "a plan that is not finished", "finish()", "run")
         if len(pages) != len(self.n_pages):
             raise BackendError("memory of another plan", wanted=f"{len(self.n_pages)} groups",
                                got=len(pages))
-        if positions.width < self.n_axes:
+        if run.n_axes < self.n_axes:
             raise BatchError("positions with fewer axes than are read", wanted=self.n_axes,
-                             got=positions.width)
-        if not (n <= self.n_batch and seq.n == n and place.n == n and positions.n == n and m <= n):
+                             got=run.n_axes)
+        if n > self.n_batch or m > n:
             raise BatchError("rows do not fit the plan", wanted=f"at most {self.n_batch} rows",
                              got=f"{n} tokens, {m} outputs")
-        # Not places and outputs, which were made for this run; and no address depends on positions.
-        tokens.data = <int32_t *> memcpy(self.own_rows, tokens.data, n * sizeof(int32_t))
-        seq.data = <int32_t *> memcpy(self.own_rows + self.n_batch, seq.data, n * sizeof(int32_t))
-        self.run_state.n_rows[0], self.run_state.n_rows[1] = n, m
-        self.run_state.n_axes = positions.width
         for t in range(n):
-            if self.n_vocab > 0 and not least <= tokens.data[t] < self.n_vocab:
-                raise BatchError("token id out of range", where=f"row {t}", got=tokens.data[t],
+            if self.n_vocab > 0 and not least <= run.tokens[t] < self.n_vocab:
+                raise BatchError("token id out of range", where=f"row {t}", got=run.tokens[t],
                                  wanted=f"{least} to {self.n_vocab - 1}")
-            if place.data[t] < 0 or seq.data[t] < 0:
+            if run.place[t] < 0 or run.seq[t] < 0:
                 raise BatchError("place or sequence below 0", where=f"row {t}",
-                                 got=(place.data[t], seq.data[t]))
+                                 got=(run.place[t], run.seq[t]))
             before = t - 1
-            while before >= 0 and seq.data[before] != seq.data[t]:
+            while before >= 0 and run.seq[before] != run.seq[t]:
                 before -= 1
-            if before >= 0 and place.data[before] >= place.data[t]:
+            if before >= 0 and run.place[before] >= run.place[t]:
                 raise BatchError("rows of a sequence come in the order of their places",
-                                 where=f"row {t}", got=place.data[t],
-                                 wanted=f"above {place.data[before]}")
+                                 where=f"row {t}", got=run.place[t],
+                                 wanted=f"above {run.place[before]}")
+            before = -1 if run.parent == NULL else run.parent[t]
+            if not -1 <= before < t or (before >= 0 and run.seq[before] != run.seq[t]):
+                raise BatchError("a parent is an earlier row of the sequence", where=f"row {t}",
+                                 got=before)
         for t in range(m):
-            if not 0 <= outputs.data[t] < n:
-                raise BatchError("output is not a row", where=f"output {t}", got=outputs.data[t])
-        self.run_state.tokens, self.run_state.seq = tokens.data, seq.data
-        self.run_state.place, self.run_state.positions = place.data, positions.data
-        self.run_state.outputs, self.run_state.parent = outputs.data, NULL
-        if rows.parent is not None:
-            parent = int32s_of(rows.parent, 1)
-            if parent.n != n:
-                raise BatchError("one parent a row", wanted=n, got=parent.n)
-            parent.data = <int32_t *> memcpy(self.own_rows + 2 * self.n_batch, parent.data,
-                                             n * sizeof(int32_t))
-            for t in range(n):
-                before = parent.data[t]
-                if not -1 <= before < t or (before >= 0 and seq.data[before] != seq.data[t]):
-                    raise BatchError("a parent is an earlier row of the sequence",
-                                     where=f"row {t}", got=before)
-            self.run_state.parent = parent.data
-        self.run_state.until = NULL
-        if rows.until is not None:
-            until = int32s_of(rows.until, 1)
-            if until.n != n or rows.parent is not None:
-                raise BatchError("one end of a span a row, and no tree", wanted=n, got=until.n)
-            until.data = <int32_t *> memcpy(self.own_rows + 3 * self.n_batch, until.data,
-                                            n * sizeof(int32_t))
-            self.run_state.until = until.data
+            if not 0 <= run.outputs[t] < n:
+                raise BatchError("output is not a row", where=f"output {t}", got=run.outputs[t])
         for i, group in enumerate(pages):
             tables, first = int32s_of(group.tables, 2), int32s_of(group.first, 1)
             length, n_pages = int32s_of(group.length, 1), self.n_pages[i]
             is_source = self.is_source(i)
-            for t in range(n if self.run_state.until != NULL and not is_source else 0):
-                if seq.data[t] < length.n and until.data[t] > length.data[seq.data[t]]:
-                    raise BatchError("span ends past what is reserved", where=f"row {t}",
-                                     wanted=f"at most {length.data[seq.data[t]]}",
-                                     got=until.data[t])
             for t in range(n):
                 if not is_source:
-                    self.check_place(&tables, &length, n_pages, seq.data[t], place.data[t], t)
-                if t == 0 or seq.data[t] != seq.data[t - 1]:
-                    self.check_sequence(&tables, &first, &length, n_pages, seq.data[t])
-                    if is_source and first.data[seq.data[t]] >= length.data[seq.data[t]]:
-                        raise BatchError("nothing to attend to", where=f"sequence {seq.data[t]}",
+                    if run.until != NULL and run.seq[t] < length.n and (
+                            run.until[t] > length.data[run.seq[t]]):
+                        raise BatchError("span ends past what is reserved", where=f"row {t}",
+                                         wanted=f"at most {length.data[run.seq[t]]}",
+                                         got=run.until[t])
+                    self.check_place(&tables, &length, n_pages, run.seq[t], run.place[t], t)
+                if t == 0 or run.seq[t] != run.seq[t - 1]:
+                    self.check_sequence(&tables, &first, &length, n_pages, run.seq[t])
+                    if is_source and first.data[run.seq[t]] >= length.data[run.seq[t]]:
+                        raise BatchError("nothing to attend to", where=f"sequence {run.seq[t]}",
                                          wanted="rows of its source")
             memory = &self.run_state.memory[i]
             memory.tables, memory.first, memory.length = tables.data, first.data, length.data

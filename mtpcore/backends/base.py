@@ -141,7 +141,7 @@ class Plan(Protocol):
         """
 
     def run_schedule(self, schedule: Schedule) -> Drafts:
-        """Run a schedule whose first stage is this plan's; no output of it is kept.
+        """Run a schedule whose first pass is this plan's; no output of it is kept.
 
         The caller takes back what stages write to memories.
         """

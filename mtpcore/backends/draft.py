@@ -21,11 +21,12 @@ from mtpcore.backends.schedule import (
     Best,
     Drafts,
     Pick,
+    Rows,
     Schedule,
     Stage,
     Text,
 )
-from mtpcore.graph.program import OUTPUTS
+from mtpcore.graph.program import OUTPUTS, Program
 
 __all__ = ["run_schedule"]
 
@@ -66,17 +67,17 @@ class _Round:
     """A schedule while it runs: what was chosen and made so far."""
 
     def __init__(self, schedule: Schedule) -> None:
-        self._schedule = schedule
+        self._schedule, self._round = schedule, schedule.round
         self._chosen: dict[int, _Choice] = {}  # by draft
         self._made: dict[int, _Made] = {}  # by stage
-        stages = schedule.stages
+        stages = schedule.round.stages
         self._fed = {name for stage in stages for names in stage.feeds.values() for name in names}
         self._anew = {pick.draft for stage in stages if stage.repeats for pick in stage.picks}
 
     def run(self) -> Drafts:
         """Run all stages; see ``run_schedule``."""
-        drafts, texts = self._schedule.drafts, self._schedule.texts
-        for number, stage in enumerate(self._schedule.stages):
+        drafts, texts = self._round.drafts, self._schedule.texts
+        for number, stage in enumerate(self._round.stages):
             for _ in range(max(stage.repeats, 1)):
                 before = self._tokens()
                 if not self._run(number, stage) or self._tokens() == before:
@@ -87,12 +88,12 @@ class _Round:
                 del self._chosen[draft]
         numbers = range(len(drafts))
         best_of = [self._chosen[n].number if n in self._chosen else n for n in numbers]
-        ran = [number in self._made for number in range(len(self._schedule.stages))]
+        ran = [number in self._made for number in range(len(self._round.stages))]
         return Drafts(self._tokens(), best_of, ran)
 
     def _tokens(self) -> list[int]:
         """Return the token of each draft, -1 where it is none."""
-        numbers = range(len(self._schedule.drafts))
+        numbers = range(len(self._round.drafts))
         return [self._chosen[n].token if n in self._chosen else -1 for n in numbers]
 
     def _is_readable(self, token: int) -> bool:
@@ -106,13 +107,15 @@ class _Round:
 
     def _run(self, number: int, stage: Stage) -> bool:
         """Run a stage, and choose its drafts; return whether there were any to choose."""
-        above = self._above(stage)
-        batch, is_dead = self._fill(stage, above)
-        picks = self._open(stage, is_dead)
+        rows, of = self._schedule.rows[number], self._schedule.pass_of(stage)
+        above = self._above(rows)
+        batch, is_dead = self._fill(stage, rows, above)
+        picks = self._open(stage, batch, is_dead)
         if picks or not stage.picks:
-            batch, at = _leave_out(stage, batch, above, picks)
-            arrays = stage.plan.run(self._choosing(stage, batch, at, picks), stage.memory)
-            self._made[number] = self._keep(stage, batch, arrays, at)
+            is_whole = not rows.fills or stage.runs_whole or not stage.picks
+            batch, at = _leave_out(batch, above, picks, is_whole=is_whole)
+            arrays = of.plan.run(self._choosing(stage, batch, at, picks), of.memory)
+            self._made[number] = self._keep(of.plan.program, batch, arrays, at)
         for pick in stage.picks:
             self._chosen.pop(pick.draft, None)
         if picks:
@@ -123,34 +126,37 @@ class _Round:
 
     # Before a stage runs
 
-    def _above(self, stage: Stage) -> list[int]:
+    def _above(self, rows: Rows) -> list[int]:
         """Return the row that each row comes after, -1 where that is what is stored."""
-        parent = stage.batch.parent
+        parent = rows.batch.parent
         if parent is None:
             newest: dict[int, int] = {}
             above = []
-            for row, seq in enumerate(stage.batch.seq.tolist()):
+            for row, seq in enumerate(rows.batch.seq.tolist()):
                 above.append(newest.get(seq, -1))
                 newest[seq] = row
             return above
         above = [int(row) for row in parent]
-        rows = {fill.draft: fill.row for fill in stage.fills}
-        for fill in stage.fills:
+        row_of = {fill.draft: row for row, fill in rows.fills}
+        for row, fill in rows.fills:
             choice = self._chosen.get(fill.draft)
             if choice is not None and choice.parent != PENDING:
-                above[fill.row] = rows.get(choice.parent, above[fill.row])
+                above[row] = row_of.get(choice.parent, above[row])
         return above
 
-    def _fill(self, stage: Stage, above: Sequence[int]) -> tuple[CheckedBatch, NDArray[np.bool_]]:
+    def _fill(
+        self, stage: Stage, rows: Rows, above: Sequence[int]
+    ) -> tuple[CheckedBatch, NDArray[np.bool_]]:
         """Return the batch of a stage with what its rows get, and which rows are dead."""
-        batch, is_dead = stage.batch, np.zeros(len(stage.batch.tokens), bool)
-        if not stage.fills:
+        batch, is_dead = rows.batch, np.zeros(len(rows.batch.tokens), bool)
+        if not rows.fills:
             return batch, is_dead
-        widths, tokens = stage.plan.program.slots(), batch.tokens.copy()
+        widths = self._schedule.pass_of(stage).plan.program.slots()
+        tokens = batch.tokens.copy()
         slots = {slot: np.array(rows) for slot, rows in batch.slots.items()}
         for slot in stage.feeds:
             slots.setdefault(slot, np.zeros((len(tokens), widths[slot]), np.float32))
-        for row, draft, source, output in stage.fills:
+        for row, (_, draft, source, output, _) in rows.fills:
             choice = self._chosen.get(draft)
             if draft != KNOWN:
                 if choice is None or not (stage.repeats or self._is_readable(choice.token)):
@@ -159,7 +165,7 @@ class _Round:
                 tokens[row] = choice.token if self._is_readable(choice.token) else 0
             if source == OF_DRAFT and choice is not None:
                 source, output = choice.stage, choice.output
-            if source == KNOWN:
+            if source == KNOWN or not stage.feeds:
                 continue
             made, at = self._made.get(source, _Made({}, {}))
             if output not in at:  # it was left out
@@ -172,17 +178,17 @@ class _Round:
             is_dead[row] |= before >= 0 and is_dead[before]
         return msgspec.structs.replace(batch, tokens=tokens, slots=slots), is_dead
 
-    def _open(self, stage: Stage, is_dead: NDArray[np.bool_]) -> list[Pick]:
+    def _open(self, stage: Stage, batch: CheckedBatch, is_dead: NDArray[np.bool_]) -> list[Pick]:
         """Return the picks that may choose a draft."""
-        drafts, here = self._schedule.drafts, {pick.draft for pick in stage.picks}
-        best = {draft for pick in here for draft in self._schedule.after(pick)} - here
+        drafts, here = self._round.drafts, {pick.draft for pick in stage.picks}
+        best = {draft for pick in here for draft in self._round.after(pick)} - here
         picks: dict[int, Pick] = {}
         for pick in stage.picks:
             parent = drafts[pick.draft].parent
             may_follow = parent == PENDING or parent in best
             may_follow |= parent in (picks if parent in here else self._chosen)
             is_there = not stage.repeats or pick.draft in self._chosen
-            if may_follow and is_there and not is_dead[stage.batch.outputs[pick.output]]:
+            if may_follow and is_there and not is_dead[batch.outputs[pick.output]]:
                 picks[pick.draft] = pick
         return [*picks.values()]
 
@@ -193,21 +199,21 @@ class _Round:
         if "logits" in self._fed:
             return batch
         n, needs_texts = len(batch.outputs), False
-        here = {n for pick in stage.picks for n in self._schedule.after(pick.draft)}
+        here = {n for pick in stage.picks for n in self._round.after(pick.draft)}
         samplers: list[Sampler | None] = [None] * n
         indices = [0] * n
         texts, n_prompt = [np.zeros(0, np.int32)] * n, [0] * n
         for output, draft, rank in picks:
             if rank != CHOICE:
                 continue
-            text, number = self._schedule.texts[self._schedule.drafts[draft].text], at[output]
-            is_settled = self._schedule.drafts[draft].parent not in here
+            text, number = self._text_of(draft), at[output]
+            is_settled = self._round.drafts[draft].parent not in here
             if text.p_min > 0 or text.processor or not (is_settled or text.sampler.is_gumbel_max):
                 continue
             needs_texts |= not text.sampler.is_gumbel_max
             samplers[number] = text.sampler
-            indices[number] = text.index + self._schedule.depths[draft]
-            texts[number], n_prompt[number] = self._text(draft), text.n_prompt
+            indices[number] = text.index + self._round.depths[draft]
+            texts[number], n_prompt[number] = self._tokens_before(draft), text.n_prompt
         if not any(samplers):
             return batch
         wanted = FusedSampling(
@@ -222,10 +228,9 @@ class _Round:
     # After it ran
 
     def _keep(
-        self, stage: Stage, batch: CheckedBatch, arrays: dict[str, Any], at: dict[int, int]
+        self, program: Program, batch: CheckedBatch, arrays: dict[str, Any], at: dict[int, int]
     ) -> _Made:
         """Return the rows of outputs that feed slots later."""
-        program = stage.plan.program
         return _Made(
             {
                 name: np.asarray(arrays[name])
@@ -275,7 +280,7 @@ class _Round:
 
     def _group(self, pick: Pick) -> tuple[int, int]:
         """Return the output that chooses a draft, and the draft before."""
-        return pick.output, self._schedule.drafts[pick.draft].parent
+        return pick.output, self._round.drafts[pick.draft].parent
 
     def _is_there(self, draft: int) -> bool:
         return draft == PENDING or draft in self._chosen
@@ -304,16 +309,15 @@ class _Round:
 
     def _asked(self, row: F32, draft: int) -> tuple[Text, NDArray[np.int32], int, F32]:
         """Return what chooses a draft, after which tokens, its index, and the logits."""
-        text = self._schedule.texts[self._schedule.drafts[draft].text]
-        tokens = self._text(draft)
+        text, tokens = self._text_of(draft), self._tokens_before(draft)
         if text.processor is not None:
             row = text.processor(tokens, row, self._schedule.token_ids)
-        return text, tokens, text.index + self._schedule.depths[draft], row
+        return text, tokens, text.index + self._round.depths[draft], row
 
     def _find_best(self, chosen: Collection[int]) -> None:
         """Find the best drafts whose last candidate is among these."""
-        for draft in chosen & self._schedule.found_with.keys():
-            for best in self._schedule.found_with[draft]:
+        for draft in chosen & self._round.found_with.keys():
+            for best in self._round.found_with[draft]:
                 self._take_best(best)
 
     def _take_best(self, best: Best) -> None:
@@ -323,27 +327,29 @@ class _Round:
         candidates.sort(key=lambda one: -one.worth)
         self._chosen.update(zip(best.drafts, candidates, strict=False))
 
-    def _text(self, draft: int) -> NDArray[np.int32]:
+    def _text_of(self, draft: int) -> Text:
+        return self._schedule.texts[self._round.drafts[draft].text]
+
+    def _tokens_before(self, draft: int) -> NDArray[np.int32]:
         """Return the tokens before a draft."""
-        text, parent = self._schedule.drafts[draft]
-        before: list[int] = []
+        parent, before = self._round.drafts[draft].parent, list[int]()
         while parent in self._chosen:
             before.append(self._chosen[parent].token)
             parent = self._chosen[parent].parent
-        history = self._schedule.texts[text].history
+        history = self._text_of(draft).history
         return np.concatenate([history, np.array(before[::-1], np.int32)])
 
 
 def _leave_out(
-    stage: Stage, batch: CheckedBatch, above: Sequence[int], picks: Sequence[Pick]
+    batch: CheckedBatch, above: Sequence[int], picks: Sequence[Pick], *, is_whole: bool
 ) -> tuple[CheckedBatch, dict[int, int]]:
-    """Return a batch of the rows that a row which chooses comes after, and where outputs are then.
+    """Return the rows that one which chooses comes after, or all, and where outputs are then.
 
     Rows take the places of their sequence one after the other.
     """
     outputs = range(len(batch.outputs))
     parent = None if batch.parent is None else np.array(above, np.int32)
-    if not stage.fills or stage.runs_whole or not stage.picks:
+    if is_whole:
         whole = msgspec.structs.replace(batch, parent=parent)
         return whole, dict(zip(outputs, outputs, strict=True))
     wanted = sorted({pick.output for pick in picks})

@@ -1,9 +1,10 @@
 """A round as plain data: which passes run, what they read of each other, and what they choose.
 
-A schedule is a list of stages. A stage is a plan with its memory and a batch, whose rows may have
-free cells. Fills say what goes there before it runs: the token of a draft that an earlier stage
-chose, and for slots a row that an earlier stage made. Picks say which row of its logits chooses
-which draft. Nothing else is told, so that every shape of draft is a list of these:
+A round is a list of stages. A stage runs the rows of a pass, a batch that is there before any
+draft and may have free cells, or rows of its own after them. Fills say what a row gets before it
+runs: the token of a draft that an earlier stage chose, and for slots a row that an earlier stage
+made. Picks say which row of its logits chooses which draft. Nothing else is told, so that every
+shape of draft is a list of these:
 
 =====================  ===========================================================================
 chain                  a stage a draft, all of one plan; its row gets the draft before, and the row
@@ -19,17 +20,20 @@ grown tree             the same, but the rows of a stage get the best drafts of 
                        whichever these are
 =====================  ===========================================================================
 
-``backends/draft.py`` runs a schedule by the words of this page; other loops give the same drafts.
+Rows are told by the outputs of a pass, whatever stands before these: so a round does not depend on
+texts, and is made and checked once for many of them. A schedule is a round with its passes and
+texts. ``backends/draft.py`` runs it by the words of this page; other loops give the same drafts.
 All of them begin with the same check (``mtpcore._ext._draft.check``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
+import numpy as np
 
 from mtpcore._ext._sampling import Sampler
 from mtpcore.backends.batch import I32, ChangeLogits, CheckedBatch, RunsBatches, Verification
@@ -47,11 +51,13 @@ __all__ = [
     "DraftToken",
     "Drafts",
     "Fill",
+    "Pass",
     "Pick",
+    "Round",
+    "Rows",
     "Schedule",
     "Stage",
     "Text",
-    "are_ranked",
     "n_embeddings",
 ]
 
@@ -91,16 +97,18 @@ class DraftToken(NamedTuple):
 
 
 class Fill(NamedTuple):
-    """What a row of a stage gets before it runs.
+    """A row of a stage, and what it gets before it runs.
 
-    ``draft``: whose token, or KNOWN. ``stage`` and ``output``: which row feeds its slots, by its
-    number among that stage's outputs; or KNOWN, or where the stage does not repeat OF_DRAFT.
+    The row is that of an ``output`` of the pass, or as many rows ``ahead`` of it. ``draft``: whose
+    token, or KNOWN. ``stage`` and ``source``: which row feeds its slots, by its number among that
+    stage's outputs; or KNOWN, or where the stage does not repeat OF_DRAFT.
     """
 
-    row: int
+    output: int
     draft: int
     stage: int = OF_DRAFT
-    output: int = 0
+    source: int = 0
+    ahead: int = 0
 
 
 class Pick(NamedTuple):
@@ -148,8 +156,19 @@ class Drafts(NamedTuple):
     ran: list[bool]
 
 
+class Pass(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan with its memory and a batch, which are there before any draft.
+
+    Places of its rows, and of those that are new, are reserved in ``memory``, and may be written.
+    """
+
+    plan: RunsBatches
+    memory: Memory | None
+    batch: CheckedBatch
+
+
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """A pass, and what goes on between it and others.
+    """What runs in one go, and what goes on between it and others.
 
     A row is dead, and what is chosen after it is no draft, if its fill cannot be had: the draft is
     none or has no embedding, the row that feeds its slots is not finite. So are the rows that come
@@ -157,15 +176,19 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     has fills, rows that no such draft comes after are left out unless it ``runs_whole``, and those
     of their sequence after them move up.
 
-    In a tree, which is a batch with parents, a row with a draft comes after the row with the draft
-    before it, where there is one; else the batch says what it comes after.
+    In a tree a row with a draft comes after the row with the draft before it, where there is one;
+    else after what is stored, or as the pass's batch says.
 
     Attributes
     ----------
-    plan, memory, batch
-        Places of all rows are reserved in ``memory``, and may be written.
+    graph : int
+        The number of the pass.
+    rows : str
+        "given": those of the pass. Fills are in their order; one is none if the pass has no such
+        row of the output's sequence. Else a new row for each fill, and an output each, with what
+        that output's row has where it gets nothing, at the position that many ahead. As a "chain"
+        its place is that far ahead, too; as a "tree" it is the next one of its sequence.
     fills : sequence of Fill
-        By row.
     feeds : mapping of str to sequence of str
         Of each slot that fills feed the outputs whose rows, side by side, do.
     picks : sequence of Pick
@@ -179,9 +202,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
         else NaN counts as -inf.
     """
 
-    plan: RunsBatches
-    memory: Memory | None
-    batch: CheckedBatch
+    graph: int = 0
+    rows: Literal["given", "chain", "tree"] = "given"
     fills: Sequence[Fill] = ()
     feeds: Mapping[str, Sequence[str]] = {}
     picks: Sequence[Pick] = ()
@@ -190,29 +212,29 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     ends_at_nan: bool = False
 
 
-class Schedule(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """The stages of a round, in order; samplers of ``texts`` share one scratch.
+class Round(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """The stages of a round, in order, and what they draft.
 
-    ``token_ids`` int32[n_logits] names the token of each logit, if that is not its index. ``bests``
-    come in the order in which they are found. A ``verification`` may be run, too.
+    ``bests`` come in the order in which they are found. What was found out about a round is kept
+    with it, its check, too.
     """
 
     stages: Sequence[Stage]
-    texts: Sequence[Text]
     drafts: Sequence[DraftToken]
     bests: Sequence[Best] = ()
-    token_ids: I32 | None = None
-    verification: Verification | None = None
 
     @cached_property
-    def n_tokens(self) -> int:
-        """How many tokens have embeddings wherever a draft is read; 0: none is."""
-        programs = [
-            stage.plan.program
-            for stage in self.stages
-            if any(fill.draft != KNOWN for fill in stage.fills)
-        ]
-        return min(filter(None, map(n_embeddings, programs)), default=0)
+    def is_ranked(self) -> bool:
+        """Whether outputs rank any draft: then the drafts are trees."""
+        return any(pick.rank != CHOICE for stage in self.stages for pick in stage.picks)
+
+    @cached_property
+    def drafts_of(self) -> Mapping[int, list[int]]:
+        """The numbers of the drafts of each text that has any."""
+        found: dict[int, list[int]] = {}
+        for number, (text, _) in enumerate(self.drafts):
+            found.setdefault(text, []).append(number)
+        return found
 
     @cached_property
     def depths(self) -> list[int]:
@@ -229,25 +251,73 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def found_with(self) -> dict[int, list[Best]]:
         """Which best drafts are found when a draft was chosen, by the last candidate."""
+        order = [pick.draft for stage in self.stages for pick in stage.picks]
+        chosen_at = {draft: at for at, draft in enumerate(order)}
         found: dict[int, list[Best]] = {}
         for best in self.bests:
-            found.setdefault(self._last(best), []).append(best)
+            last = max(best.candidates, key=lambda draft: chosen_at.get(draft, PENDING))
+            found.setdefault(last, []).append(best)
         return found
-
-    def _last(self, best: Best) -> int:
-        """Return the candidate that is chosen last."""
-        candidates = {*best.candidates}
-        for stage in reversed(self.stages):
-            for pick in reversed(stage.picks):
-                if pick.draft in candidates:
-                    return pick.draft
-        return PENDING
 
     def after(self, draft: int) -> Iterator[int]:
         """Yield a draft that was chosen, and the best ones that are found with it."""
         yield draft
         for best in self.found_with.get(draft, ()):
             yield from best.drafts
+
+    @cached_property
+    def ahead(self) -> Mapping[int, Mapping[int, tuple[int, int]]]:
+        """By pass and output, how far ahead the first and the last place of new rows is."""
+        found: dict[int, dict[int, tuple[int, int]]] = {}
+        for stage in self.stages:
+            counts: dict[int, int] = {}
+            for output, *_, ahead in stage.fills if stage.rows != "given" else ():
+                counts[output] = counts.get(output, 0) + 1
+                place = counts[output] if stage.rows == "tree" else ahead
+                reach = found.setdefault(stage.graph, {})
+                first, last = reach.get(output, (place, place))
+                reach[output] = min(first, place), max(last, place)
+        return found
+
+
+class Rows(NamedTuple):
+    """The rows of a stage as a batch, and what they get, by row."""
+
+    batch: CheckedBatch
+    fills: list[tuple[int, Fill]]
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A round with what it reads; samplers of ``texts`` share one scratch.
+
+    ``token_ids`` int32[n_logits] names the token of each logit, if that is not its index. A
+    ``verification`` may be run, too.
+    """
+
+    round: Round
+    passes: Sequence[Pass]
+    texts: Sequence[Text]
+    token_ids: I32 | None = None
+    verification: Verification | None = None
+
+    def pass_of(self, stage: Stage) -> Pass:
+        """Return the pass whose plan and memory a stage runs with."""
+        return self.passes[stage.graph]
+
+    @cached_property
+    def rows(self) -> list[Rows]:
+        """The rows of each stage."""
+        return [_rows_of(stage, self.pass_of(stage).batch) for stage in self.round.stages]
+
+    @cached_property
+    def n_tokens(self) -> int:
+        """How many tokens have embeddings wherever a draft is read; 0: none is."""
+        programs = [
+            self.pass_of(stage).plan.program
+            for stage in self.round.stages
+            if any(fill.draft != KNOWN for fill in stage.fills)
+        ]
+        return min(filter(None, map(n_embeddings, programs)), default=0)
 
     @property
     def takes_host(self) -> bool:
@@ -257,21 +327,44 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def branches(self) -> bool:
         """Whether its drafts are trees, or a batch is."""
-        has_trees = any(stage.batch.parent is not None for stage in self.stages)
-        return has_trees or are_ranked(self.stages)
+        return self.round.is_ranked or any(rows.batch.parent is not None for rows in self.rows)
 
-    def by_text(self, tokens: Iterable[int]) -> list[list[int]]:
+    def by_text(self, tokens: Sequence[int]) -> list[list[int]]:
         """Return the drafts of each text, of the tokens of all; below 0 where one is none."""
-        found: list[list[int]] = [[] for _ in self.texts]
-        for draft, token in zip(self.drafts, tokens, strict=True):
-            if token >= 0:
-                found[draft.text].append(token)
-        return found
+        numbers = [self.round.drafts_of.get(text, ()) for text in range(len(self.texts))]
+        return [[tokens[n] for n in its if tokens[n] >= 0] for its in numbers]
 
 
-def are_ranked(stages: Iterable[Stage]) -> bool:
-    """Say whether outputs rank any draft: then the drafts are trees."""
-    return any(pick.rank != CHOICE for stage in stages for pick in stage.picks)
+def _rows_of(stage: Stage, given: CheckedBatch) -> Rows:
+    """Return the rows of a stage of a pass over a ``given`` batch."""
+    outputs = given.outputs[[fill.output for fill in stage.fills]]
+    ahead = np.array([fill.ahead for fill in stage.fills], np.int32)
+    if stage.rows == "given":
+        fills = zip(outputs.tolist(), (outputs + ahead).tolist(), stage.fills, strict=True)
+        own = [
+            (row, fill)
+            for output, row, fill in fills
+            if 0 <= row < len(given.seq) and given.seq[row] == given.seq[output]
+        ]
+        return Rows(given, own)
+    is_known = [fill.draft == KNOWN for fill in stage.fills]
+    is_fed = all(fill.stage != KNOWN for fill in stage.fills)
+    kept = given.slots.keys() - stage.feeds.keys() if is_fed else given.slots.keys()
+    seq, place = given.seq[outputs], given.place[outputs] + ahead
+    if stage.rows == "tree":
+        newest = dict(zip(seq.tolist()[::-1], given.place[outputs].tolist()[::-1], strict=True))
+        for row, its in enumerate(seq.tolist()):
+            place[row] = newest[its] = newest[its] + 1
+    batch = CheckedBatch(
+        tokens=np.where(is_known, given.tokens[outputs], 0).astype(np.int32),
+        positions=given.positions[outputs] + ahead[:, None],
+        seq=seq,
+        place=place,
+        outputs=np.arange(len(seq), dtype=np.int32),
+        parent=np.full(len(seq), -1, np.int32) if stage.rows == "tree" else None,
+        slots={slot: np.asarray(given.slots[slot])[outputs] for slot in kept},
+    )
+    return Rows(batch, [*enumerate(stage.fills)])
 
 
 def n_embeddings(program: Program) -> int:

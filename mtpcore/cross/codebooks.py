@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -14,7 +15,8 @@ from mtpcore.cross.by_sequence import Samplings, setting_of
 from mtpcore.cross.sequence import SequenceStates
 from mtpcore.declarations.spec import Codebooks, Link, ModelSpec
 from mtpcore.drafting.reserved import ReservedRows, run_reserved
-from mtpcore.drafting.stages import Chains, chain_stages
+from mtpcore.drafting.rounds import RoundInput
+from mtpcore.drafting.stages import draft_chains
 from mtpcore.errors import BatchError, LinkError, NoTokenError
 from mtpcore.links.links import Links
 from mtpcore.runtime.batch import Batch
@@ -65,6 +67,9 @@ class CodebookDecoder:
     def __init__(self, role: str, runner: GraphRunner, codebooks: Codebooks, links: Links) -> None:
         self.role, self.runner, self.codebooks = role, runner, codebooks
         self._links = links
+        self._rounds = lru_cache(maxsize=8)(
+            lambda wanted: draft_chains(RoundInput(wanted=wanted, programs=[runner.program]))
+        )
         ids = np.arange(codebooks.n_first)
         self._is_mark = (ids >= codebooks.size) & (ids != (codebooks.end or 0))
         for what, wanted, got in (
@@ -146,12 +151,11 @@ class CodebookDecoder:
             pos=[0, 1] * len(jobs),
             outputs=[False, True] * len(jobs),
         )
-        none, chains = np.zeros(0, np.int32), Chains([count - 1] * len(jobs))
-        reserved = ReservedRows(self.runner, rows)
+        none, reserved = np.zeros(0, np.int32), ReservedRows(self.runner, rows)
         schedule = Schedule(
-            stages=[*chain_stages(reserved.stage, chains, {})],
+            round=self._rounds((count - 1,) * len(jobs)),
+            passes=[reserved.given],
             texts=[Text(job.sampler, none, 0, self.index(job.n) + 1) for job in jobs],
-            drafts=chains.drafts,
         )
         codes = schedule.by_text(run_reserved(schedule, [reserved]).tokens)
         for job in jobs:

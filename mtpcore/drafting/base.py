@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+import sys
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import cast
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from mtpcore.backends.schedule import Schedule, are_ranked
+from mtpcore.backends.schedule import Pass, Round, Schedule
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.drafting.drafters import DraftJob, Verify, texts_of
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
@@ -92,6 +94,8 @@ class RoundDrafter(BaseDrafter):
         Of the graph that the declaration's shape is of.
     builders : mapping of str to BuildRound
         By shape.
+    inputs : RoundInput
+        All that is the same in each round: nothing is wanted in it, and there is no room.
 
     Raises
     ------
@@ -105,12 +109,22 @@ class RoundDrafter(BaseDrafter):
         runners: Mapping[str, GraphRunner],
         runner: GraphRunner,
         builders: Mapping[str, BuildRound],
+        inputs: RoundInput,
     ) -> None:
         super().__init__(name, runners)
         assert runner.drafter is not None
         self.spec = runner.drafter
         self._ids = read_vocabulary(runner)
-        self._build = cast(BuildRound, self.spec.schedule or builders[self.spec.shape])
+        build = cast(BuildRound, self.spec.schedule or builders[self.spec.shape])
+        self._inputs = inputs
+        most = 0 if inputs.tree is None else inputs.tree.n_branches
+        self._most_room = sys.maxsize if self.spec.schedule else most  # that a builder looks at
+
+        @lru_cache(maxsize=64)
+        def build_round(wanted: tuple[int, ...], room: tuple[int, ...]) -> Round:
+            return build(replace(inputs, wanted=wanted, room=room))
+
+        self._rounds = build_round
 
     def _begin(self, entries: Entries, jobs: Sequence[DraftJob]) -> list[DraftJob]:
         """Return the jobs whose texts can be read up to the pending token; others are paused."""
@@ -126,23 +140,25 @@ class RoundDrafter(BaseDrafter):
     def _run_round(
         self,
         jobs: Sequence[DraftJob],
-        inputs: RoundInput,
+        wanted: Sequence[int],
+        room: Sequence[int],
+        passes: Sequence[Pass],
         reserved: Sequence[ReservedRows],
         verify: Verify | None,
     ) -> dict[int, Draft]:
-        """Run a round of these texts, with what verifies its drafts if both can run together."""
-        built = self._build(inputs)
+        """Run a round of these texts, with what verifies its drafts if both can run together.
+
+        Rounds that are wanted again are not built again.
+        """
+        built = self._rounds(tuple(wanted), tuple([min(n, self._most_room) for n in room]))
         verification = None
-        if verify and not are_ranked(built.stages):  # of trees it is known afterwards which
-            n_drafts = Counter(draft.text for draft in built.drafts)
-            verification = verify(
-                [job.seq for job in jobs], [n_drafts[i] for i in range(len(jobs))]
-            )
+        if verify and not built.is_ranked:  # of trees it is known afterwards which
+            n_drafts = [len(built.drafts_of.get(i, ())) for i in range(len(jobs))]
+            verification = verify([job.seq for job in jobs], n_drafts)
         schedule = Schedule(
-            stages=built.stages,
+            round=built,
+            passes=passes,
             texts=texts_of(jobs),
-            drafts=built.drafts,
-            bests=built.bests,
             token_ids=self._ids,
             verification=verification,
         )

@@ -60,25 +60,34 @@ class BlockDrafter(RoundDrafter):
         upstream: UpstreamGraphs,
         post_head: Mapping[str, GraphRunner],
     ) -> None:
-        runners = {**upstream.runners, name: runner, **post_head}
-        super().__init__(name, runners, runner, {"block": draft_block})
-        feeds = [feed for feed in self.spec.feeds if not feed.graph]
-        self.runner, self.upstream = runner, upstream
-        block = self.spec.block
+        assert runner.drafter is not None
+        block = runner.drafter.block
         assert block is not None
         assert isinstance(block.size, int)
         assert isinstance(block.mask, int)
         assert isinstance(block.passes, int)
         self._size, self._mask = block.size, block.mask
         self._first_draft = int(not block.from_pending)  # the row of the first draft
+        # A post-head that runs in passes reads the pending token's row, whatever that row drafts.
+        self._first_row = 0 if block.passes else self._first_draft
+        after = {one.graph_type.name for one in post_head.values()}
+        inputs = RoundInput(
+            programs=[runner.program, *(one.program for one in post_head.values())],
+            feeds={f.slot: f.taps for f in runner.drafter.feeds if f.graph in after},
+            tree=runner.drafter.tree,
+            n_passes=block.passes,
+            n_known=self._first_draft - self._first_row,
+        )
+        runners = {**upstream.runners, name: runner, **post_head}
+        super().__init__(name, runners, runner, {"block": draft_block}, inputs)
+        feeds = [feed for feed in self.spec.feeds if not feed.graph]
+        self.runner, self.upstream = runner, upstream
         self._is_fed = bool(block.entries)  # with entries that another graph makes
         self.entries = Entries(runner, feeds, upstream, is_fed=self._is_fed)
         self.first = self.entries.first
         self.reads_text = self.entries.remembers or bool(upstream.runners)
         self._is_whole = runner.program.is_run_whole
         self._passes = block.passes
-        # A post-head that runs in passes reads the pending token's row, whatever that row drafts.
-        self._first_row = 0 if block.passes else self._first_draft
         self._post_head = next(iter(post_head.values()), None)
         for later_runner in post_head.values():
             for slot, width in later_runner.program.slots().items():
@@ -168,21 +177,11 @@ class BlockDrafter(RoundDrafter):
         most = [max(len(rows) - self._first_draft, 0) for rows in spans]
         wanted = [max(min(job.k, n), 0) for job, n in zip(jobs, most, strict=True)]
         reserved = [ReservedRows(self.runner, self._batch(jobs, spans, wanted))]
-        post_head, feeds = self._post_head, dict[str, tuple[str, ...]]()
-        if post_head is not None and any(wanted):
+        if self._post_head is not None and any(wanted):
             batch = self._post_head_rows(jobs, wanted)
-            reserved.append(ReservedRows(post_head, batch, is_fed=True))
-            name = post_head.graph_type.name
-            feeds = {feed.slot: feed.taps for feed in self.spec.feeds if feed.graph == name}
-        inputs = RoundInput(
-            wanted=wanted,
-            room=wanted,
-            passes=[rows.stage for rows in reserved],
-            feeds=feeds,
-            tree=self.spec.tree,
-            n_passes=self._passes,
-        )
-        drafts = self._run_round(jobs, inputs, reserved, verify)
+            reserved.append(ReservedRows(self._post_head, batch, is_fed=True))
+        passes = [rows.given for rows in reserved]
+        drafts = self._run_round(jobs, wanted, wanted, passes, reserved, verify)
         for job in jobs:
             self.entries.end(job)
         return drafts

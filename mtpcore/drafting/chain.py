@@ -41,12 +41,17 @@ class GraphDrafter(RoundDrafter):
 
     def __init__(self, name: str, runner: GraphRunner, upstream: UpstreamGraphs) -> None:
         builders = {"chain": draft_chains, "tree": draft_trees}
-        super().__init__(name, {**upstream.runners, name: runner}, runner, builders)
-        feeds = [feed for feed in self.spec.feeds if not feed.graph]
+        assert runner.drafter is not None
+        feeds = [feed for feed in runner.drafter.feeds if not feed.graph]
+        inputs = RoundInput(
+            programs=[runner.program],
+            feeds={feed.slot: (feed.recycle,) for feed in feeds if feed.recycle},
+            tree=runner.drafter.tree,
+        )
+        super().__init__(name, {**upstream.runners, name: runner}, runner, builders, inputs)
         self.runner, self.upstream = runner, upstream
         self.entries = Entries(runner, feeds, upstream)
         self.first = self.entries.first
-        self._recycle = {feed.slot: (feed.recycle,) for feed in feeds if feed.recycle}
         # A draft model has rows of its own, of another width, where a head reads the target's.
         takes_rows = "embeddings" in runner.program.inputs and bool(feeds)
         self.reads_rows = takes_rows and not upstream.runners and self.entries.remembers
@@ -79,14 +84,8 @@ class GraphDrafter(RoundDrafter):
 
     def _draft_together(self, jobs: Sequence[DraftJob], verify: Verify | None) -> dict[int, Draft]:
         rows = ReservedRows(self.runner, self._missing(jobs))
-        inputs = RoundInput(
-            wanted=[job.k for job in jobs],
-            room=[self._room(job, len(jobs)) for job in jobs],
-            passes=[rows.stage],
-            feeds=self._recycle,
-            tree=self.spec.tree,
-        )
-        drafts = self._run_round(jobs, inputs, [rows], verify)
+        wanted, room = [job.k for job in jobs], [self._room(job, len(jobs)) for job in jobs]
+        drafts = self._run_round(jobs, wanted, room, [rows.given], [rows], verify)
         for job in jobs:
             self.entries.end(job)
         return drafts

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from mtpcore.declarations.draft_tree import Draft
@@ -62,10 +61,17 @@ class HeadDrafter(RoundDrafter):
         self, name: str, heads: Mapping[str, GraphRunner], upstream: UpstreamGraphs
     ) -> None:
         builders = {"chain": draft_heads, "tree": draft_head_trees}
-        super().__init__(name, {**upstream.runners, **heads}, heads[name], builders)
-        spec, self.upstream = self.spec, upstream
+        spec, self.upstream = heads[name].drafter, upstream
+        assert spec is not None
         feeds = [feed for feed in spec.feeds if not feed.graph]
         self._reads_target = spec.heads.hidden_from == "target"
+        fed = () if self._reads_target else feeds
+        inputs = RoundInput(
+            programs=[runner.program for runner in heads.values()],
+            feeds={feed.slot: (feed.recycle,) for feed in fed if feed.recycle},
+            tree=spec.tree,
+        )
+        super().__init__(name, {**upstream.runners, **heads}, heads[name], builders, inputs)
         self._heads = [
             Entries(runner, feeds, upstream, ahead=head * self._reads_target)
             for head, runner in enumerate(heads.values())
@@ -79,9 +85,6 @@ class HeadDrafter(RoundDrafter):
             }
             for runner in heads.values()
         ]
-        self._recycle: dict[str, tuple[str, ...]] = {}
-        if not self._reads_target:
-            self._recycle = {feed.slot: (feed.recycle,) for feed in feeds if feed.recycle}
         self._remembers = any(entries.remembers for entries in self._heads)
         self.reads_text = self._remembers or bool(upstream.runners)
 
@@ -131,23 +134,19 @@ class HeadDrafter(RoundDrafter):
         self, wanted: list[tuple[DraftJob, int]], verify: Verify | None
     ) -> dict[int, Draft]:
         """Draft up to k tokens for each (job, k), in one call without the GIL."""
-        jobs = [job for job, _ in wanted]
-        inputs = RoundInput(
-            wanted=[k for _, k in wanted],
-            room=[self._room(job, len(jobs)) for job in jobs],
-            passes=[],
-            feeds=self._recycle,
-            tree=self.spec.tree,
-        )
-        trees = None if self.spec.tree is None else trees_for(inputs, has_paths=self._remembers)
+        jobs, lengths = [job for job, _ in wanted], [k for _, k in wanted]
+        room = [self._room(job, len(jobs)) for job in jobs]
+        trees = None
+        if self.spec.tree is not None:
+            trees = trees_for(self.spec.tree, lengths, room, has_paths=self._remembers)
         self._catch_up(wanted)
-        heads = self._heads[: max(inputs.wanted)]
+        heads = self._heads[: max(lengths)]
         reserved = [
             ReservedRows(entries.runner, self._batch(head, wanted, trees))
             for head, entries in enumerate(heads)
         ]
-        inputs = replace(inputs, passes=[rows.stage for rows in reserved])
-        drafts = self._run_round(jobs, inputs, reserved, verify)
+        passes = [rows.given for rows in reserved]
+        drafts = self._run_round(jobs, lengths, room, passes, reserved, verify)
         for job in jobs:
             for entries in heads:
                 entries.rewind(job.seq, len(job.history) - 1)
@@ -228,7 +227,7 @@ class HeadDrafter(RoundDrafter):
             return [*range(1 if remembers else max(head, 1), head + 1)] if k > head else None
         if not trees.choosing(text, head):
             return None
-        if is_blind(self._heads[head].runner.program, remembers, self._recycle):
+        if is_blind(self._heads[head].runner.program, self._inputs.feeds):
             return [head] * (head > 0)
         return [depth for depth, _ in trees.branches(text, head)]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import msgspec
 
 from mtpcore.backends.base import Plan
-from mtpcore.backends.schedule import Drafts, Schedule, Stage
+from mtpcore.backends.schedule import Drafts, Pass, Schedule
 from mtpcore.errors import BatchError
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.runner import GraphRunner
@@ -17,7 +17,7 @@ __all__ = ["ReservedRows", "run_reserved"]
 
 
 class ReservedRows:
-    """A batch that was checked; its places, and those of drafts after it, are reserved for a round.
+    """A pass of a round whose batch was checked, and whose places are reserved for it.
 
     Parameters
     ----------
@@ -40,10 +40,12 @@ class ReservedRows:
             checked = msgspec.structs.replace(checked, slots={})
         self._runner, self._is_fed = runner, is_fed
         self._before = {seq: runner.lengths[seq] for seq in self._ranges}
-        self.stage = Stage(plan=runner.plan, memory=runner.memory, batch=checked)
+        self.given = Pass(plan=runner.plan, memory=runner.memory, batch=checked)
 
-    def reserve(self, stages: Iterable[Stage]) -> None:
-        """Reserve the places of its rows, and those that these stages write after them.
+    def reserve(self, ahead: Mapping[int, tuple[int, int]]) -> None:
+        """Reserve the places of its rows, and those that stages write after them.
+
+        ``ahead``: how far ahead of an output the first and the last of these are.
 
         Raises
         ------
@@ -52,22 +54,22 @@ class ReservedRows:
         """
         if not self._runner.memory:
             return
-        ranges = dict(self._ranges)
-        for stage in stages:
-            batch = stage.batch
-            if stage.plan is not self.stage.plan or batch is self.stage.batch:
-                continue
-            for seq, place in zip(batch.seq.tolist(), batch.place.tolist(), strict=True):
-                begin, end = self._ranges.get(seq, (0, -1))
-                first = begin if self._is_fed else end  # before it rows are kept
-                if end < 0 or place < first:
-                    raise BatchError(
-                        "a round writes after the rows that it begins with",
-                        where=f"sequence {seq}",
-                        wanted=f"places from {first} on" if end >= 0 else [*self._ranges],
-                        got=place,
-                    )
-                ranges[seq] = begin, max(ranges[seq][1], place + 1)
+        ranges, batch = dict(self._ranges), self.given.batch
+        for output, (first, last) in ahead.items():
+            if not 0 <= output < len(batch.outputs):
+                raise BatchError("no such output", wanted=f"below {len(batch.outputs)}", got=output)
+            row = batch.outputs[output]
+            seq, place = int(batch.seq[row]), int(batch.place[row])
+            begin, end = self._ranges[seq]
+            free = begin if self._is_fed else end  # before it rows are kept
+            if place + first < free:
+                raise BatchError(
+                    "a round writes after the rows that it begins with",
+                    where=f"sequence {seq}",
+                    wanted=f"places from {free} on",
+                    got=place + first,
+                )
+            ranges[seq] = begin, max(ranges[seq][1], place + last + 1)
         self._runner.memory.reserve(ranges)
 
     def settle(self, *, has_run: bool) -> None:
@@ -84,10 +86,11 @@ class ReservedRows:
 
 def run_reserved(schedule: Schedule, reserved: Sequence[ReservedRows]) -> Drafts:
     """Run a schedule with the places that it needs, and take back what drafts wrote."""
-    for rows in reserved:
-        rows.reserve(schedule.stages)
-    drafted = cast(Plan, schedule.stages[0].plan).run_schedule(schedule)
-    for rows in reserved:
-        stages = zip(schedule.stages, drafted.ran, strict=True)
-        rows.settle(has_run=any(ran for stage, ran in stages if stage.plan is rows.stage.plan))
+    ahead, stages = schedule.round.ahead, schedule.round.stages
+    for number, rows in enumerate(reserved):
+        rows.reserve(ahead.get(number, {}))
+    drafted = cast(Plan, schedule.passes[0].plan).run_schedule(schedule)
+    for number, rows in enumerate(reserved):
+        ran = zip(stages, drafted.ran, strict=True)
+        rows.settle(has_run=any(has_run for stage, has_run in ran if stage.graph == number))
     return drafted

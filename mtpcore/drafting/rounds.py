@@ -6,20 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from mtpcore.backends.schedule import (
-    BEST,
-    CHOICE,
-    Best,
-    Drafts,
-    DraftToken,
-    Schedule,
-    Stage,
-    are_ranked,
-)
+from mtpcore.backends.schedule import BEST, CHOICE, Drafts, Round, Schedule
 from mtpcore.declarations.draft_tree import Draft, DraftTree
 from mtpcore.declarations.spec import TreeShape
+from mtpcore.graph.program import Program
 
-__all__ = ["BuildRound", "Round", "RoundInput", "drafts_of", "find_missing"]
+__all__ = ["BuildRound", "RoundInput", "drafts_of", "find_missing"]
 
 
 class RoundInput(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,11 +23,10 @@ class RoundInput(msgspec.Struct, frozen=True, kw_only=True):
         How many drafts of each text are wanted; of trees how deep they are to be.
     room : sequence of int
         How many rows of drafts a text may have in a pass.
-    passes : sequence of Stage
-        Passes over rows that are there before any draft, or whose free cells the builder fills;
-        places are reserved. Of a drafter that drafts token by token it is one, whose outputs are
-        the newest rows of the texts; of heads for each step one a head; of a block the block's, and
-        where it has a post-head, that one's.
+    programs : sequence of Program
+        The graphs of the passes that a round may have. Of a drafter that drafts token by token it
+        is one, and the pass's outputs are the newest rows of the texts; of heads for each step one
+        a head; of a block the block's, and where it has a post-head, that one's.
     feeds : mapping of str to sequence of str
         Of each slot that a row of drafts is fed by an earlier pass, the outputs that do so.
     step : int
@@ -44,23 +35,18 @@ class RoundInput(msgspec.Struct, frozen=True, kw_only=True):
         The shape of trees, where drafts are to branch.
     n_passes : int
         How often a post-head runs at most; 0 where it runs in order.
+    n_known : int
+        How many rows of a post-head come before those of a text that choose drafts.
     """
 
-    wanted: Sequence[int]
-    room: Sequence[int]
-    passes: Sequence[Stage]
+    wanted: Sequence[int] = ()
+    room: Sequence[int] = ()
+    programs: Sequence[Program]
     feeds: Mapping[str, Sequence[str]] = {}
     step: int = 1
     tree: TreeShape | None = None
     n_passes: int = 0
-
-
-class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """The stages of a round, and what they draft; see ``mtpcore.backends.schedule``."""
-
-    stages: Sequence[Stage]
-    drafts: Sequence[DraftToken]
-    bests: Sequence[Best] = ()
+    n_known: int = 0
 
 
 BuildRound = Callable[[RoundInput], Round]
@@ -71,21 +57,22 @@ def drafts_of(schedule: Schedule, drafted: Drafts) -> list[Draft]:
 
     A tree has the drafts that nothing comes after, if there are such, the best ones; else all.
     """
-    if not are_ranked(schedule.stages):
+    built = schedule.round
+    if not built.is_ranked:
         return list(schedule.by_text(drafted.tokens))
-    last = [draft for best in schedule.bests if not best.goes_on for draft in best.drafts]
+    last = [draft for best in built.bests if not best.goes_on for draft in best.drafts]
     nodes: list[list[int]] = [[] for _ in schedule.texts]
-    for draft in last or range(len(schedule.drafts)):
-        text, parent = schedule.drafts[draft]
+    for draft in last or range(len(built.drafts)):
+        text, parent = built.drafts[draft]
         if drafted.tokens[draft] >= 0 and (last or parent != BEST):
             nodes[text].append(drafted.best_of[draft])
-    return [_tree(schedule, drafted, its) for its in nodes]
+    return [_tree(built, drafted, its) for its in nodes]
 
 
-def _tree(schedule: Schedule, drafted: Drafts, nodes: Sequence[int]) -> DraftTree:
+def _tree(built: Round, drafted: Drafts, nodes: Sequence[int]) -> DraftTree:
     """Return a tree of these drafts."""
     number = {node: i for i, node in enumerate(nodes)}
-    parents = [schedule.drafts[node].parent for node in nodes]
+    parents = [built.drafts[node].parent for node in nodes]
     return DraftTree(
         [drafted.tokens[node] for node in nodes],
         [number[drafted.best_of[parent]] if parent >= 0 else -1 for parent in parents],
@@ -98,10 +85,11 @@ def find_missing(schedule: Schedule, drafted: Drafts) -> dict[int, int]:
     One with another rank than the first may be none: there are no more tokens to choose from.
     """
     missing: dict[int, int] = {}
-    for stage in schedule.stages:
+    built = schedule.round
+    for stage in built.stages if min(drafted.tokens, default=0) < 0 else ():
         for _, draft, rank in stage.picks:
-            text, parent = schedule.drafts[draft]
+            text, parent = built.drafts[draft]
             is_next = parent < 0 or drafted.tokens[parent] >= 0
             if rank in (CHOICE, 0) and is_next and drafted.tokens[draft] < 0:
-                missing.setdefault(text, schedule.depths[draft])
+                missing.setdefault(text, built.depths[draft])
     return missing

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.backends.base import CheckedBatch
-from mtpcore.backends.schedule import Stage
+from mtpcore.backends.schedule import Pass
 from mtpcore.declarations.draft_tree import Draft
+from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.base import RoundDrafter
 from mtpcore.drafting.drafters import DraftJob, Verify
 from mtpcore.drafting.rounds import RoundInput
@@ -48,11 +49,15 @@ class SharedMemoryDrafter(RoundDrafter):
     """
 
     def __init__(self, name: str, runner: GraphRunner, target: GraphRunner) -> None:
-        _check(runner, target)
-        super().__init__(name, {name: runner}, runner, {"chain": draft_chains})
+        spec = _check(runner, target)
+        inputs = RoundInput(
+            programs=[runner.program],
+            feeds={feed.slot: (feed.recycle,) for feed in spec.feeds if feed.recycle},
+            step=0,
+        )
+        super().__init__(name, {name: runner}, runner, {"chain": draft_chains}, inputs)
         self.runner, self._target = runner, target
         runner.lent = target.memory
-        self._recycle = {feed.slot: (feed.recycle,) for feed in self.spec.feeds if feed.recycle}
         self.reads_text = False  # the target has stored what it made of it
 
     def draft(self, jobs: list[DraftJob], verify: Verify | None = None) -> dict[int, Draft]:
@@ -75,14 +80,9 @@ class SharedMemoryDrafter(RoundDrafter):
         for begin in range(0, len(active), self.runner.n_batch):
             together = active[begin : begin + self.runner.n_batch]
             batch = self.batch(together)
-            inputs = RoundInput(
-                wanted=[job.k for job in together],
-                room=[job.k for job in together],
-                passes=[Stage(plan=self.runner.plan, memory=self.runner.lent, batch=batch)],
-                feeds=self._recycle,
-                step=0,
-            )
-            drafts |= self._run_round(together, inputs, [], verify)
+            given = Pass(plan=self.runner.plan, memory=self.runner.lent, batch=batch)
+            wanted = [job.k for job in together]
+            drafts |= self._run_round(together, wanted, wanted, [given], [], verify)
         return drafts
 
     def batch(self, jobs: Sequence[DraftJob]) -> CheckedBatch:
@@ -104,8 +104,8 @@ class SharedMemoryDrafter(RoundDrafter):
         )
 
 
-def _check(runner: GraphRunner, target: GraphRunner) -> None:
-    """Refuse what this loop cannot follow."""
+def _check(runner: GraphRunner, target: GraphRunner) -> DrafterSpec:
+    """Return the drafter's declaration; refuse what this loop cannot follow."""
     spec = runner.drafter
     assert spec is not None
     where = f"drafter {spec.full_name}"
@@ -133,3 +133,4 @@ def _check(runner: GraphRunner, target: GraphRunner) -> None:
             got=f"backend {runner.backend.name!r}, {runner.n_seq_max} sequences",
             fix="let link() make the context",
         )
+    return spec

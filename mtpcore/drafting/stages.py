@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-import numpy as np
-from msgspec.structs import replace
+from mtpcore.backends.schedule import KNOWN, PENDING, DraftToken, Fill, Pick, Round, Stage
+from mtpcore.drafting.rounds import RoundInput
 
-from mtpcore.backends.base import CheckedBatch
-from mtpcore.backends.schedule import KNOWN, OF_DRAFT, PENDING, DraftToken, Fill, Pick, Stage
-from mtpcore.drafting.rounds import Round, RoundInput
-
-__all__ = [
-    "Chains",
-    "block_stage",
-    "chain_stages",
-    "draft_block",
-    "draft_chains",
-    "draft_heads",
-    "head_stages",
-    "post_head_stages",
-]
-
-Feeds = Mapping[str, Sequence[str]]
+__all__ = ["draft_block", "draft_chains", "draft_heads"]
 
 
 class Chains:
@@ -31,159 +16,120 @@ class Chains:
 
     def __init__(self, k: Sequence[int]) -> None:
         self.k = [max(n, 0) for n in k]
-        self._first = [0, *accumulate(self.k)]
+        self.first = [0, *accumulate(self.k)]
         self.drafts = [
-            DraftToken(i, self._first[i] + j - 1 if j else PENDING)
+            DraftToken(i, self.first[i] + j - 1 if j else PENDING)
             for i, n in enumerate(self.k)
             for j in range(n)
         ]
-
-    def number(self, i: int, j: int) -> int:
-        """Return the number of draft j of text i."""
-        return self._first[i] + j
+        self.most = max(self.k, default=0)
 
     def going(self, j: int) -> list[int]:
         """Return the texts that want more than ``j`` drafts."""
         return [i for i, n in enumerate(self.k) if n > j]
 
-    @property
-    def most(self) -> int:
-        """How many drafts the longest chain has."""
-        return max(self.k, default=0)
+    def chosen(self, j: int) -> list[int]:
+        """Return the numbers of all drafts j."""
+        return [self.first[i] + j for i in self.going(j)]
 
 
 def draft_chains(inputs: RoundInput) -> Round:
-    """Draft token by token with one graph."""
-    chains, (first,) = Chains(inputs.wanted), inputs.passes
-    stages = chain_stages(first, chains, inputs.feeds, step=inputs.step)
-    return Round(stages=[*stages], drafts=chains.drafts)
+    """Draft token by token with one graph, whose first outputs are the newest rows of the texts.
 
-
-def draft_heads(inputs: RoundInput) -> Round:
-    """Draft with heads, of which each makes a draft."""
+    Each later stage has a row for each text that goes on, ``step`` places after the one before.
+    """
     chains = Chains(inputs.wanted)
-    stages = head_stages(inputs.passes, chains, inputs.feeds)
-    return Round(stages=[*stages], drafts=chains.drafts)
-
-
-def draft_block(inputs: RoundInput) -> Round:
-    """Draft with one pass over a block, and what chooses of it, if there is a post-head."""
-    chains, (block, *post_head) = Chains(inputs.wanted), inputs.passes
-    stages = [block_stage(block, chains)]
-    if post_head:
-        feeds, passes = inputs.feeds, inputs.n_passes
-        stages = [*post_head_stages(block, post_head[0], chains, feeds, passes=passes)]
+    stages = [Stage(picks=[*map(Pick, chains.going(0), chains.chosen(0))])]
+    for j in range(1, chains.most):
+        going, drafts = chains.going(j), chains.chosen(j)
+        stages.append(
+            Stage(
+                rows="chain",
+                fills=[Fill(i, chains.first[i] + j - 1, ahead=j * inputs.step) for i in going],
+                feeds=inputs.feeds,
+                picks=[*map(Pick, range(len(drafts)), drafts)],
+            )
+        )
     return Round(stages=stages, drafts=chains.drafts)
 
 
-def chain_stages(first: Stage, chains: Chains, feeds: Feeds, *, step: int = 1) -> Iterator[Stage]:
-    """Yield stages that draft token by token with one plan.
+def draft_heads(inputs: RoundInput) -> Round:
+    """Draft with heads, of which each makes a draft.
 
-    Parameters
-    ----------
-    first : Stage
-        Its outputs are the newest rows of the texts, and choose their first drafts. A later stage
-        has a row for each text that goes on, ``step`` places after the one before.
-    chains : Chains
-    feeds : mapping of str to sequence of str
-        What the row before makes for slots.
-    step : int
+    Pass j has the texts that want more than j drafts (the first one: all), in order, each with all
+    of its rows together and the newest one an output; the newest j, or as many as there are, are
+    the drafts so far.
     """
-    batch, source = first.batch, OF_DRAFT if feeds else KNOWN
-    yield _choosing(first, chains, 0)
-    going: list[int] = []
-    ahead = step * np.arange(chains.most, dtype=np.int32)[:, None]
-    for j in range(1, chains.most):
-        if going != (going := chains.going(j)):
-            newest, n = batch.outputs[going], np.arange(len(going), dtype=np.int32)
-            seq, place = batch.seq[newest], batch.place[newest] + ahead
-            positions = batch.positions[newest] + ahead[:, None]
-        rows = CheckedBatch(tokens=n, positions=positions[j], seq=seq, place=place[j], outputs=n)
-        yield Stage(
-            plan=first.plan,
-            memory=first.memory,
-            batch=rows,
-            fills=[Fill(row, chains.number(i, j - 1), source) for row, i in enumerate(going)],
-            feeds=feeds,
-            picks=[Pick(row, chains.number(i, j)) for row, i in enumerate(going)],
+    chains = Chains(inputs.wanted)
+    stages = [Stage(picks=[*map(Pick, chains.going(0), chains.chosen(0))], runs_whole=True)]
+    for j in range(1, min(chains.most, len(inputs.programs))):
+        drafts = chains.chosen(j)
+        stages.append(
+            Stage(
+                graph=j,
+                fills=[
+                    Fill(output, draft - back, ahead=1 - back)
+                    for output, draft in enumerate(drafts)
+                    for back in range(j, 0, -1)
+                ],
+                feeds=inputs.feeds,
+                picks=[*map(Pick, range(len(drafts)), drafts)],
+                runs_whole=True,
+            )
         )
+    return Round(stages=stages, drafts=chains.drafts)
 
 
-def head_stages(heads: Sequence[Stage], chains: Chains, feeds: Feeds) -> Iterator[Stage]:
-    """Yield stages of heads, of which each makes a draft.
+def draft_block(inputs: RoundInput) -> Round:
+    """Draft with one pass over a block, and what chooses of it, if there is a post-head.
 
-    Stage j has the texts that want more than j drafts (the first one: all), in order, each with
-    all of its rows together; the newest j of them, or as many as there are, are the drafts so far.
+    Outputs of the block choose all drafts, text by text, or feed the rows of the post-head, which
+    has one for each: ``n_known`` of each text are before the one that chooses its first draft. Each
+    but the first draft is chosen by a row that reads the one before it: by passes over all rows,
+    after the block's own logits have chosen, or by each row alone, after the draft before.
     """
-    for j, head in enumerate(heads[: max(chains.most, 1)]):
-        batch, fills = head.batch, []
-        for i, newest in zip(chains.going(j) if j else (), batch.outputs.tolist(), strict=False):
-            for before in range(j):
-                row = newest - j + 1 + before
-                if row >= 0 and batch.seq[row] == batch.seq[newest]:
-                    source = OF_DRAFT if feeds else KNOWN
-                    fills.append(Fill(row, chains.number(i, before), source))
-        stage = replace(head, fills=sorted(fills), feeds=feeds if j else {}, runs_whole=True)
-        yield _choosing(stage, chains, j)
+    chains = Chains(inputs.wanted)
+    if len(inputs.programs) == 1 or not chains.drafts:
+        numbers = range(len(chains.drafts))
+        stages = [Stage(picks=[*map(Pick, numbers, numbers)], ends_at_nan=True)]
+    else:
+        stages = [*(_in_passes if inputs.n_passes else _in_order)(chains, inputs)]
+    return Round(stages=stages, drafts=chains.drafts)
 
 
-def _choosing(stage: Stage, chains: Chains, j: int) -> Stage:
-    """Return a stage that chooses draft j of each text; the first one has outputs of all."""
-    at = chains.going(j) if j else range(len(chains.k))
-    picks = [Pick(output, chains.number(i, j)) for output, i in enumerate(at) if chains.k[i] > j]
-    return replace(stage, picks=picks)
+def _in_passes(chains: Chains, inputs: RoundInput) -> Iterator[Stage]:
+    """Yield a block that chooses all drafts, and a post-head that chooses them anew."""
+    rows, fills = list[int](), list[Fill]()
+    n_known = 0  # rows that choose nothing
+    for draft, (_, parent) in enumerate(chains.drafts):
+        if parent == PENDING:
+            n_known += inputs.n_known
+            for back in range(inputs.n_known, 0, -1):
+                fills.append(Fill(draft, KNOWN, 0, draft + n_known - back, ahead=-back))
+        rows.append(draft + n_known)
+        fills.append(Fill(draft, parent, 0, rows[-1]))
+    numbers = range(len(chains.drafts))
+    yield Stage(picks=[*map(Pick, rows, numbers)], ends_at_nan=True)
+    yield Stage(
+        graph=1,
+        fills=fills,
+        feeds=inputs.feeds,
+        picks=[*map(Pick, numbers, numbers)],
+        repeats=inputs.n_passes,
+        ends_at_nan=True,
+    )
 
 
-def block_stage(block: Stage, chains: Chains) -> Stage:
-    """Return the stage of a block whose outputs choose all drafts, text by text."""
-    picks = [Pick(n, n) for n in range(len(chains.drafts))]
-    return replace(block, picks=picks, ends_at_nan=True)
-
-
-def post_head_stages(
-    block: Stage, rows: Stage, chains: Chains, feeds: Feeds, *, passes: int = 0
-) -> Iterator[Stage]:
-    """Yield the stage of a block, and those of the post-head that chooses its drafts.
-
-    Parameters
-    ----------
-    block : Stage
-        Its outputs feed the rows of the post-head.
-    rows : Stage
-        A row for each of these outputs. The last ones of each text are outputs and choose its
-        drafts; the row of any but the first draft reads the draft before it.
-    chains : Chains
-    feeds : mapping of str to sequence of str
-        Outputs of the block, for slots of the post-head.
-    passes : int
-        How often all rows run at most, after the block's own logits have chosen; 0: each row runs
-        alone, after the draft before.
-    """
-    batch, parents = rows.batch, [draft.parent for draft in chains.drafts]
-    after = {row: parents[draft] for draft, row in enumerate(batch.outputs.tolist())}
-    fills = [Fill(row, after.get(row, KNOWN), 0, row) for row in range(len(batch.tokens))]
-    if passes:
-        at = batch.outputs.tolist()
-        yield replace(block, picks=[*map(Pick, at, range(len(at)))], ends_at_nan=True)
-        picks = [Pick(draft, draft) for draft in range(len(at))]
-        yield replace(rows, fills=fills, feeds=feeds, picks=picks, repeats=passes, ends_at_nan=True)
-        return
-    yield block
+def _in_order(chains: Chains, inputs: RoundInput) -> Iterator[Stage]:
+    """Yield a block that chooses nothing, and a post-head that chooses draft after draft."""
+    yield Stage()
     for j in range(chains.most):
-        drafts = [chains.number(i, j) for i in chains.going(j)]
-        its = batch.outputs[drafts]
-        one = CheckedBatch(
-            tokens=batch.tokens[its],
-            positions=batch.positions[its],
-            seq=batch.seq[its],
-            place=batch.place[its],
-            outputs=np.arange(len(its), dtype=np.int32),
-        )
-        yield replace(
-            rows,
-            batch=one,
-            fills=[fills[row]._replace(row=at) for at, row in enumerate(its.tolist())],
-            feeds=feeds,
-            picks=[*map(Pick, range(len(its)), drafts)],
+        drafts = chains.chosen(j)
+        yield Stage(
+            graph=1,
+            rows="chain",
+            fills=[Fill(draft, chains.drafts[draft].parent, 0, draft) for draft in drafts],
+            feeds=inputs.feeds,
+            picks=[*map(Pick, range(len(drafts)), drafts)],
             ends_at_nan=True,
         )

@@ -8,33 +8,24 @@ Cai et al. (2024, arXiv 2401.10774).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
-from itertools import chain, groupby
+from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
-from msgspec.structs import replace
-from numpy.typing import NDArray
-
-from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.schedule import (
     BEST,
-    KNOWN,
-    OF_DRAFT,
     PENDING,
     Best,
     DraftToken,
     Fill,
     Pick,
+    Round,
     Stage,
 )
 from mtpcore.declarations.spec import TreeShape
-from mtpcore.drafting.rounds import Round, RoundInput
+from mtpcore.drafting.rounds import RoundInput
 from mtpcore.graph.program import Program
 
 __all__ = ["Branch", "Trees", "draft_head_trees", "draft_trees", "is_blind", "trees_for"]
-
-I32 = NDArray[np.int32]
 
 
 class Branch(NamedTuple):
@@ -42,22 +33,6 @@ class Branch(NamedTuple):
 
     draft: int
     children: Sequence[tuple[int, int]]
-
-
-class Pass(NamedTuple):
-    """The rows of drafts that a pass over trees has.
-
-    Of each its text, its depth, and how many rows after the text's newest one it is; the row that
-    it comes after; outputs, fills and picks as of a stage.
-    """
-
-    text: I32
-    depth: I32
-    step: I32
-    parent: I32
-    outputs: I32
-    fills: list[Fill]
-    picks: list[Pick]
 
 
 class Trees:
@@ -98,7 +73,6 @@ class Trees:
                 add(shape, text, min(depth, shape.n_levels), room[text])
         self.bests = [best for *_, best in sorted(self._bests, key=lambda one: one[:2])]
         self.depth = max(map(len, self.levels), default=0)
-        self.rows = cache(self._rows)
 
     def _room(self, levels: Sequence[Sequence[object]], room: int) -> int:
         """Return how many branches the next level has room for."""
@@ -160,38 +134,9 @@ class Trees:
         """Return what gets children by a pass at this depth."""
         return self.levels[text][depth] if depth < len(self.levels[text]) else []
 
-    def _rows(self, depth: int, source: int) -> Pass:
-        """Return the rows of drafts that a pass has; ``source`` says what feeds their slots."""
-        rows: list[tuple[int, int, int, int]] = []
-        outputs, fills, picks = list[int](), list[Fill](), list[Pick]()
-        for text in range(len(self.levels)):
-            first: dict[int, int] = {}  # the first row of each depth
-            for step, (at, branch) in enumerate(self.branches(text, depth), 1):
-                row = len(rows)
-                rows.append((text, at, step, first.get(at - 1, -1)))
-                first.setdefault(at, row)
-                fills.append(Fill(row, branch.draft, source))
-                if at == depth:
-                    picks += picks_of(branch, len(outputs))
-                    outputs.append(row)
-        columns = np.array(rows, np.int32).reshape(-1, 4)
-        return Pass(
-            text=columns[:, 0],
-            depth=columns[:, 1],
-            step=columns[:, 2],
-            parent=columns[:, 3].copy(),
-            outputs=np.array(outputs, np.int32),
-            fills=fills,
-            picks=picks,
-        )
 
-
-@lru_cache(maxsize=64)
-def trees_of(
-    shape: TreeShape, wanted: tuple[int, ...], room: tuple[int, ...], has_paths: bool
-) -> Trees:
-    """Return the trees that many rounds ask for."""
-    return Trees(shape, wanted, room, has_paths=has_paths)
+_trees_of = lru_cache(maxsize=64)(Trees)
+"""Trees that many rounds ask for."""
 
 
 def picks_of(branch: Branch, output: int) -> list[Pick]:
@@ -199,77 +144,72 @@ def picks_of(branch: Branch, output: int) -> list[Pick]:
     return [Pick(output, draft, rank) for rank, draft in branch.children]
 
 
-def trees_for(inputs: RoundInput, *, has_paths: bool) -> Trees:
-    """Return the trees of a round."""
-    assert inputs.tree is not None
-    most = inputs.tree.n_branches
-    room = tuple(min(room, most) for room in inputs.room)
-    return trees_of(inputs.tree, tuple(inputs.wanted), room, has_paths)
+def trees_for(
+    shape: TreeShape, wanted: Sequence[int], room: Sequence[int], *, has_paths: bool
+) -> Trees:
+    """Return the trees of a round; see ``Trees``."""
+    most = tuple([min(n, shape.n_branches) for n in room])
+    return _trees_of(shape, tuple(wanted), most, has_paths=has_paths)
 
 
 def draft_trees(inputs: RoundInput) -> Round:
     """Draft trees with one graph: a pass for each level."""
-    (first,), feeds = inputs.passes, inputs.feeds
-    trees = trees_for(inputs, has_paths=first.memory is not None)
-    batch, n_texts = first.batch, len(inputs.wanted)
-    picks = [picks_of(branch, i) for i in range(n_texts) for branch in trees.choosing(i, 0)]
-    stages = [replace(first, picks=[*chain.from_iterable(picks)])]
+    assert inputs.tree is not None
+    has_paths = inputs.programs[0].remembers
+    trees = trees_for(inputs.tree, inputs.wanted, inputs.room, has_paths=has_paths)
+    texts = range(len(inputs.wanted))
+    roots = [(text, branch) for text in texts for branch in trees.choosing(text, 0)]
+    stages = [Stage(picks=[pick for text, branch in roots for pick in picks_of(branch, text)])]
     for depth in range(1, trees.depth):
-        rows = trees.rows(depth, OF_DRAFT if feeds else KNOWN)
-        newest = batch.outputs[rows.text]
-        own = CheckedBatch(
-            tokens=np.zeros(len(newest), np.int32),
-            positions=batch.positions[newest] + rows.depth[:, None],
-            seq=batch.seq[newest],
-            place=batch.place[newest] + rows.step,
-            outputs=rows.outputs,
-            parent=rows.parent,
-        )
-        stages.append(
-            Stage(
-                plan=first.plan,
-                memory=first.memory,
-                batch=own,
-                fills=rows.fills,
-                feeds=feeds,
-                picks=rows.picks,
-            )
-        )
+        fills, picks = list[Fill](), list[Pick]()
+        for text in texts:
+            for at, branch in trees.branches(text, depth):
+                if at == depth:
+                    picks += picks_of(branch, len(fills))
+                fills.append(Fill(text, branch.draft, ahead=at))
+        stages.append(Stage(rows="tree", fills=fills, feeds=inputs.feeds, picks=picks))
     return Round(stages=stages, drafts=trees.drafts, bests=trees.bests)
 
 
 def draft_head_trees(inputs: RoundInput) -> Round:
     """Draft trees with heads, of which each gives the branches of its level their children."""
-    has_paths = any(head.memory is not None for head in inputs.passes)
-    trees = trees_for(inputs, has_paths=has_paths)
-    heads = inputs.passes[: max(trees.depth, 1)]
-    stages = [_head_stage(head, depth, trees, inputs.feeds) for depth, head in enumerate(heads)]
+    assert inputs.tree is not None
+    programs = inputs.programs
+    has_paths = any(program.remembers for program in programs)
+    trees = trees_for(inputs.tree, inputs.wanted, inputs.room, has_paths=has_paths)
+    heads = range(min(len(programs), max(trees.depth, 1)))
+    stages = [_head_stage(head, programs[head], trees, inputs.feeds) for head in heads]
     return Round(stages=stages, drafts=trees.drafts, bests=trees.bests)
 
 
-def _head_stage(head: Stage, depth: int, trees: Trees, feeds: Mapping[str, Sequence[str]]) -> Stage:
-    """Return the pass of a head: of each text what it reads, and then the rows of drafts."""
-    output_of = {row: output for output, row in enumerate(head.batch.outputs.tolist())}
-    fills, picks, end = list[Fill](), list[Pick](), 0
-    runs_once = is_blind(head.plan.program, head.memory is not None, feeds)
-    texts = [text for text in range(len(trees.levels)) if trees.choosing(text, depth)]
-    for text, (_, rows) in zip(texts, groupby(head.batch.seq.tolist()), strict=True):
-        begin, end = end, end + len([*rows])
-        if runs_once or not depth:
-            for branch in trees.choosing(text, depth):
-                picks += picks_of(branch, output_of[end - 1])
+def _head_stage(
+    depth: int, program: Program, trees: Trees, feeds: Mapping[str, Sequence[str]]
+) -> Stage:
+    """Return the pass of a head: of each text what it reads, and then the rows of drafts.
+
+    Those whose branches get children are outputs, the last ones of a text.
+    """
+    fills, picks, n_outputs = list[Fill](), list[Pick](), 0
+    runs_once = depth == 0 or is_blind(program, feeds)
+    for text in range(len(trees.levels)):
+        choosing = trees.choosing(text, depth)
+        if runs_once:
+            for branch in choosing:
+                picks += picks_of(branch, n_outputs)
+            n_outputs += bool(choosing)
             continue
-        branches = trees.branches(text, depth)[begin - end :]
-        for row, (at, branch) in enumerate(branches, end - len(branches)):
-            fills.append(Fill(row, branch.draft, OF_DRAFT if feeds else KNOWN))
-            if at == depth:
-                picks += picks_of(branch, output_of[row])
-    return replace(head, fills=fills, feeds=feeds if fills else {}, picks=picks)
+        for branch in choosing:
+            picks += picks_of(branch, n_outputs)
+            n_outputs += 1
+        branches = trees.branches(text, depth)
+        for n_after, (_, branch) in zip(reversed(range(len(branches))), branches, strict=True):
+            fills.append(Fill(n_outputs - 1, branch.draft, ahead=-n_after))
+    return Stage(graph=depth, fills=fills, feeds=feeds if fills else {}, picks=picks)
 
 
-def is_blind(program: Program, remembers: bool, feeds: Mapping[str, Sequence[str]]) -> bool:
+def is_blind(program: Program, feeds: Mapping[str, Sequence[str]]) -> bool:
     """Say whether what a head makes depends neither on drafts nor on where they stand."""
     reads = {i for node in program.nodes for i in node.inputs}
     inputs = program.inputs
     named = {inputs[name] for name in ("tokens", "positions") if name in inputs}
-    return not (remembers or feeds or reads & named)
+    return not (program.remembers or feeds or reads & named)

@@ -229,6 +229,11 @@ class Program(msgspec.Struct, frozen=True, dict=True):
         }
 
     @property
+    def remembers(self) -> bool:
+        """Whether it stores anything: then it runs with a memory of its own."""
+        return bool(self.memory or self.states or self.delivered)
+
+    @property
     def whole_slot(self) -> str | None:
         """The slot that is fed whole sequences; None where there is none."""
         found = (name for name, i in self.inputs.items() if self.values[i].shape[0] == SOURCES)

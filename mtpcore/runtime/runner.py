@@ -131,7 +131,7 @@ class GraphRunner:
     def _make_memory(self) -> ContextMemory | None:
         """Return a memory for the program; None where it remembers nothing."""
         program, sizes, backend = self.program, self.sizes, self.backend
-        if not (program.memory or program.states or program.delivered):
+        if not program.remembers:
             return None
         return make_memory(
             program.memory,

@@ -10,7 +10,7 @@ from programs import N_LOGITS, head, post_head
 
 from mtpcore._ext._draft import run
 from mtpcore.backends.cpu import CpuBackend
-from mtpcore.backends.schedule import Text
+from mtpcore.backends.schedule import Pass, Text
 from mtpcore.errors import BackendError, CapacityError, MtpcoreError
 from mtpcore.sampling import Sampler, Sampling, Scratch
 from mtpcore.testing import Runner
@@ -19,26 +19,37 @@ REFUSED = (MtpcoreError, TypeError, ValueError, OverflowError, KeyError, Attribu
 
 
 class Given:
-    """A schedule that runs, and what its plans are bound to."""
+    """A schedule that runs."""
 
     def __init__(self, schedule):
         self.schedule = schedule
-        plans = {stage.plan: None for stage in schedule.stages}
-        stages = {plan: [one for one in schedule.stages if one.plan is plan] for plan in plans}
-        self.bindings = {plan: plan._bind(of) for plan, of in stages.items()}
 
-    def run(self, *, stage=None, binding=None, **fields):
-        """Run it with some fields of a stage and its binding, or of the schedule, as given."""
-        schedule, bindings = self.schedule, dict(self.bindings)
-        if stage is None:
-            schedule = msgspec.structs.replace(schedule, **fields)
-        else:
-            stages = [*schedule.stages]
+    def run(self, *, stage=None, binding=None, batch=None, **fields):
+        """Run it with some fields of its round, or of a stage, as given.
+
+        Of a stage also with a batch of its pass, and what its plan is bound to.
+        """
+        built, passes = self.schedule.round, [*self.schedule.passes]
+        if stage is not None:
+            stages, graph = [*built.stages], built.stages[stage].graph
             stages[stage] = msgspec.structs.replace(stages[stage], **fields)
-            schedule = msgspec.structs.replace(schedule, stages=stages)
-            plan = stages[stage].plan
-            bindings[plan] = bindings[plan]._replace(**(binding or {}))
-        return run(schedule, bindings)
+            plan = Bound(passes[graph].plan, binding or {})
+            passes[graph] = msgspec.structs.replace(
+                passes[graph], plan=plan, batch=batch or passes[graph].batch
+            )
+            fields = {"stages": stages}
+        built = msgspec.structs.replace(built, **fields)
+        return run(msgspec.structs.replace(self.schedule, round=built, passes=passes))
+
+
+class Bound:
+    """A plan that says it is bound to something else."""
+
+    def __init__(self, plan, binding):
+        self.plan, self.binding, self.program = plan, binding, plan.program
+
+    def bind(self, *of):
+        return self.plan.bind(*of)._replace(**self.binding)
 
 
 def heads(threads=1):
@@ -62,15 +73,18 @@ def changed(entries, at, **fields):
 
 def wrong_stages(given):
     """Return fields of stage 1 and of what its plan is bound to, none of which fit the others."""
-    stage = given.schedule.stages[1]
-    fills, picks, feeds, batch = stage.fills, stage.picks, stage.feeds, stage.batch
-    bound = given.bindings[stage.plan]
-    n_rows, n_outputs = len(batch.tokens), len(batch.outputs)
+    stage, one = given.schedule.round.stages[1], given.schedule.passes[1]
+    fills, picks, feeds, batch = stage.fills, stage.picks, stage.feeds, one.batch
+    bound = one.plan.bind(one.memory, 16, 16, True)
+    n_outputs = len(batch.outputs)
     far, (slot, names) = 1 << 40, next(iter(feeds.items()))
-    yield from ({"fills": changed(fills, 0, row=row)} for row in (-1, n_rows, far))
+    yield from ({"fills": changed(fills, 0, output=at)} for at in (-1, n_outputs, far))
+    yield from ({"fills": changed(fills, 0, ahead=ahead)} for ahead in (far, -far))
+    yield from ({"graph": graph} for graph in (-1, 99, far))
+    yield {"rows": "other"}
     yield from ({"fills": changed(fills, 0, draft=draft)} for draft in (-2, 99, far))
     yield from ({"fills": changed(fills, 0, stage=source)} for source in (1, 2, -3, far))
-    yield from ({"fills": changed(fills, 0, stage=0, output=at)} for at in (99, -1, far))
+    yield from ({"fills": changed(fills, 0, stage=0, source=at)} for at in (99, -1, far))
     yield {"fills": [*fills, fills[-1]]}
     yield {"fills": [(0, 0)]}
     yield {"fills": fills[:-1], "batch": msgspec.structs.replace(batch, slots={})}
@@ -114,7 +128,7 @@ def test_a_stage_that_does_not_fit_is_refused(make):
 @pytest.mark.parametrize("make", [heads, block])
 def test_drafts_of_no_text_are_refused(make):
     _, given = make()
-    drafts = given.schedule.drafts
+    drafts = given.schedule.round.drafts
     for wrong in (
         changed(drafts, 0, text=2),
         changed(drafts, 0, text=-1),
@@ -130,16 +144,11 @@ def test_drafts_of_no_text_are_refused(make):
 
 def test_what_feeds_slots_has_a_buffer():
     _, given = heads()
+    one = given.schedule.passes[0]
+    made = one.plan.bind(one.memory, 16, 16, True).made
     for buffer in (-1, 1000):
         with pytest.raises(REFUSED):
-            given.run(
-                stage=0,
-                binding={
-                    "made": dict.fromkeys(
-                        given.bindings[given.schedule.stages[0].plan].made, buffer
-                    )
-                },
-            )
+            given.run(stage=0, binding={"made": dict.fromkeys(made, buffer)})
 
 
 def test_bests_of_other_drafts_are_refused():
@@ -162,10 +171,10 @@ def test_bests_of_other_drafts_are_refused():
 def test_stages_of_other_threads_are_refused():
     _, given = heads(2)
     _, others = heads(1)
-    plan, (other, binding) = given.schedule.stages[1].plan, next(iter(others.bindings.items()))
-    assert other is not plan
+    other = others.schedule.passes[1]
+    executor = other.plan.bind(other.memory, 16, 16, True).executor
     with pytest.raises(BackendError, match="other threads"):
-        given.run(stage=1, binding={"executor": binding.executor})
+        given.run(stage=1, binding={"executor": executor})
 
 
 @pytest.mark.parametrize("stages", [[], None, [None], [()], [{}], [object()]])
@@ -175,10 +184,12 @@ def test_impossible_stages_are_refused(stages):
         given.run(stages=stages, drafts=[])
 
 
-def test_plans_that_are_not_bound_are_refused():
+def test_plans_that_are_not_compiled_are_refused():
     _, given = heads()
-    with pytest.raises(REFUSED):
-        run(given.schedule, {})
+    wrong = Pass(plan=object(), memory=None, batch=given.schedule.passes[0].batch)
+    for passes in ([], None, [None], [wrong] * 3, given.schedule.passes[:1]):
+        with pytest.raises(REFUSED):
+            run(msgspec.structs.replace(given.schedule, passes=passes))
 
 
 def test_texts_of_impossible_sizes_are_refused():
@@ -187,7 +198,7 @@ def test_texts_of_impossible_sizes_are_refused():
     one = Sampler(Sampling(), Scratch(N_LOGITS))
     text = Text(one, Long(), 0, 0)
     with pytest.raises(CapacityError, match="no memory for a draft"):
-        given.run(texts=[text] * (1 << 12))
+        run(msgspec.structs.replace(given.schedule, texts=[text] * (1 << 12)))
 
 
 class Long:

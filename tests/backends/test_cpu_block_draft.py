@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 from harness.block_runs import after_block, block
-from harness.draft_runs import draft_by_definition, run_drafts
+from harness.draft_runs import draft_by_definition, run_drafts, stage_logits
 from harness.head_runs import GREEDY, IDS, SAMPLINGS, clear
 from harness.search import searching
 from hypothesis import given
@@ -188,9 +188,9 @@ def test_a_block_writes_logits_only_where_they_are_needed(sampling, is_written):
     one, after = runners(2, None)
     sequences = [(6, 4, 0.0, sampling)]
     for _ in range(2):
-        one.plan._kept.setdefault("logits", np.empty((4, N_LOGITS), np.float32))[:] = np.nan
+        stage_logits(one.plan)[:] = np.nan
         drafts_of(compiled, one, after, sequences)
-    assert np.isnan(one.plan._kept["logits"][:4]).all() == (not is_written)
+    assert np.isnan(stage_logits(one.plan)[:4]).all() == (not is_written)
 
 
 def test_a_block_without_drafts_keeps_its_entries():

@@ -7,7 +7,7 @@ from threading import Event, Thread
 import msgspec
 import numpy as np
 import pytest
-from harness.draft_runs import DraftRun, draft_by_definition, run_drafts
+from harness.draft_runs import DraftRun, draft_by_definition, run_drafts, stage_logits
 from harness.search import searching
 from hypothesis import given
 from hypothesis import strategies as st
@@ -260,13 +260,13 @@ def test_logits_are_written_only_where_they_are_needed(which, sampling, p_min, a
     one = runner(CpuBackend(), 2, which)
     described = [(0, 0, 2, 3, p_min, sampling), (1, 0, 3, 3, 0.0, RACES[0])]
     run_drafts(one.plan, make_run(one.memory, described), one.memory)
-    logits = one.plan._kept["logits"]
+    logits = stage_logits(one.plan)
     logits[:] = np.nan
     for seq in (0, 1):
         one.memory.rewind(seq, 0)
     run_drafts(one.plan, make_run(one.memory, described), one.memory)
-    assert one.plan._kept["logits"] is logits
-    assert np.isnan(logits).all(axis=1).tolist() == [not are_written, which == "direct"]
+    assert stage_logits(one.plan) is logits
+    assert np.isnan(logits[:2]).all(axis=1).tolist() == [not are_written, which == "direct"]
 
 
 def test_drafts_go_on_to_the_end():
@@ -308,7 +308,6 @@ def test_what_does_not_fit_is_an_error():
 
     for wrong in (
         but(k=[9]),  # places that are not reserved
-        but(recycle={}),
         but(recycle={"hidden": "logits"}),
     ):
         with pytest.raises(BatchError):

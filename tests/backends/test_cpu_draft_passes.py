@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
-from harness.draft_runs import DraftPass, draft_by_definition, run_drafts
+from harness.draft_runs import DraftPass, draft_by_definition, run_drafts, stage_logits
 from harness.head_runs import (
     GREEDY,
     HIDDEN,
@@ -134,12 +134,12 @@ def test_no_pass_writes_logits_that_nobody_needs(sampling):
     for _ in range(2):
         run = make_run(heads, [(0, 4, [0, 2, 1], 3, 0.0, sampling)])
         for one in heads:
-            one.plan._kept.setdefault("logits", np.empty((1, N_LOGITS), np.float32))[:] = np.nan
+            stage_logits(one.plan)[:] = np.nan
         run_drafts(heads[0].plan, run, heads[0].memory)
         for one in heads:
             one.memory.rewind(0, 0)
     is_gumbel_max = sampling is not SAMPLINGS[1]
-    assert [np.isnan(one.plan._kept["logits"]).all() for one in heads] == [is_gumbel_max] * N_HEADS
+    assert [np.isnan(stage_logits(one.plan)).all() for one in heads] == [is_gumbel_max] * N_HEADS
 
 
 @pytest.mark.parametrize("other", [lambda: runners(ReferenceBackend("f32")),

@@ -24,7 +24,9 @@ from mtpcore.backends.schedule import (
     Best,
     DraftToken,
     Fill,
+    Pass,
     Pick,
+    Round,
     Schedule,
     Stage,
     Text,
@@ -46,7 +48,8 @@ def plans(kind, threads):
 
 # A stage as it is drawn: the plan, and of each text its rows. A row is what is known of its token
 # and its slots: None, or the number of an earlier draft, and of an earlier stage. In a tree it says
-# what it comes after besides.
+# what it comes after besides. New rows come after the pass of an earlier stage: each is so many
+# rows ahead of one of its rows. Others may be told by the last row of their text.
 
 
 class DrawnStage(msgspec.Struct, frozen=True):
@@ -57,6 +60,10 @@ class DrawnStage(msgspec.Struct, frozen=True):
     runs_whole: bool
     ends_at_nan: bool
     parent: list[int] | None = None
+    form: str = "given"
+    after: int = 0
+    ahead: list[tuple[int, int]] = []  # row of the stage before, how far
+    is_relative: bool = False
 
 
 class Drawn(msgspec.Struct, frozen=True):
@@ -126,6 +133,47 @@ class Drawing:
                 best = [self.add_draft(text, BEST, depth) for _ in range(n)]
                 self.bests.append((its, best, True))
 
+    def add_rows(self, number):
+        """Draw a stage of new rows after those of an earlier one."""
+        draw = self.draw
+        given = [n for n, stage in enumerate(self.stages) if stage.form == "given"]
+        after = draw(st.sampled_from(given))
+        form = draw(st.sampled_from(["chain", "tree"] if self.branches else ["chain"]))
+        rows, ahead, picks = [], [], []
+        for text in sorted({text for text, *_ in self.stages[after].rows}):
+            own, before = self.own(text), self.stages[after].rows
+            begin = draw(st.sampled_from([n for n, (of, *_) in enumerate(before) if of == text]))
+            steps = draw(st.lists(st.integers(0, 4), max_size=3, unique=True))
+            for step in steps if form == "tree" else sorted(steps):
+                _, draft, stage, output = self.row(number, text, own, rows, again=False, at=0)
+                rows.append((text, draft, stage, output))
+                ahead.append((begin, step))
+                if len(self.drafts) < 8 and draw(st.booleans()):
+                    self.choose(text, len(rows) - 1, picks)
+        if rows:
+            self.stages.append(
+                DrawnStage(
+                    plan=self.stages[after].plan,
+                    rows=rows,
+                    picks=picks,
+                    repeats=0,
+                    runs_whole=draw(st.booleans()),
+                    ends_at_nan=draw(st.booleans()),
+                    form=form,
+                    after=after,
+                    ahead=ahead,
+                )
+            )
+
+    def choose(self, text, output, picks):
+        """Draw what an output chooses."""
+        if self.branches and self.draw(st.booleans()):
+            self.rank(text, output, picks)
+            return
+        n = self.add_draft(text, self.newest[text])
+        picks.append((output, n))
+        self.newest[text] = n
+
     def stage(self, number):
         draw = self.draw
         again = number > 0 and bool(self.drafts) and draw(st.booleans()) and draw(st.booleans())
@@ -143,12 +191,7 @@ class Drawing:
                 if again and at < len(own):
                     picks.append((output, own[at]))
                 elif not again and len(self.drafts) < 8 and draw(st.booleans()):
-                    if self.branches and draw(st.booleans()):
-                        self.rank(text, output, picks)
-                        continue
-                    n = self.add_draft(text, self.newest[text])
-                    picks.append((output, n))
-                    self.newest[text] = n
+                    self.choose(text, output, picks)
         if not rows or (again and not picks):
             return
         self.stages.append(
@@ -160,6 +203,7 @@ class Drawing:
                 runs_whole=draw(st.booleans()),
                 ends_at_nan=draw(st.booleans()),
                 parent=parent if self.branches and not again and draw(st.booleans()) else None,
+                is_relative=draw(st.booleans()),
             )
         )
 
@@ -185,7 +229,10 @@ def schedules(draw):
         for _ in range(drawing.n_texts)
     ]
     for number in range(draw(st.integers(1, 4))):
-        drawing.stage(number if drawing.stages else 0)
+        if drawing.stages and draw(st.booleans()):
+            drawing.add_rows(len(drawing.stages))
+        else:
+            drawing.stage(number if drawing.stages else 0)
     drawing.end()
     return Drawn(
         drawing.stages,
@@ -197,45 +244,33 @@ def schedules(draw):
     )
 
 
-def make(drawn, runners):
-    """Return the schedule; places of all rows are reserved."""
+def make(drawn, runners, n_before=0):
+    """Return the schedule; places of all rows are reserved.
+
+    Passes have ``n_before`` further rows of each text before those that are drawn.
+    """
     scratch, lengths = Scratch(N_LOGITS, N_VOCAB + 3), {}
-    stages = []
+    stages, passes, given = [], [], {}
     settings = [GREEDY, *SAMPLINGS]
     for number, stage in enumerate(drawn.stages):
-        runner, n = runners[stage.plan], len(stage.rows)
-        place = []
-        for text, *_ in stage.rows:
-            at = lengths.get((stage.plan, text), 0)
-            place.append(at)
-            lengths[stage.plan, text] = at + 1
-        hidden = HIDDEN[[7 * number + i for i in range(n)]].copy()
-        if drawn.is_broken:
-            hidden[(5 * number) % n] = np.nan
-        slots = {"hidden": hidden}
-        fills = [
-            Fill(
-                row,
-                KNOWN if draft is None else draft,
-                KNOWN if source is None else source,
-                output,
-            )
-            for row, (_, draft, source, output) in enumerate(stage.rows)
-            if draft is not None or source is not None
-        ]
+        if stage.form == "given":
+            given[number] = len(passes)
+            passes.append(pass_of(drawn, number, runners, lengths, n_before))
+            fills = given_fills(stage)
+        else:
+            batch = passes[given[stage.after]].batch
+            place = batch.place[batch.outputs]
+            for row, (text, *_) in enumerate(stage.rows):
+                begin, ahead = stage.ahead[row]
+                at = (stage.plan, text)
+                lengths[at] = max(lengths[at], int(place[begin]) + max(ahead, len(stage.rows)) + 1)
+            fills = [
+                fill_of(one, *ahead) for one, ahead in zip(stage.rows, stage.ahead, strict=True)
+            ]
         stages.append(
             Stage(
-                plan=runner.plan,
-                memory=runner.memory,
-                batch=CheckedBatch(
-                    tokens=HISTORY[number : number + n].copy(),
-                    positions=np.array(place, np.int32)[:, None].copy(),
-                    seq=np.array([text for text, *_ in stage.rows], np.int32),
-                    place=np.array(place, np.int32),
-                    outputs=np.arange(n, dtype=np.int32),
-                    parent=None if stage.parent is None else np.array(stage.parent, np.int32),
-                    slots=slots,
-                ),
+                graph=given[number if stage.form == "given" else stage.after],
+                rows=stage.form,
                 fills=fills,
                 feeds=FEEDS,
                 picks=[Pick(*pick) for pick in stage.picks],
@@ -248,21 +283,84 @@ def make(drawn, runners):
         # Rows that are left out have been there before: others may see their places.
         runners[plan].feed(HISTORY[:n], seq=text, place=0, hidden=HIDDEN[:n], outputs=[])
     return Schedule(
-        stages=stages,
+        round=Round(
+            stages=stages,
+            drafts=[DraftToken(*draft) for draft in drawn.drafts],
+            bests=[Best(*best) for best in drawn.bests],
+        ),
+        passes=passes,
         texts=[
             Text(Sampler(settings[which], scratch), HISTORY[:5], 2, 5, p_min)
             for which, p_min in drawn.texts
         ],
-        drafts=[DraftToken(*draft) for draft in drawn.drafts],
-        bests=[Best(*best) for best in drawn.bests],
         token_ids=IDS if drawn.has_ids else None,  # some have no embedding
     )
 
 
-def drafted(drawn, kind, threads=1, *, compiled=True):
+def pass_of(drawn, number, runners, lengths, n_before):
+    """Return the pass of a stage; its places come after those that passes have so far."""
+    stage = drawn.stages[number]
+    runner, seq, outputs = runners[stage.plan], [], []
+    for text, *_ in stage.rows:
+        seq += [text] * n_before * (text not in seq)
+        outputs.append(len(seq))
+        seq.append(text)
+    n, place = len(seq), []
+    for text in seq:
+        place.append(lengths.get((stage.plan, text), 0))
+        lengths[stage.plan, text] = place[-1] + 1
+    hidden = HIDDEN[[7 * number + i for i in range(n)]].copy()
+    if drawn.is_broken:
+        hidden[(5 * number) % n] = np.nan
+    parent = None
+    if stage.parent is not None:
+        parent = np.full(n, -1, np.int32)
+        parent[outputs] = [outputs[row] if row >= 0 else -1 for row in stage.parent]
+    batch = CheckedBatch(
+        tokens=HISTORY[number : number + n].copy(),
+        positions=np.array(place, np.int32)[:, None].copy(),
+        seq=np.array(seq, np.int32),
+        place=np.array(place, np.int32),
+        outputs=np.array(outputs, np.int32),
+        parent=parent,
+        slots={"hidden": hidden},
+    )
+    return Pass(plan=runner.plan, memory=runner.memory, batch=batch)
+
+
+def given_fills(stage):
+    """Return the fills of given rows; of those that are relative some are of no row at all."""
+    texts, fills = [text for text, *_ in stage.rows], []
+    last = {text: row for row, text in enumerate(texts)}
+    for row, one in enumerate(stage.rows):
+        is_first = row == 0 or texts[row - 1] != texts[row]
+        if stage.is_relative and is_first:
+            output = last[texts[row]]
+            fills.append(Fill(output, KNOWN, KNOWN, 0, row - 1 - output))
+            fills.append(Fill(output, KNOWN, KNOWN, 0, -99))
+        if one[1] is not None or one[2] is not None:
+            output = last[texts[row]] if stage.is_relative else row
+            fills.append(fill_of(one, output, row - output))
+    return fills
+
+
+def fill_of(row, output, ahead):
+    """Return what a row gets, which is so many rows ahead of an output."""
+    _, draft, source, of = row
+    return Fill(
+        output,
+        KNOWN if draft is None else draft,
+        KNOWN if source is None else source,
+        of,
+        ahead,
+    )
+
+
+def drafted(drawn, kind, threads=1, *, compiled=True, n_before=0, built=None):
     runners = plans(kind, threads)
-    schedule = make(drawn, runners)
-    loop = schedule.stages[0].plan.run_schedule if compiled else run_schedule
+    schedule = make(drawn, runners, n_before)
+    schedule = msgspec.structs.replace(schedule, round=built or schedule.round)
+    loop = schedule.passes[0].plan.run_schedule if compiled else run_schedule
     try:
         return loop(schedule)
     finally:
@@ -382,6 +480,20 @@ def test_random_schedules_are_those_of_the_definition(drawn):
     assert drafted(drawn, "cpu", 2) == wanted
 
 
+@searching(60)
+@given(schedules(), st.lists(st.integers(0, 3), min_size=2, max_size=3))
+@example(MOVED_UP, [2, 0, 1])
+@example(GROWN, [0, 3, 0])
+def test_a_round_is_run_again_after_other_rows(drawn, before):
+    """Nothing of a run is left in what is kept of a round."""
+    runners = plans("cpu", 1)
+    built = make(drawn, runners).round
+    clear(*runners)
+    for n_before in before:
+        wanted = drafted(drawn, "cpu", compiled=False, n_before=n_before)
+        assert drafted(drawn, "cpu", n_before=n_before, built=built) == wanted
+
+
 CHAIN = Drawn(
     stages=[
         DrawnStage(0, [(0, None, None, 0), (0, None, None, 0)], [(1, 0)], 0, False, False),
@@ -395,32 +507,67 @@ CHAIN = Drawn(
 
 def wrong_fields():
     """Return fields of the chain's second stage, and what is said of each."""
-    yield {"fills": [Fill(1, 0)]}, "fills by row"
+    yield {"graph": 2}, "a stage of no pass"
+    yield {"graph": -1}, "a stage of no pass"
+    yield {"rows": "other"}, "with rows of no kind"
+    yield {"rows": "chain", "picks": [Pick(1, 1)]}, "no such output"
+    yield {"fills": [Fill(1, 0)]}, "no such output"
+    yield {"fills": [Fill(-1, 0)]}, "a row of no output"
+    yield {"fills": [Fill(0, 0, ahead=1 << 40)]}, "a row of no output"
     yield {"fills": [Fill(0, 0), Fill(0, 0)]}, "fills by row"
     yield {"fills": [Fill(0, 1)]}, "a draft before it is chosen"
     yield {"fills": [Fill(0, 0, 1)]}, "a row before it is made"
-    yield {"fills": [Fill(0, 0, 0, 2)]}, "a row before it is made"
+    yield {"fills": [Fill(0, 0, 0, 2)]}, "no such output"
     yield {"fills": [Fill(0, KNOWN, OF_DRAFT)]}, "a row before it is made"
     yield {"feeds": {"other": ("hidden",)}}, "slots that the graph does not have"
     yield {"feeds": {"hidden": ("logits",)}}, "a slot is fed by outputs of its width"
     yield {"feeds": {"hidden": ("gone",)}}, "a slot is fed by outputs of its width"
     yield {"feeds": {"hidden": ()}}, "a slot is fed by outputs of its width"
-    yield {"picks": [Pick(1, 1)]}, "no output, or a draft that is chosen elsewhere"
-    yield {"picks": [Pick(0, 0)]}, "no output, or a draft that is chosen elsewhere"
-    yield {"picks": [Pick(0, 1), Pick(0, 1)]}, "no output, or a draft that is chosen elsewhere"
+    yield {"picks": [Pick(1, 1)]}, "no such output"
+    yield {"picks": [Pick(0, 2)]}, "no such draft"
+    yield {"picks": [Pick(0, 0)]}, "a draft that is chosen elsewhere"
+    yield {"picks": [Pick(0, 1), Pick(0, 1)]}, "a draft that is chosen elsewhere"
     yield {"picks": []}, "a draft that nothing chooses"
     yield {"repeats": 1}, "a row before it is made"
-    yield {"repeats": 1, "fills": [Fill(0, 0, KNOWN)]}, "no output, or a draft that is chosen"
+    yield {"repeats": 1, "fills": [Fill(0, 0, KNOWN)]}, "a draft that is chosen elsewhere"
 
 
 @pytest.mark.parametrize(("fields", "what"), [*wrong_fields()], ids=str)
 def test_what_does_not_fit_is_refused(fields, what):
     runners = plans("cpu", 1)
     good = make(CHAIN, runners)
-    wrong = msgspec.structs.replace(good.stages[1], **fields)
+    first, second = good.round.stages
+    stages = [first, msgspec.structs.replace(second, **fields)]
     with pytest.raises(BatchError, match=what):
-        check(msgspec.structs.replace(good, stages=[good.stages[0], wrong]))
+        check(rebuilt(good, stages=stages))
     clear(*runners)
+
+
+def test_a_slot_that_nothing_feeds_is_refused():
+    """Rows of the pass feed it, too, those that are given and new ones."""
+    runners = plans("cpu", 1)
+    good = make(CHAIN, runners)
+    first, second = good.round.stages
+    bare = msgspec.structs.replace(good.passes[1].batch, slots={})
+    without = [good.passes[0], msgspec.structs.replace(good.passes[1], batch=bare)]
+    for rows in ("given", "chain"):
+        for fill in (Fill(0, 0), Fill(0, 0, KNOWN)):
+            stage = msgspec.structs.replace(second, rows=rows, fills=[fill])
+            one = rebuilt(good, stages=[first, stage])
+            check(one)
+            one = msgspec.structs.replace(one, passes=without)
+            if fill.stage == KNOWN:
+                with pytest.raises(BatchError, match="a slot that nothing feeds"):
+                    check(one)
+            else:
+                check(one)
+    clear(*runners)
+
+
+def rebuilt(schedule, **fields):
+    """Return a schedule with another round."""
+    built = msgspec.structs.replace(schedule.round, **fields)
+    return msgspec.structs.replace(schedule, round=built)
 
 
 @pytest.mark.parametrize(
@@ -431,5 +578,5 @@ def test_drafts_behind_none_are_refused(drafts):
     runners = plans("cpu", 1)
     good = make(CHAIN, runners)
     with pytest.raises(BatchError, match="a draft of no text"):
-        check(msgspec.structs.replace(good, drafts=[DraftToken(*one) for one in drafts]))
+        check(rebuilt(good, drafts=[DraftToken(*one) for one in drafts]))
     clear(*runners)

@@ -148,8 +148,9 @@ def computed_by(subject, backend):
 
 def test_a_loop_that_feeds_another_output_is_found(subject, monkeypatch):
     def run_schedule(self, schedule, made=CpuPlan.run_schedule):
-        stages = [replace(stage, feeds={"hidden": ("token",)}) for stage in schedule.stages]
-        return made(self, replace(schedule, stages=stages))
+        built = schedule.round
+        stages = [replace(stage, feeds={"hidden": ("token",)}) for stage in built.stages]
+        return made(self, replace(schedule, round=replace(built, stages=stages)))
 
     check_drafts(subject(build=echo))
     monkeypatch.setattr(CpuPlan, "run_schedule", run_schedule)
@@ -187,8 +188,9 @@ def test_the_nodes_of_a_tree_have_the_ranks_that_it_declares(subject, tree, monk
     def swap(schedule, rows, made=base.run_reserved):
         """Take the second best for the best, wherever both are siblings."""
         drafted = made(schedule, rows)
-        tokens, picks = [*drafted.tokens], [p for one in schedule.stages for p in one.picks]
-        ranked = {(schedule.drafts[p.draft].parent, p.rank): p.draft for p in picks}
+        tokens, drafts = [*drafted.tokens], schedule.round.drafts
+        picks = [pick for stage in schedule.round.stages for pick in stage.picks]
+        ranked = {(drafts[pick.draft].parent, pick.rank): pick.draft for pick in picks}
         for (parent, rank), draft in ranked.items():
             if rank < 2 and (parent, 1 - rank) in ranked:
                 tokens[draft] = drafted.tokens[ranked[parent, 1 - rank]]

@@ -23,7 +23,7 @@ class Counted:
         return self._run(rows, memory)
 
     def run_schedule(self, schedule):
-        self.loops.append([len(stage.batch.tokens) for stage in schedule.stages])
+        self.loops.append([len(rows.batch.tokens) for rows in schedule.rows])
         return self._run_schedule(schedule)
 
     def take(self):

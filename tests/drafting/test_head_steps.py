@@ -180,7 +180,7 @@ def test_a_head_that_reads_no_drafts_runs_once_for_a_level(tmp_path, monkeypatch
     run_schedule, rows = CpuPlan.run_schedule, []
 
     def count(plan, schedule):
-        rows.extend(len(stage.batch.tokens) for stage in schedule.stages)
+        rows.extend(len(one.batch.tokens) for one in schedule.rows)
         return run_schedule(plan, schedule)
 
     monkeypatch.setattr(CpuPlan, "run_schedule", count)

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 import mtpcore
 from mtpcore import Batch, BatchError, CapacityError, DraftTree, Sampling, TreeShape
 from mtpcore.plugin import (
-    CheckedBatch,
     DraftToken,
     Feed,
     Fill,
@@ -37,30 +36,12 @@ def drafted(spec, folder, k=3, **options):
 
 def again(inputs):
     """Draft token by token; each step reads the target's newest row again."""
-    (first,), k = inputs.passes, inputs.wanted[0]
-    batch = first.batch
-    newest = batch.outputs
-    rows = {slot: np.asarray(values)[newest] for slot, values in batch.slots.items()}
-    stages = [replace(first, picks=[Pick(0, 0)])]
-    for step in range(1, k):
-        one = CheckedBatch(
-            tokens=np.zeros(1, np.int32),
-            positions=batch.positions[newest] + step,
-            seq=batch.seq[newest],
-            place=batch.place[newest] + np.int32(step),
-            outputs=np.zeros(1, np.int32),
-            slots=rows,
-        )
-        stages.append(
-            Stage(
-                plan=first.plan,
-                memory=first.memory,
-                batch=one,
-                fills=[Fill(0, step - 1, -1)],
-                picks=[Pick(0, step)],
-            )
-        )
-    return Round(stages=stages, drafts=[DraftToken(0, step - 1) for step in range(k)])
+    stages = [
+        Stage(rows="chain", fills=[Fill(0, step - 1, ahead=step)], picks=[Pick(0, step)])
+        for step in range(1, inputs.wanted[0])
+    ]
+    drafts = [DraftToken(0, step) for step in range(-1, len(stages))]
+    return Round(stages=[Stage(picks=[Pick(0, 0)]), *stages], drafts=drafts)
 
 
 def test_the_target_s_rows_again_in_later_steps(folder):
@@ -103,17 +84,6 @@ def test_a_tree_that_a_user_asks_for_reaches_the_builder(folder):
     assert seen == [None, shape]
 
 
-def rows_at(seq, place):
-    one = np.zeros(1, np.int32)
-    return CheckedBatch(
-        tokens=one,
-        positions=np.full((1, 1), place, np.int32),
-        seq=one + seq,
-        place=one + place,
-        outputs=one,
-    )
-
-
 def wrong(**changes):
     """Return a builder of chains, one of whose stages is not sound."""
 
@@ -127,15 +97,17 @@ def wrong(**changes):
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"fills": [Fill(0, 7)]}, "a draft before it is chosen"),
-        ({"fills": [Fill(3, 0)]}, "fills by row"),
-        ({"picks": [Pick(2, 2)]}, "no output"),
+        ({"fills": [Fill(0, 7, ahead=2)]}, "a draft before it is chosen"),
+        ({"fills": [Fill(3, 0)]}, "no such output"),
+        ({"fills": [Fill(-1, 0)]}, "no such output"),
+        ({"graph": 1}, "a stage of no pass"),
+        ({"picks": [Pick(2, 2)]}, "no such output"),
         ({"picks": []}, "a draft that nothing chooses"),
         ({"feeds": {"nothing": ("hidden",)}}, "slots that the graph does not have"),
         ({"repeats": 1}, "a row before it is made"),
-        ({"batch": rows_at(0, 2)}, "a round writes after the rows that it begins with"),
-        ({"batch": rows_at(3, 5)}, "a round writes after the rows that it begins with"),
-        ({"batch": rows_at(0, 90)}, "longer than the context"),
+        ({"fills": [Fill(0, 1)]}, "a round writes after the rows that it begins with"),
+        ({"fills": [Fill(0, 1, ahead=-3)]}, "a round writes after the rows that it begins with"),
+        ({"fills": [Fill(0, 1, ahead=90)]}, "longer than the context"),
     ],
     ids=str,
 )

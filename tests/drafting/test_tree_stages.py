@@ -3,6 +3,7 @@
 import math
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import pytest
 from harness.search import searching
@@ -13,7 +14,7 @@ from programs import N_LOGITS, WIDTH, head
 from mtpcore import TreeShape
 from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.draft import run_schedule
-from mtpcore.backends.schedule import Schedule, Stage, Text
+from mtpcore.backends.schedule import Pass, Schedule, Text
 from mtpcore.drafting.rounds import RoundInput, drafts_of, find_missing
 from mtpcore.drafting.tree_stages import draft_trees
 from mtpcore.sampling import Sampler, Sampling, Scratch
@@ -74,19 +75,18 @@ def grow(shape, seed, *, depth=9, room=999, broken=(), p_min=0.0, memory=None, n
         outputs=np.zeros(1, np.int32),
         slots={"hidden": np.zeros((1, WIDTH), np.float32)},
     )
+    program = PROGRAM if memory else msgspec.structs.replace(PROGRAM, memory=())
     inputs = RoundInput(
         wanted=[depth],
         room=[room],
-        passes=[Stage(plan=plan, memory=memory, batch=first)],
+        programs=[program],
         feeds={"hidden": ("hidden",)},
         tree=shape,
     )
-    built = draft_trees(inputs)
     schedule = Schedule(
-        stages=built.stages,
+        round=draft_trees(inputs),
+        passes=[Pass(plan=plan, memory=memory, batch=first)],
         texts=[Text(SAMPLER, HISTORY, 1, 1, p_min)],
-        drafts=built.drafts,
-        bests=built.bests,
     )
     if n_tokens is not None:
         schedule.__dict__["n_tokens"] = n_tokens  # where it is cached

@@ -65,7 +65,12 @@ def after_block(one, after, sequences, *, passes=0, n_before=0, ids=None, n_logi
         run,
         batch=msgspec.structs.replace(run.batch, outputs=np.concatenate(read).astype(np.int32)),
         post_head=PostHead(
-            plan=after.plan, memory=after.memory, batch=batch, feeds=feeds, passes=passes
+            plan=after.plan,
+            memory=after.memory,
+            batch=batch,
+            feeds=feeds,
+            passes=passes,
+            n_known=n_before,
         ),
     )
 

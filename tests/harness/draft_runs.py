@@ -9,15 +9,10 @@ import msgspec
 from mtpcore._ext._sampling import Sampler
 from mtpcore.backends.base import I32, ChangeLogits, CheckedBatch, Plan, Verification
 from mtpcore.backends.draft import run_schedule
-from mtpcore.backends.schedule import Schedule, Stage, Text
+from mtpcore.backends.schedule import Pass, Schedule, Text
 from mtpcore.drafting.reserved import ReservedRows, run_reserved
-from mtpcore.drafting.stages import (
-    Chains,
-    block_stage,
-    chain_stages,
-    head_stages,
-    post_head_stages,
-)
+from mtpcore.drafting.rounds import RoundInput
+from mtpcore.drafting.stages import draft_block, draft_chains, draft_heads
 from mtpcore.memory.base import Memory
 
 
@@ -30,13 +25,14 @@ class DraftPass(msgspec.Struct, frozen=True):
 
 
 class PostHead(msgspec.Struct, frozen=True, kw_only=True):
-    """A graph after a block that chooses its drafts; see ``post_head_stages``."""
+    """A graph after a block that chooses its drafts; see ``draft_block``."""
 
     plan: Plan
     memory: Memory | None
     batch: CheckedBatch
     feeds: Mapping[str, Sequence[str]]
     passes: int = 0
+    n_known: int = 0
 
 
 class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,26 +61,28 @@ class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
 
 def scheduled(plan, run, memory):
     """Return the schedule of a run that begins with a plan."""
-    first, chains = Stage(plan=plan, memory=memory, batch=run.batch), Chains(run.k)
-    feeds = {slot: (name,) for slot, name in run.recycle.items()}
-    if run.post_head is not None and len(run.batch.outputs):
-        after = run.post_head
-        rows = Stage(plan=after.plan, memory=after.memory, batch=after.batch)
-        stages = post_head_stages(first, rows, chains, after.feeds, passes=after.passes)
-    elif run.is_block:
-        stages = [block_stage(first, chains)]
-    elif run.later:
-        later = [Stage(plan=p.plan, memory=p.memory, batch=p.batch) for p in run.later]
-        stages = head_stages([first, *later], chains, feeds)
-    else:
-        stages = chain_stages(first, chains, feeds, step=0 if run.in_place else 1)
+    passes = [Pass(plan=plan, memory=memory, batch=run.batch)]
+    after = [run.post_head] if run.post_head is not None else run.later
+    passes += [Pass(plan=one.plan, memory=one.memory, batch=one.batch) for one in after]
+    inputs = RoundInput(
+        wanted=run.k,
+        programs=[one.plan.program for one in passes],
+        feeds={slot: (name,) for slot, name in run.recycle.items()},
+        step=0 if run.in_place else 1,
+    )
+    if run.post_head is not None:
+        head = run.post_head
+        inputs = msgspec.structs.replace(
+            inputs, feeds=head.feeds, n_passes=head.passes, n_known=head.n_known
+        )
+    build = draft_block if run.is_block else draft_heads if run.later else draft_chains
     index = run.index or [*map(len, run.history)]
     columns = run.samplers, run.history, run.n_prompt, index, run.p_min
     processors = run.processors or [None] * len(run.k)
     return Schedule(
-        stages=[*stages],
+        round=build(inputs),
+        passes=passes,
         texts=[Text(*one, p) for *one, p in zip(*columns, processors, strict=True)],
-        drafts=chains.drafts,
         token_ids=run.token_ids,
         verification=run.verification,
     )
@@ -104,12 +102,15 @@ def draft_by_definition(plan, run, memory):
     return schedule.by_text(tokens), 1 if run.is_block else sum(ran)
 
 
+def stage_logits(plan):
+    """Return what stages of a compiled plan write their logits to, with room for many."""
+    bound = plan.bind(None, 64, 64, False)
+    return dict(bound.outputs)[bound.logits]
+
+
 def draft_after(runner, batch, k, text, feeds=(), *, ids=None, is_block=False):
     """Return up to k drafts after a batch of one sequence, by a graph with its memory."""
-    chains, rows = Chains([k]), ReservedRows(runner, batch)
-    if is_block:
-        stages = [block_stage(rows.stage, chains)]
-    else:
-        stages = [*chain_stages(rows.stage, chains, dict(feeds))]
-    schedule = Schedule(stages=stages, texts=[text], drafts=chains.drafts, token_ids=ids)
+    rows, build = ReservedRows(runner, batch), draft_block if is_block else draft_chains
+    inputs = RoundInput(wanted=[k], programs=[runner.program], feeds=dict(feeds))
+    schedule = Schedule(round=build(inputs), passes=[rows.given], texts=[text], token_ids=ids)
     return schedule.by_text(run_reserved(schedule, [rows]).tokens)[0]

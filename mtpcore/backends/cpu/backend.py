@@ -29,7 +29,7 @@ from mtpcore.backends.cpu.store import CpuStore
 from mtpcore.backends.cpu.weights import CpuWeights
 from mtpcore.backends.draft import run_schedule as run_by_definition
 from mtpcore.backends.host_rows import HostRows
-from mtpcore.backends.schedule import Drafts, Schedule, Stage, n_embeddings
+from mtpcore.backends.schedule import Drafts, Schedule, n_embeddings
 from mtpcore.errors import BackendError, BatchError
 from mtpcore.graph.program import OUTPUTS, MemoryLayer, Program, StateLayer
 from mtpcore.memory.base import Memory, StateStore
@@ -186,7 +186,10 @@ class CpuPlan:
                 memory=step.memory,
             )
         self._executor.finish(*_work(self.steps), WORTH_SHARING, WORTH_PREFETCHING, MOST_PACKING)
-        self._kept: dict[str, F32] = {}  # outputs and slots of draft passes
+        # Arrays of stages, kept from round to round: room for how many rows and outputs.
+        self._room = 0, 0
+        self._stage_outputs: list[tuple[int, F32]] = []
+        self._stage_slots: dict[str, F32] = {}
         shapes = {name: self.program.shape(name) for name in lowered.outputs}
         self._outputs = [
             (name, buffer, shapes[name][0] == OUTPUTS, tuple(int(n) for n in shapes[name][1:]))
@@ -197,6 +200,7 @@ class CpuPlan:
             for name, buffer in lowered.inputs.items()
         }
         self._made = dict(lowered.outputs)
+        self._slot_buffers = {name: buffer for name, (buffer, _) in self._slots.items()}
         self._n_logits = int(shapes["logits"][1]) if "logits" in shapes else 0
         self._can_choose = "logits" in shapes and self._executor.can_choose(self._made["logits"])
 
@@ -262,49 +266,53 @@ class CpuPlan:
         BatchError, SamplingError
             It does not fit itself or the plans; nothing was run.
         """
-        stages_of = dict[CpuPlan, list[Stage]]()
-        for stage in () if schedule.takes_host else schedule.stages:
-            if not self._runs_with(stage.plan):
-                return run_by_definition(schedule)
-            first = stages_of.setdefault(stage.plan, [stage])[0]
-            is_first = stage.batch.embeddings is None or stage is schedule.stages[0]
-            if stage.memory is not first.memory or not is_first:
-                return run_by_definition(schedule)
-            stages_of[stage.plan] += [stage] * (stage is not first)
-        if not stages_of:
-            return run_by_definition(schedule)
-        return Drafts(*run(schedule, {plan: plan._bind(of) for plan, of in stages_of.items()}))
+        first, stages, memories = schedule.passes[0], schedule.round.stages, dict[object, Any]()
+        is_alone = not schedule.takes_host and len(stages) > 0
+        for one in schedule.passes:
+            is_alone &= self._runs_with(one.plan)
+            is_alone &= memories.setdefault(one.plan, one.memory) is one.memory
+            is_alone &= one.batch.embeddings is None or one is first
+        if first.batch.embeddings is not None:
+            is_alone &= all(stage.graph or stage.rows != "given" for stage in stages[1:])
+        return Drafts(*run(schedule)) if is_alone else run_by_definition(schedule)
 
     def _runs_with(self, plan: object) -> TypeGuard[CpuPlan]:
         """Whether stages of a plan can follow this one's without returning in between."""
         return isinstance(plan, CpuPlan) and plan.threads == self.threads
 
-    def _bind(self, stages: Sequence[Stage]) -> Binding:
-        """Return what this plan is bound to while these stages of it run."""
-        n = max(len(stage.batch.tokens) for stage in stages)
-        n_outputs = max(len(stage.batch.outputs) for stage in stages)
-        has_fills = any(stage.fills for stage in stages)
-        slots = self.program.slots() if has_fills else {}
+    def bind(self, memory: Memory | None, n: int, n_outputs: int, has_fills: bool) -> Binding:
+        """Return what this plan is bound to while stages of it run.
+
+        Parameters
+        ----------
+        memory : Memory, optional
+        n, n_outputs : int
+            Rows and outputs that a stage has at most.
+        has_fills : bool
+            Whether rows of slots are written.
+        """
+        most, most_outputs = self._room
+        if n > most or n_outputs > most_outputs:
+            self._room = most, most_outputs = max(n, most), max(n_outputs, most_outputs)
+            self._stage_outputs = [
+                (buffer, np.empty((most_outputs if is_output else most, *shape), np.float32))
+                for _, buffer, is_output, shape in self._outputs
+            ]
+            self._stage_slots = {
+                slot: np.empty((most, width), np.float32)
+                for slot, width in self.program.slots().items()
+            }
         return Binding(
             executor=self._executor,
-            pages=self._pages(stages[0].memory),
-            states=_states_of(stages[0].memory),
-            outputs=[
-                (buffer, self._keep(name, n_outputs if is_output else n, *shape))
-                for name, buffer, is_output, shape in self._outputs
-            ],
+            pages=self._pages(memory),
+            states=_states_of(memory),
+            outputs=self._stage_outputs,
             made=self._made,
-            slots={name: buffer for name, (buffer, _) in self._slots.items()},
-            rows={slot: self._keep(f"slot {slot}", n, width) for slot, width in slots.items()},
+            slots=self._slot_buffers,
+            rows=self._stage_slots if has_fills else {},
             logits=self._made.get("logits", -1),
             n_logits=self._n_logits,
         )
-
-    def _keep(self, name: str, n: int, *shape: int) -> F32:
-        """Return room for n rows that is kept from draft to draft, their contents undefined."""
-        if name not in self._kept or len(self._kept[name]) < n:
-            self._kept[name] = np.empty((n, *shape), np.float32)
-        return self._kept[name][:n]
 
     def _pages(self, memory: Memory | None) -> list[PageTables]:
         if memory is None:

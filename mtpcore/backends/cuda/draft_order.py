@@ -68,18 +68,18 @@ class DraftOrder:
     """
 
     def __init__(self, schedule: Schedule) -> None:
-        self._schedule, stages = schedule, schedule.stages
-        self._parents = [parent for _, parent in schedule.drafts]
+        self._schedule, stages = schedule, schedule.round.stages
+        self._parents = [parent for _, parent in schedule.round.drafts]
         self._n_after = Counter(self._parents)
         self._anew = {pick.draft for stage in stages if stage.repeats for pick in stage.picks}
         self._sources = _sources(schedule)
         self.keeps: list[set[KeptRows]] = [set() for _ in stages]
         for stage, sources in zip(stages, self._sources, strict=True):
-            widths = stage.plan.program.slots()
+            widths = schedule.pass_of(stage).plan.program.slots()
             kept = {KeptRows(tuple(of), widths[slot]) for slot, of in stage.feeds.items()}
             for number, _ in sources.values():
                 self.keeps[number] |= kept
-        n = [len(stage.batch.outputs) if self.keeps[i] else 0 for i, stage in enumerate(stages)]
+        n = [len(rows.batch.outputs) * bool(self.keeps[i]) for i, rows in enumerate(schedule.rows)]
         self.first_kept = [*accumulate(n, initial=0)]
         self._levels: list[dict[int, int]] = []  # how many drafts of its stage are before each
         self._reads: list[dict[int, range]] = []  # which kept rows each draft waits for
@@ -89,7 +89,7 @@ class DraftOrder:
         self.steps = self._find_steps() if self.is_known else []
 
     def _text(self, draft: int) -> Text:
-        return self._schedule.texts[self._schedule.drafts[draft].text]
+        return self._schedule.texts[self._schedule.round.drafts[draft].text]
 
     def _path(self, draft: int) -> list[int]:
         """Return the drafts before one, in order."""
@@ -107,23 +107,24 @@ class DraftOrder:
 
     def _find_reads(self, number: int) -> bool:
         """Find what drafts of a stage wait for; say whether that is all."""
-        stage = self._schedule.stages[number]
+        stage, rows = self._schedule.round.stages[number], self._schedule.rows[number]
         is_own = any(fill.stage == OF_DRAFT for fill in stage.fills) and len(stage.feeds) > 0
         n_kinds = len({pick.draft in self._anew for pick in stage.picks})
         if n_kinds > 1 or (stage.repeats and is_own):
             return False
-        seq, fed, fills = stage.batch.seq.tolist(), self._fed(number), dict[int, list[Fill]]()
-        for fill in stage.fills:
-            fills.setdefault(seq[fill.row], []).append(fill)
+        seq, outputs = rows.batch.seq.tolist(), rows.batch.outputs.tolist()
+        fed, fills = self._fed(number), dict[int, list[tuple[int, Fill]]]()
+        for row, fill in rows.fills:
+            fills.setdefault(seq[row], []).append((row, fill))
         levels, reads = dict[int, int](), dict(self._reads[-1] if number else {})
         for output, draft, _ in stage.picks:
-            row, path = int(stage.batch.outputs[output]), self._path(draft)
-            before = [fill for fill in fills.get(seq[row], ()) if fill.row <= row]
+            path, last = self._path(draft), outputs[output]
+            before = [(row, fill) for row, fill in fills.get(seq[last], ()) if row <= last]
             seen = {kept for one in path for kept in reads[one]}
-            waits = sorted({fed[fill.row] for fill in before if fill.row in fed} - seen)
+            waits = sorted({fed[row] for row, _ in before if row in fed} - seen)
             reads[draft] = range(waits[0], waits[-1] + 1) if waits else range(0)
-            others = {fill.draft for fill in before} - {KNOWN, *path}
-            sources = (self._sources[number].get(fill.row) for fill in before)
+            others = {fill.draft for _, fill in before} - {KNOWN, *path}
+            sources = (self._sources[number].get(row) for row, _ in before)
             is_sure = all(self._is_made(*of, path) for of in sources if of)
             if others or not is_sure or len(waits) < len(reads[draft]):
                 return False
@@ -139,7 +140,7 @@ class DraftOrder:
 
     def _is_made(self, number: int, output: int, path: Sequence[int]) -> bool:
         """Say whether a row that feeds others is run in any case, or if these drafts are there."""
-        stage = self._schedule.stages[number]
+        stage = self._schedule.round.stages[number]
         begins = any(self._parents[pick.draft] == PENDING for pick in stage.picks)
         if not stage.picks or (begins and not stage.fills):
             return True
@@ -154,9 +155,9 @@ class DraftOrder:
         """
         steps = list[DraftStep]()
         ends = any(text.p_min > 0 for text in self._schedule.texts)
-        for number, stage in enumerate(self._schedule.stages):
+        for number, stage in enumerate(self._schedule.round.stages):
             choices, n = self._choices(number), stage.repeats
-            if n and not stage.plan.program.sees_ahead:
+            if n and not self._schedule.pass_of(stage).plan.program.sees_ahead:
                 n = min(n, 1 + max(self._levels[number].values(), default=0))
             for again in range(1, n + 1):
                 asks = ends and again == n
@@ -173,7 +174,7 @@ class DraftOrder:
 
     def _choices(self, number: int) -> list[list[Pick]]:
         """Return the picks of a stage: together, or one after the other where penalties count."""
-        picks, levels = sorted(self._schedule.stages[number].picks), self._levels[number]
+        picks, levels = sorted(self._schedule.round.stages[number].picks), self._levels[number]
         if not any(self._text(draft).sampler.sampling.has_penalties for _, draft, _ in picks):
             return [picks]
         each = range(1 + max(levels.values()))
@@ -191,12 +192,12 @@ class DraftOrder:
         """Return who chooses from which output of a step, after the texts before all drafts."""
         if not step.picks:
             return None
-        n, none = len(self._schedule.stages[step.stage].batch.outputs), np.zeros(0, np.int32)
+        n, none = len(self._schedule.rows[step.stage].batch.outputs), np.zeros(0, np.int32)
         texts: list[Text | None] = [None] * n
         indices = [0] * n
         for output, draft, _ in step.picks:
             texts[output] = text = self._text(draft)
-            indices[output] = text.index + self._schedule.depths[draft]
+            indices[output] = text.index + self._schedule.round.depths[draft]
         return FusedSampling(
             samplers=[text.sampler if text else None for text in texts],
             indices=indices,
@@ -222,8 +223,8 @@ class DraftOrder:
 
     def placed(self, step: DraftStep) -> dict[str, NDArray[Any]]:
         """Return ``PAIR`` of drafts, and of kept rows, and the rows of a pass that they go to."""
-        fills, fed = self._schedule.stages[step.stage].fills, self._fed(step.stage)
-        tokens = [(WORDS * fill.draft + NEXT, fill.row) for fill in fills if fill.draft != KNOWN]
+        fills, fed = self._schedule.rows[step.stage].fills, self._fed(step.stage)
+        tokens = [(WORDS * fill.draft + NEXT, row) for row, fill in fills if fill.draft != KNOWN]
         pairs = {"tokens": tokens, "rows": [(kept, row) for row, kept in fed.items()]}
         return {f"pairs of {what}": np.array(of, PAIR) for what, of in pairs.items() if of}
 
@@ -236,12 +237,13 @@ def _sources(schedule: Schedule) -> list[dict[int, tuple[int, int]]]:
     """Return by stage which output of which stage feeds each of its rows."""
     chosen_by: dict[int, tuple[int, int]] = {}
     found = []
-    for number, stage in enumerate(schedule.stages):
-        fills = [fill for fill in stage.fills if stage.feeds and fill.stage != KNOWN]
+    for number, stage in enumerate(schedule.round.stages):
+        fills = schedule.rows[number].fills if stage.feeds else []
         found.append(
             {
-                row: chosen_by[draft] if of == OF_DRAFT else (of, output)
-                for row, draft, of, output in fills
+                row: chosen_by[fill.draft] if fill.stage == OF_DRAFT else (fill.stage, fill.source)
+                for row, fill in fills
+                if fill.stage != KNOWN
             }
         )
         chosen_by |= {draft: (number, output) for output, draft, _ in stage.picks}

@@ -7,7 +7,7 @@ the rows of later passes, and the host waits once, for all drafts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -35,7 +35,7 @@ from mtpcore.backends.cuda.launch.tokens import Drafted
 from mtpcore.backends.cuda.rounds import EVERY_TOKEN, DeviceStage, Rounds, n_tokens_of
 from mtpcore.backends.cuda.runs import DevicePlan, PlannedRun, plan_choice, plan_runs
 from mtpcore.backends.draft import run_schedule
-from mtpcore.backends.schedule import PENDING, Drafts, Schedule, Stage
+from mtpcore.backends.schedule import PENDING, Drafts, Pass, Schedule
 from mtpcore.graph.program import OUTPUTS
 
 __all__ = ["DraftLoop"]
@@ -65,7 +65,7 @@ class DraftLoop:
     Parameters
     ----------
     plan : DevicePlan
-        Of the first stage.
+        Of the first pass.
     """
 
     def __init__(self, plan: DevicePlan) -> None:
@@ -80,14 +80,14 @@ class DraftLoop:
             As ``mtpcore._ext._draft.check``.
         """
         check(schedule)
-        stages = schedule.stages
+        built = schedule.round
         if (
-            not (schedule.drafts and stages[-1].picks)
+            not (built.drafts and built.stages[-1].picks)
             or schedule.takes_host
             or schedule.branches
-            or not all(self._rounds.is_here(stage.plan) for stage in stages)
-            or not _brings_rows_once(stages)
-            or any(map(_leaves_rows_out, stages))
+            or not all(self._rounds.is_here(one.plan) for one in schedule.passes)
+            or not _brings_rows_once(schedule)
+            or _leaves_rows_out(schedule)
         ):
             return None
         order = DraftOrder(schedule)
@@ -100,7 +100,7 @@ class DraftLoop:
             return run_schedule(schedule)
         shape, stages = self._planned(schedule, order, verification)
         self._rounds.start(shape, stages, partial(self._launches, shape))
-        n_bytes = len(schedule.drafts) * DRAFT.itemsize
+        n_bytes = len(schedule.round.drafts) * DRAFT.itemsize
         raw = self._plan.device.read(self._rounds.arrays["drafts"], 0, n_bytes)
         drafted = _read(schedule, np.frombuffer(raw, DRAFT))
         if verification and 0 <= min(drafted.tokens) <= max(drafted.tokens) < shape.n_readable:
@@ -110,7 +110,7 @@ class DraftLoop:
     def _verification(self, schedule: Schedule) -> Verification | None:
         """Return the verification, if the device can run it after a schedule."""
         asked = schedule.verification
-        if asked and all(stage.plan is not asked.plan for stage in schedule.stages):
+        if asked and all(one.plan is not asked.plan for one in schedule.passes):
             return asked if self._rounds.is_here(asked.plan) else None
         return None
 
@@ -121,20 +121,20 @@ class DraftLoop:
     ) -> tuple[DraftShape, list[DeviceStage]]:
         """Return the stages of a round, all checked before anything is uploaded."""
         made = [self._stage(schedule, order, step) for step in order.steps]
-        first, n_drafts = made[0][0].brought, len(schedule.drafts)
+        first, drafts = made[0][0].brought, schedule.round.drafts
         n_wanted, n_readable = 0, schedule.n_tokens or EVERY_TOKEN
         if verification:
             made.append(self._verifying(schedule, verification))
             n_readable = min(n_readable, n_tokens_of([made[-1][0]]))
-            parents = [parent for _, parent in schedule.drafts]
-            first["wanted"] = np.setdiff1d(np.arange(n_drafts, dtype=np.int32), parents)
+            parents = [parent for _, parent in drafts]
+            first["wanted"] = np.setdiff1d(np.arange(len(drafts), dtype=np.int32), parents)
             n_wanted = len(first["wanted"])  # the last draft looks at them
         kept = tuple(sorted({one for keeps in order.keeps for one in keeps}))
         n_kept = order.first_kept[-1]
         for one in kept:
             self._rounds.room(one.array, n_kept, np.float32, one.width)
         first["marks"] = np.zeros(len(kept) * (n_kept + 1), np.int32)
-        first["drafts"] = np.array([(NO_DRAFT, 0, 0)] * n_drafts, DRAFT)
+        first["drafts"] = np.array([(NO_DRAFT, 0, 0)] * len(drafts), DRAFT)
         runs = plan_runs([(stage.plan, take) for stage, take in made])
         stages = [stage._replace(run=run) for (stage, _), run in zip(made, runs, strict=True)]
         return DraftShape(kept, n_kept, n_readable, n_wanted), stages
@@ -143,8 +143,9 @@ class DraftLoop:
         self, schedule: Schedule, order: DraftOrder, step: DraftStep
     ) -> tuple[DeviceStage, Take]:
         """Return a step of a round that is yet to be planned, and what plans it."""
-        stage, wanted = schedule.stages[step.stage], order.choosers(step)
-        plan, told = cast(DevicePlan, stage.plan), order.told(step)
+        stage, wanted = schedule.round.stages[step.stage], order.choosers(step)
+        of, rows = schedule.pass_of(stage), schedule.rows[step.stage].batch
+        plan, told = cast(DevicePlan, of.plan), order.told(step)
         drafted, parts = list_drafts(order.texts(step))
         has_odds = bool((told["p_min"] > 0).any())
         is_anew = stage.repeats > 0 or not step.asks_p_min
@@ -159,26 +160,26 @@ class DraftLoop:
             is_repeated=step.is_repeated,
         )
         if not step.runs and wanted and plan.choice:
-            plan.choice.check(wanted, len(stage.batch.outputs))
+            plan.choice.check(wanted, len(rows.outputs))
             return made, partial(plan_choice, plan.choice, wanted, has_odds=has_odds, drafted=parts)
-        batch = replace(stage.batch, fused_sampling=wanted)
-        plan.check(batch, stage.memory, stage.feeds)
+        batch = replace(rows, fused_sampling=wanted)
+        plan.check(batch, of.memory, stage.feeds)
         made.brought.update(order.placed(step))
         widths, first = plan.program.slots(), order.first_kept[step.stage]
         made = made._replace(
-            fed=tuple((at, KeptRows(tuple(of), widths[at])) for at, of in stage.feeds.items()),
+            fed=tuple((at, KeptRows(tuple(by), widths[at])) for at, by in stage.feeds.items()),
             kept=tuple(sorted(order.keeps[step.stage])),
             first_kept=first,
             n_kept=order.first_kept[step.stage + 1] - first,
         )
-        return made, partial(plan.take, batch, stage.memory, has_odds=has_odds, drafted=parts)
+        return made, partial(plan.take, batch, of.memory, has_odds=has_odds, drafted=parts)
 
     def _verifying(
         self, schedule: Schedule, verification: Verification
     ) -> tuple[DeviceStage, Take]:
         """Return the pass of the target, and what plans it."""
         plan, memory = cast(DevicePlan, verification.plan), verification.memory
-        numbers = schedule.by_text(range(len(schedule.drafts)))
+        numbers = schedule.by_text(range(len(schedule.round.drafts)))
         rows, pairs = dict[int, list[int]](), list[tuple[int, int]]()
         for first, drafts in zip(verification.first, numbers, strict=True):
             rows |= {first + n: drafts[:n] for n in range(len(drafts) + 1)}
@@ -251,35 +252,41 @@ class DraftLoop:
             yield mark_not_finite(rows, arrays["marks"], first, stage.n_kept, begin)
 
 
-def _brings_rows_once(stages: Sequence[Stage]) -> bool:
+def _brings_rows_once(schedule: Schedule) -> bool:
     """Whether no stage uploads what another one of its plan reads: all is uploaded beforehand."""
-    first: dict[int, Stage] = {}
-    for stage in stages:
-        one, batch = first.setdefault(id(stage.plan), stage), stage.batch
-        brings = batch.slots or batch.embeddings is not None or stage.memory is not one.memory
-        if stage is not one and brings:
+    first: dict[int, Pass] = {}
+    for stage, (batch, _) in zip(schedule.round.stages, schedule.rows, strict=True):
+        of = schedule.pass_of(stage)
+        is_later, one = id(of.plan) in first, first.setdefault(id(of.plan), of)
+        brings = batch.slots or batch.embeddings is not None or of.memory is not one.memory
+        if is_later and brings:
             return False
     return True
 
 
-def _leaves_rows_out(stage: Stage) -> bool:
+def _leaves_rows_out(schedule: Schedule) -> bool:
     """Whether a stage may run without rows that others of their sequence see."""
-    is_whole = stage.runs_whole or not stage.fills or not stage.picks
-    seq = stage.batch.seq.tolist()
-    return stage.plan.program.sees_ahead and not is_whole and len({*seq}) < len(seq)
+    for stage, (batch, fills) in zip(schedule.round.stages, schedule.rows, strict=True):
+        is_whole = stage.runs_whole or not fills or not stage.picks
+        seq = batch.seq.tolist()
+        sees_ahead = schedule.pass_of(stage).plan.program.sees_ahead
+        if sees_ahead and not is_whole and len({*seq}) < len(seq):
+            return True
+    return False
 
 
 def _read(schedule: Schedule, drafted: NDArray[np.void]) -> Drafts:
     """Return what was drafted, from ``DRAFT`` [n]."""
     tokens, goes_on = drafted["token"].tolist(), drafted["goes_on"].tolist()
-    for number, (_, parent) in enumerate(schedule.drafts):
+    drafts = schedule.round.drafts
+    for number, (_, parent) in enumerate(drafts):
         # Those that are chosen anew were chosen after any token.
         if parent != PENDING and (tokens[parent] < 0 or 0 < schedule.n_tokens <= tokens[parent]):
             tokens[number] = NO_DRAFT
     ran = []
-    for stage in schedule.stages:
+    for stage in schedule.round.stages:
         here = {pick.draft for pick in stage.picks}
-        before = {schedule.drafts[draft].parent for draft in here} - here
+        before = {drafts[draft].parent for draft in here} - here
         ran.append(not here or any(of == PENDING or goes_on[of] for of in before))
     return Drafts(tokens, [*range(len(tokens))], ran)
 

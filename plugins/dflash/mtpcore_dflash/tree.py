@@ -6,8 +6,6 @@ by rank. So with the m + 1 likeliest drafts of a level, r + 1 children of each a
 as child r of draft m, and all of these nodes and one of each level above must be among the best.
 """
 
-from msgspec.structs import replace
-
 from mtpcore.plugin import (
     BEST,
     PENDING,
@@ -16,6 +14,7 @@ from mtpcore.plugin import (
     Pick,
     Round,
     RoundInput,
+    Stage,
     TreeShape,
     draft_block,
 )
@@ -30,7 +29,7 @@ def draft(inputs: RoundInput) -> Round:
 
 def draft_fixed(inputs: RoundInput, shape: TreeShape) -> Round:
     """Draft the nodes on fixed paths of ranks."""
-    (block,), first = inputs.passes, 0
+    first = 0
     drafts, picks = list[DraftToken](), list[Pick]()
     for text, n_rows in enumerate(inputs.wanted):
         starts = (path[:n] for path in shape.paths for n in range(1, min(len(path), n_rows) + 1))
@@ -39,12 +38,12 @@ def draft_fixed(inputs: RoundInput, shape: TreeShape) -> Round:
         level_by_level = sorted(number, key=lambda path: (len(path), path))
         picks += [Pick(first + len(path) - 1, number[path], path[-1]) for path in level_by_level]
         first += n_rows
-    return Round(stages=[replace(block, picks=picks, ends_at_nan=True)], drafts=drafts)
+    return Round(stages=[Stage(picks=picks, ends_at_nan=True)], drafts=drafts)
 
 
 def draft_best(inputs: RoundInput, shape: TreeShape) -> Round:
     """Draft the ``n_nodes`` likeliest nodes; no draft has more than ``width`` children."""
-    (block,), first = inputs.passes, 0
+    first = 0
     drafts, bests, picks = list[DraftToken](), list[Best](), list[Pick]()
 
     def best_of(candidates: list[int], n: int, *, goes_on: bool) -> list[int]:
@@ -72,7 +71,7 @@ def draft_best(inputs: RoundInput, shape: TreeShape) -> Round:
         if nodes:
             best_of(nodes, min(shape.n_nodes, len(nodes)), goes_on=False)
         first += n_rows
-    stage = replace(block, picks=picks, ends_at_nan=True)
+    stage = Stage(picks=picks, ends_at_nan=True)
     return Round(stages=[stage], drafts=drafts, bests=bests)
 
 

@@ -19,7 +19,9 @@ from mtpcore.backends.schedule import (
     PENDING,
     DraftToken,
     Fill,
+    Pass,
     Pick,
+    Round,
     Schedule,
     Stage,
     Text,
@@ -97,17 +99,13 @@ def schedule_of(graphs, texts, later, *, repeats=0, bad=99, ids=False):
             own[i].append(len(drafts))
             drafts.append(DraftToken(i, own[i][j - 1] if j else PENDING))
     picks = [Pick(n, n) for n in range(len(drafts))]
-    stages = [Stage(plan=graphs[0].plan, memory=graphs[0].memory, batch=batch, picks=picks)]
+    passes, stages = [pass_of(graphs[0], batch)], [Stage(picks=picks)]
     if repeats:
         before = [KNOWN if parent == PENDING else parent for _, parent in drafts]
-        stages.append(
-            Stage(
-                **{"plan": graphs[2].plan, "memory": graphs[2].memory},
-                **{"batch": rows[2].batch([(i, k) for i, (k, *_) in enumerate(texts)])},
-                **{"picks": picks, "feeds": FED, "repeats": repeats},
-                fills=[Fill(n, draft, 0, n) for n, draft in enumerate(before)],
-            )
-        )
+        fills = [Fill(n, draft, 0, n) for n, draft in enumerate(before)]
+        batch = rows[2].batch([(i, k) for i, (k, *_) in enumerate(texts)])
+        passes.append(pass_of(graphs[2], batch))
+        stages.append(Stage(graph=1, fills=fills, picks=picks, feeds=FED, repeats=repeats))
     for graph, is_branch, is_of_draft, which in later:
         which = sorted({i % len(texts) for i in which})
         fills, picks = [], []
@@ -118,23 +116,22 @@ def schedule_of(graphs, texts, later, *, repeats=0, bad=99, ids=False):
             picks.append(Pick(row, len(drafts)))
             own[i].append(len(drafts))
             drafts.append(DraftToken(i, before))
-        one = graphs[graph]
         batch = rows[graph].batch([(i, 1) for i in which])
-        stages.append(
-            Stage(
-                **{"plan": one.plan, "memory": one.memory, "batch": batch},
-                **{"fills": fills, "feeds": FED, "picks": picks},
-            )
-        )
+        stages.append(Stage(graph=len(passes), fills=fills, feeds=FED, picks=picks))
+        passes.append(pass_of(graphs[graph], batch))
     return Schedule(
-        stages=stages,
+        round=Round(stages=stages, drafts=drafts),
+        passes=passes,
         texts=[
             Text(Sampler(sampling, scratch), HISTORY[: 3 + i], 1, 3 + i, p_min)
             for i, (_, p_min, sampling) in enumerate(texts)
         ],
-        drafts=drafts,
         token_ids=IDS if ids else None,
     )
+
+
+def pass_of(one, batch):
+    return Pass(plan=one.plan, memory=one.memory, batch=batch)
 
 
 def rows_with(batch, hidden):
@@ -185,13 +182,13 @@ def test_any_stages_after_each_other(graphs, texts, later, bad, repeats, ids):
 def test_a_row_that_is_not_finite_ends_drafts_whose_logits_are(graphs, n, chooses):
     """Of its text alone; where a draft came before, nothing is run for it."""
     one, found = graphs[2], []
-    of = {"plan": one.plan, "memory": one.memory}
     for run in (run_schedule, *[one.plan.run_schedule] * 3):
         rows, scratch = Rows(one), Scratch(N_LOGITS, N_VOCAB)
         batches = [rows.batch([(i, 1) for i in range(n)]) for _ in range(2)]
         hidden = HIDDEN[:n].copy()
         hidden[0, 3] = np.nan
-        first = Stage(**of, batch=rows_with(batches[0], hidden))
+        first = Stage()
+        passes = [pass_of(one, rows_with(batches[0], hidden)), pass_of(one, batches[1])]
         drafts = [DraftToken(i, PENDING) for i in range(n)]
         fills = [Fill(i, KNOWN, 0, i) for i in range(n)]
         if chooses:
@@ -199,9 +196,10 @@ def test_a_row_that_is_not_finite_ends_drafts_whose_logits_are(graphs, n, choose
             drafts += [DraftToken(i, i) for i in range(n)]
             fills = [Fill(i, i) for i in range(n)]
         picks = [Pick(i, len(drafts) - n + i) for i in range(n)]
-        second = Stage(**of, batch=batches[1], fills=fills, feeds=FED, picks=picks)
+        second = Stage(graph=1, fills=fills, feeds=FED, picks=picks)
         texts = [Text(Sampler(GREEDY, scratch), HISTORY[:1], 1, 1) for _ in range(n)]
-        schedule = Schedule(stages=[first, second], texts=texts, drafts=drafts)
+        built = Round(stages=[first, second], drafts=drafts)
+        schedule = Schedule(round=built, passes=passes, texts=texts)
         assert DraftLoop(one.plan).order(schedule) is not None
         found.append(run(schedule))
         clear(one)
@@ -215,21 +213,24 @@ def test_a_row_that_is_not_finite_ends_drafts_whose_logits_are(graphs, n, choose
 def test_rows_that_may_not_have_run_are_left_to_the_host(graphs, bad):
     """The last stage reads a row of one that runs only if the first draft is there."""
     one, found = graphs[0], []
-    of = {"plan": one.plan, "memory": one.memory}
     for run in (run_schedule, one.plan.run_schedule):
         rows, scratch = Rows(one), Scratch(N_LOGITS, N_VOCAB)
         begin, after, last = (rows.batch([(0, 1)]) for _ in range(3))
         hidden = HIDDEN[:1].copy()
         hidden[bad:] = np.nan
-        of_draft, of_row = {"fills": [Fill(0, 0)]}, {"fills": [Fill(0, KNOWN, 1, 0)]}
-        schedule = Schedule(
+        built = Round(
             stages=[
-                Stage(**of, batch=rows_with(begin, hidden), picks=[Pick(0, 0)]),
-                Stage(**of, **of_draft, batch=after, feeds=FED, picks=[Pick(0, 1)]),
-                Stage(**of, **of_row, batch=last, feeds=FED, picks=[Pick(0, 2)]),
+                Stage(picks=[Pick(0, 0)]),
+                Stage(graph=1, fills=[Fill(0, 0)], feeds=FED, picks=[Pick(0, 1)]),
+                Stage(graph=2, fills=[Fill(0, KNOWN, 1, 0)], feeds=FED, picks=[Pick(0, 2)]),
             ],
-            texts=[Text(Sampler(GREEDY, scratch), HISTORY[:1], 1, 1)],
             drafts=[DraftToken(0, PENDING), DraftToken(0, 0), DraftToken(0, PENDING)],
+        )
+        batches = rows_with(begin, hidden), after, last
+        schedule = Schedule(
+            round=built,
+            passes=[pass_of(one, batch) for batch in batches],
+            texts=[Text(Sampler(GREEDY, scratch), HISTORY[:1], 1, 1)],
         )
         assert DraftLoop(one.plan).order(schedule) is None
         found.append(run(schedule))
@@ -256,21 +257,19 @@ def test_other_rows_than_planned_are_left_to_the_host(graphs, seeing, brings):
         rows, scratch = Rows(one), Scratch(N_LOGITS, N_VOCAB)
         hidden = HIDDEN[:2].copy()
         hidden[1] = hidden[1] if brings else np.nan
-        first = Stage(
-            **{"plan": one.plan, "memory": one.memory},
-            **{"batch": rows_with(rows.batch([(0, 2)]), hidden), "picks": [Pick(0, 0), Pick(1, 1)]},
-        )
-        of = {"plan": other.plan, "memory": other.memory, "picks": [Pick(0, 2)]}
+        passes = [pass_of(one, rows_with(rows.batch([(0, 2)]), hidden))]
+        first = Stage(picks=[Pick(0, 0), Pick(1, 1)])
         if brings:
             batch = rows_with(rows.batch([(0, 1)]), HIDDEN[7:8].copy())
-            second = Stage(**of, batch=batch, fills=[Fill(0, 0, KNOWN)])
+            second = Stage(graph=1, fills=[Fill(0, 0, KNOWN)], picks=[Pick(0, 2)])
         else:
-            batch = Rows(other).batch([(0, 2)])
-            second = Stage(**of, batch=batch, fills=[Fill(0, 0), Fill(1, 1)], feeds=FED)
+            batch, fills = Rows(other).batch([(0, 2)]), [Fill(0, 0), Fill(1, 1)]
+            second = Stage(graph=1, fills=fills, feeds=FED, picks=[Pick(0, 2)])
+        drafts = [DraftToken(0, PENDING), DraftToken(0, 0), DraftToken(0, 0)]
         schedule = Schedule(
-            stages=[first, second],
+            round=Round(stages=[first, second], drafts=drafts),
+            passes=[*passes, pass_of(other, batch)],
             texts=[Text(Sampler(GREEDY, scratch), HISTORY[:1], 1, 1)],
-            drafts=[DraftToken(0, PENDING), DraftToken(0, 0), DraftToken(0, 0)],
         )
         assert DraftLoop(one.plan).order(schedule) is None
         found.append(run(schedule))

@@ -75,6 +75,84 @@ static int has_nan(const float *x, int64_t n)
     return has;
 }
 
+/* -- rows --------------------------------------------------------------------------------------- */
+
+int64_t mtp_row_before(const mtp_rows *rows, int64_t row)
+{
+    const int32_t seq = rows->seq[row];
+    do
+        row--;
+    while (row >= 0 && rows->seq[row] != seq);
+    return row;
+}
+
+/* Say of the fills of given rows which rows these are. */
+static int64_t find_given(mtp_stage *stage)
+{
+    const mtp_rows *rows = &stage->rows;
+    int64_t before = -1;
+    stage->n_fills = 0;
+    for (int64_t i = 0; i < stage->n_told; i++) {
+        mtp_fill *fill = &stage->fills[stage->n_fills];
+        const int32_t output = rows->outputs[stage->told[i].output];
+        const int64_t row = (int64_t)output + stage->told[i].ahead;
+        if (row < 0 || row >= rows->n || rows->seq[row] != rows->seq[output])
+            continue;
+        if (row <= before)
+            return i;
+        before = row;
+        *fill = stage->told[i];
+        fill->row = (int32_t)row;
+        stage->n_fills++;
+    }
+    return -1;
+}
+
+/* A sum that is below 0 where it is too large: the executor refuses such a place. */
+static int32_t add(int32_t at, int32_t ahead) { return (int32_t)((uint32_t)at + (uint32_t)ahead); }
+
+int64_t mtp_stage_place(mtp_stage *stage)
+{
+    const mtp_rows *given = stage->given;
+    mtp_rows *rows = &stage->rows;
+    if (stage->form == MTP_GIVEN) {
+        *rows = *given;
+        return find_given(stage);
+    }
+    rows->n_axes = given->n_axes;
+    for (int64_t row = 0; row < rows->n; row++) {
+        const mtp_fill *fill = &stage->fills[row];
+        const int32_t output = given->outputs[fill->output];
+        rows->tokens[row] = fill->draft == MTP_KNOWN ? given->tokens[output] : 0;
+        rows->seq[row] = given->seq[output];
+        const int64_t before = mtp_row_before(rows, row);
+        rows->place[row] = add(given->place[output], fill->ahead);
+        if (stage->form == MTP_TREE)
+            rows->place[row] = add(before < 0 ? given->place[output] : rows->place[before], 1);
+        for (int64_t axis = 0; axis < rows->n_axes; axis++)
+            rows->positions[row * rows->n_axes + axis] =
+                add(given->positions[output * rows->n_axes + axis], fill->ahead);
+        rows->outputs[row] = (int32_t)row;
+        rows->parent[row] = -1;
+        rows->before[row] = stage->form == MTP_TREE ? -1 : (int32_t)before;
+    }
+    return -1;
+}
+
+void mtp_run_take(mtp_run *run, const mtp_rows *rows, int64_t n, int64_t n_outputs)
+{
+    run->n_rows[MTP_TOKENS] = n;
+    run->n_rows[MTP_OUTPUTS] = n_outputs;
+    run->n_axes = rows->n_axes;
+    run->tokens = rows->tokens;
+    run->seq = rows->seq;
+    run->place = rows->place;
+    run->positions = rows->positions;
+    run->outputs = rows->outputs;
+    run->parent = rows->is_tree ? rows->parent : NULL;
+    run->until = rows->has_spans ? rows->until : NULL;
+}
+
 /* -- before a stage runs --------------------------------------------------------------------- */
 
 static int has_embedding(const mtp_schedule *schedule, int32_t token)
@@ -85,7 +163,7 @@ static int has_embedding(const mtp_schedule *schedule, int32_t token)
 /* The output that feeds the slots of a fill's row. */
 static int32_t output_of(const mtp_schedule *schedule, const mtp_fill *fill)
 {
-    return fill->output == MTP_OF_DRAFT ? schedule->drafts[fill->draft].output : fill->output;
+    return fill->source == MTP_OF_DRAFT ? schedule->drafts[fill->draft].output : fill->source;
 }
 
 /* Whether a row can have what its fill says. */
@@ -114,14 +192,14 @@ static void link_tree(const mtp_schedule *schedule, const mtp_stage *stage)
     for (int64_t i = 0; i < stage->n_fills; i++)
         if (stage->fills[i].draft != MTP_KNOWN)
             row_of[stage->fills[i].draft] = stage->fills[i].row;
-    memcpy(stage->before, stage->parent, (size_t)stage->n_rows * sizeof(int32_t));
+    memcpy(stage->rows.before, stage->rows.parent, (size_t)stage->rows.n * sizeof(int32_t));
     for (int64_t i = 0; i < stage->n_fills; i++) {
         const mtp_fill *fill = &stage->fills[i];
         if (fill->draft == MTP_KNOWN)
             continue;
         const int32_t parent = schedule->drafts[fill->draft].parent;
         if (parent >= 0 && row_of[parent] >= 0)
-            stage->before[fill->row] = row_of[parent];
+            stage->rows.before[fill->row] = row_of[parent];
     }
     for (int64_t i = 0; i < stage->n_fills; i++)
         if (stage->fills[i].draft != MTP_KNOWN)
@@ -132,10 +210,10 @@ static void link_tree(const mtp_schedule *schedule, const mtp_stage *stage)
 static void find_dead(const mtp_schedule *schedule, const mtp_stage *stage)
 {
     const mtp_fill *fill = stage->fills, *end = fill + stage->n_fills;
-    if (stage->is_tree)
+    if (stage->rows.is_tree)
         link_tree(schedule, stage);
-    for (int64_t row = 0; row < stage->n_rows; row++) {
-        const int32_t before = stage->before[row];
+    for (int64_t row = 0; row < stage->rows.n; row++) {
+        const int32_t before = stage->rows.before[row];
         int is_dead = before >= 0 && schedule->is_dead[before];
         if (fill < end && fill->row == row) {
             is_dead |= !can_fill(schedule, stage, fill);
@@ -170,7 +248,7 @@ static int64_t open_picks(const mtp_schedule *schedule, const mtp_stage *stage)
             is_open = parent->is_open >= 0 ? parent->is_open : parent->token >= 0;
         }
         is_open &= stage->repeats == 0 || draft->token >= 0;
-        is_open &= !schedule->is_dead[stage->outputs[pick->output]];
+        is_open &= !schedule->is_dead[stage->rows.outputs[pick->output]];
         draft->is_open = is_open;
         n += is_open;
     }
@@ -189,40 +267,40 @@ static int64_t find_rows(const mtp_schedule *schedule, const mtp_stage *stage)
 {
     int32_t *at = schedule->row_at;
     int64_t n = 0;
-    for (int64_t row = 0; row < stage->n_rows; row++)
+    for (int64_t row = 0; row < stage->rows.n; row++)
         at[row] = runs_all(stage) ? 0 : -1;
     for (int64_t i = 0; i < stage->n_picks; i++) {
         if (!schedule->drafts[stage->picks[i].draft].is_open)
             continue;
-        int32_t row = stage->outputs[stage->picks[i].output];
-        for (; row >= 0 && at[row] < 0; row = stage->before[row])
+        int32_t row = stage->rows.outputs[stage->picks[i].output];
+        for (; row >= 0 && at[row] < 0; row = stage->rows.before[row])
             at[row] = 0;
     }
-    for (int64_t row = 0; row < stage->n_rows; row++)
+    for (int64_t row = 0; row < stage->rows.n; row++)
         if (at[row] == 0)
             at[row] = (int32_t)n++;
     return n;
 }
 
-/* The place of row `to` of the run: they take those of their sequence one after the other. */
+/* The place of row `to` of the run, in a tree: they take those of their sequence one after the other.
+ */
 static int32_t next_place(const mtp_schedule *schedule, const mtp_stage *stage, int64_t row,
                           int64_t to)
 {
-    const int32_t seq = stage->seq[row];
-    while (--to >= 0)
-        if (schedule->seq[to] == seq)
-            return schedule->place[to] + 1;
-    int64_t first = row;
-    while (row-- > 0)
-        if (stage->seq[row] == seq)
-            first = row;
-    return stage->place[first];
+    const int64_t before = mtp_row_before(&schedule->rows, to);
+    if (before >= 0)
+        return schedule->rows.place[before] + 1;
+    for (int64_t first = row; first >= 0; first = mtp_row_before(&stage->rows, first))
+        row = first;
+    return stage->rows.place[row];
 }
 
 /* Write the slots of a row, which becomes row `to` of the run. */
 static void fill_slots(const mtp_schedule *schedule, const mtp_stage *stage, const mtp_fill *fill,
                        int64_t row, int64_t to)
 {
+    if (stage->form != MTP_GIVEN)
+        row = stage->given->outputs[fill->output];
     for (int64_t i = 0; i < stage->n_slots; i++) {
         const mtp_slot *slot = &stage->slots[i];
         const float *from = slot->given ? slot->given + row * slot->width : NULL;
@@ -240,7 +318,7 @@ static int32_t token_of(const mtp_schedule *schedule, const mtp_stage *stage, co
                         int64_t row)
 {
     if (!fill || fill->draft == MTP_KNOWN || schedule->drafts[fill->draft].token < 0)
-        return stage->tokens[row];
+        return stage->rows.tokens[row];
     const int32_t token = schedule->drafts[fill->draft].token;
     return has_embedding(schedule, token) ? token : 0;
 }
@@ -249,21 +327,21 @@ static int32_t token_of(const mtp_schedule *schedule, const mtp_stage *stage, co
 static void write_rows(const mtp_schedule *schedule, const mtp_stage *stage)
 {
     const mtp_fill *next = stage->fills, *end = next + stage->n_fills;
-    const int64_t n_axes = stage->n_axes;
-    for (int64_t row = 0; row < stage->n_rows; row++) {
+    const int64_t n_axes = stage->rows.n_axes;
+    for (int64_t row = 0; row < stage->rows.n; row++) {
         const mtp_fill *fill = next < end && next->row == row ? next++ : NULL;
         const int64_t to = schedule->row_at[row];
         if (to < 0)
             continue;
-        const int32_t before = stage->before[row];
-        schedule->tokens[to] = token_of(schedule, stage, fill, row);
-        schedule->seq[to] = stage->seq[row];
-        schedule->place[to] =
-            stage->is_tree ? next_place(schedule, stage, row, to) : stage->place[row];
-        schedule->parent[to] = before < 0 ? -1 : schedule->row_at[before];
-        if (stage->until)
-            schedule->until[to] = stage->until[row];
-        memcpy(schedule->positions + to * n_axes, stage->positions + row * n_axes,
+        const int32_t before = stage->rows.before[row];
+        schedule->rows.tokens[to] = token_of(schedule, stage, fill, row);
+        schedule->rows.seq[to] = stage->rows.seq[row];
+        schedule->rows.place[to] =
+            stage->rows.is_tree ? next_place(schedule, stage, row, to) : stage->rows.place[row];
+        schedule->rows.parent[to] = before < 0 ? -1 : schedule->row_at[before];
+        if (stage->rows.has_spans)
+            schedule->rows.until[to] = stage->rows.until[row];
+        memcpy(schedule->rows.positions + to * n_axes, stage->rows.positions + row * n_axes,
                (size_t)n_axes * sizeof(int32_t));
         fill_slots(schedule, stage, fill, row, to);
     }
@@ -273,29 +351,25 @@ static void write_rows(const mtp_schedule *schedule, const mtp_stage *stage)
 static void compose(const mtp_schedule *schedule, const mtp_stage *stage)
 {
     mtp_run *run = stage->run;
+    mtp_rows rows = schedule->rows;
+    const int64_t n = find_rows(schedule, stage);
     int64_t m = 0;
-    run->n_rows[MTP_TOKENS] = find_rows(schedule, stage);
+    rows.is_tree = stage->rows.is_tree;
+    rows.has_spans = stage->rows.has_spans;
+    rows.n_axes = stage->rows.n_axes;
     write_rows(schedule, stage);
-    for (int64_t i = 0; i < stage->n_outputs; i++)
+    for (int64_t i = 0; i < stage->rows.n_outputs; i++)
         stage->at[i] = runs_all(stage) ? 0 : -1;
     for (int64_t i = 0; i < stage->n_picks; i++)
         if (schedule->drafts[stage->picks[i].draft].is_open)
             stage->at[stage->picks[i].output] = 0;
-    for (int64_t i = 0; i < stage->n_outputs; i++) {
+    for (int64_t i = 0; i < stage->rows.n_outputs; i++) {
         if (stage->at[i] < 0)
             continue;
-        schedule->outputs[m] = schedule->row_at[stage->outputs[i]];
+        schedule->rows.outputs[m] = schedule->row_at[stage->rows.outputs[i]];
         stage->at[i] = (int32_t)m++;
     }
-    run->n_rows[MTP_OUTPUTS] = m;
-    run->n_axes = stage->n_axes;
-    run->tokens = schedule->tokens;
-    run->seq = schedule->seq;
-    run->place = schedule->place;
-    run->positions = schedule->positions;
-    run->outputs = schedule->outputs;
-    run->parent = stage->is_tree ? schedule->parent : NULL;
-    run->until = stage->until ? schedule->until : NULL;
+    mtp_run_take(run, &rows, n, m);
     for (int64_t i = 0; i < stage->n_slots; i++) {
         const mtp_slot *slot = &stage->slots[i];
         run->buffers[slot->buffer] = slot->rows ? (void *)slot->rows : (void *)slot->given;
@@ -418,12 +492,12 @@ static void keep(const mtp_schedule *schedule, const mtp_stage *stage)
 {
     for (int64_t kind = 0; kind < schedule->n_kinds; kind++) {
         const mtp_kept *kept = &stage->kept[kind];
-        for (int64_t output = 0; kept->rows && output < stage->n_outputs; output++) {
+        for (int64_t output = 0; kept->rows && output < stage->rows.n_outputs; output++) {
             const int64_t at = stage->at[output];
             float *to = kept->rows + output * kept->width;
             for (int64_t i = 0; at >= 0 && i < kept->n_parts; i++) {
                 const mtp_part *part = &kept->parts[i];
-                const int64_t row = part->axis == MTP_OUTPUTS ? at : schedule->outputs[at];
+                const int64_t row = part->axis == MTP_OUTPUTS ? at : schedule->rows.outputs[at];
                 const float *from = (const float *)stage->run->buffers[part->buffer];
                 memcpy(to, from + row * part->width, (size_t)part->width * sizeof(float));
                 to += part->width;

@@ -9,13 +9,23 @@
 #include "plan/fused_sampling.h"
 
 enum { MTP_KNOWN = -1, MTP_OF_DRAFT = -2, MTP_CHOICE = -1, MTP_BEST = -2 };
+enum { MTP_GIVEN, MTP_CHAIN, MTP_TREE };
 
-/* What row `row` of a stage gets: the token of `draft`, or none (MTP_KNOWN); and for its slots what
- * `stage` kept of its output `output`, or of the one that chose the draft (MTP_OF_DRAFT), or nothing
- * (`stage` is MTP_KNOWN). */
+/* A row of a stage, `ahead` of output `output` of its pass, and what it gets: the token of `draft`, or
+ * none (MTP_KNOWN); and for its slots what `stage` kept of its output `source`, or of the one that
+ * chose the draft (MTP_OF_DRAFT), or nothing (`stage` is MTP_KNOWN). */
 typedef struct {
-    int32_t row, draft, stage, output;
+    int32_t output, ahead, draft, stage, source;
+    int32_t row; /* of these texts */
 } mtp_fill;
+
+/* Rows as a batch has them, and which row each comes after, -1: none; of a tree as its batch says
+ * (`parent`), and as it is with the drafts that rows get (`before`). */
+typedef struct {
+    int64_t n, n_outputs, n_axes;
+    int is_tree, has_spans;
+    int32_t *tokens, *seq, *place, *positions, *outputs, *parent, *before, *until;
+} mtp_rows;
 
 /* Output `output` of a stage chooses `draft`: its sampler's choice (MTP_CHOICE), or what it ranks. */
 typedef struct {
@@ -48,7 +58,7 @@ typedef struct {
     int32_t buffer;
     int32_t kind; /* of kept rows that feed it; -1: none do */
     int64_t width;
-    const float *given; /* [n_rows][width], or NULL */
+    const float *given; /* those of the pass [its rows][width], or NULL */
     float *rows;        /* [n_rows][width] that the stage reads; NULL: those of the batch */
 } mtp_slot;
 
@@ -80,7 +90,11 @@ typedef struct {
     const mtp_plan *plan;
     mtp_run *run; /* of stages of one plan it is the same */
     mtp_fused_sampling sampling;
-    mtp_fill *fills; /* by row */
+    const mtp_rows *given; /* those of the pass */
+    int form;              /* MTP_GIVEN: it has these; else new ones, one for each fill */
+    mtp_fill *told;
+    int64_t n_told;
+    mtp_fill *fills; /* of rows that are there, by row */
     int64_t n_fills;
     mtp_pick *picks;
     int64_t n_picks;
@@ -89,13 +103,8 @@ typedef struct {
     mtp_kept *kept; /* [n_kinds] */
     int64_t repeats;
     int runs_whole, ends_at_nan;
-    /* The batch, and the row that each comes after, -1: none; of a tree as the batch says, and as
-     * it is with these drafts. */
-    int64_t n_rows, n_outputs, n_axes;
-    int is_tree;
-    int32_t *tokens, *seq, *place, *positions, *outputs, *parent, *before;
-    int32_t *until; /* or NULL */
-    int32_t *at;    /* of each output, its number as it was run; -1 where it was left out */
+    mtp_rows rows;
+    int32_t *at; /* of each output, its number as it was run; -1 where it was left out */
     int can_fuse, has_run;
 } mtp_stage;
 
@@ -112,16 +121,25 @@ typedef struct {
     int64_t n_kinds; /* of kept rows */
     int keeps_logits;
     int64_t n_logits;
-    int64_t n_tokens; /* that have embeddings where drafts are read; 0: none are read */
-    /* The rows of the stage that runs; [most rows of any]: */
-    int32_t *tokens, *seq, *place, *positions, *parent, *until, *outputs;
-    int32_t *is_dead, *row_at; /* while it is composed */
+    int64_t n_tokens;          /* that have embeddings where drafts are read; 0: none are read */
+    mtp_rows rows;             /* of the stage that runs, as many as any has */
+    int32_t *is_dead, *row_at; /* while it is composed, as many */
     int32_t *row_of; /* [n_drafts]: the row of the stage at hand that a draft has, or -1 */
     /* What an output ranks; [the most]: */
     int32_t *ids;
     float *probabilities;
     double *shares;
 } mtp_schedule;
+
+/* The newest row before row `row` of its sequence, or -1. */
+int64_t mtp_row_before(const mtp_rows *rows, int64_t row);
+
+/* Write a stage's rows, and say which row each fill is of; returns the first fill that is not in the
+ * rows' order, or -1. */
+int64_t mtp_stage_place(mtp_stage *stage);
+
+/* Let a run have the first rows of these. */
+void mtp_run_take(mtp_run *run, const mtp_rows *rows, int64_t n, int64_t n_outputs);
 
 /* Run all stages, or until the run is interrupted. */
 void mtp_schedule_run(mtp_schedule *schedule);
