@@ -207,7 +207,7 @@ class HashModel:
     def find_drafter(self, drafter):
         return drafter if isinstance(drafter, DrafterSpec) else self.drafters[0]
 
-    def program(self, graph_type, *, taps=(), drafter=None, head=0):
+    def program(self, graph_type, *, taps=(), drafter=None, head=0, n_ctx=0):
         key = graph_type.name, tuple(taps)
         if key not in self.programs:
             self.programs[key] = self.build(*key)
