@@ -124,6 +124,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "SeedOssForCausalLM": {"head_dim": 16},
     "Exaone4ForCausalLM": {"sliding_window": None, "layer_types": ["full_attention"] * 2},
     "HunYuanDenseV1ForCausalLM": {"head_dim": 16},
+    "HunYuanDenseV1ForCausalLM, long": {
+        "head_dim": 16,
+        "max_position_embeddings": 32768,
+        "rope_parameters": {
+            "rope_type": "dynamic",
+            "rope_theta": 1e4,
+            "alpha": 1000.0,
+            "factor": 1.0,
+        },
+    },
     "HunYuanMoEV1ForCausalLM": {
         "head_dim": 16,
         "num_experts": 4,

@@ -16,7 +16,7 @@ from mtpcore.declarations.spec import (
     FEED_FORWARD_SCALES,
     SHARED_EXPERT_SCALES,
 )
-from mtpcore.models.checkpoints import dense, experts, gemma, layer_norm, vision
+from mtpcore.models.checkpoints import dense, experts, gemma, hunyuan, layer_norm, vision
 from mtpcore.models.variants import Variant, VariantHparams, variant_spec
 
 __all__ = ["FAMILIES"]
@@ -117,8 +117,8 @@ FAMILIES = [
         checkpoint=dense.SEED_OSS,
     ),
     variant_spec("smollm3", replace(_PAIRS, rotates=_three_of_four), checkpoint=dense.SMOLLM3),
-    variant_spec("hunyuan-dense", _NORMS_ROTATED, checkpoint=dense.HUNYUAN_DENSE),
-    variant_spec("hunyuan-moe", _NORMS_ROTATED, checkpoint=experts.HUNYUAN_MOE),
+    variant_spec("hunyuan-dense", _NORMS_ROTATED, checkpoint=hunyuan.HUNYUAN_DENSE),
+    variant_spec("hunyuan-moe", _NORMS_ROTATED, checkpoint=hunyuan.HUNYUAN_MOE),
     variant_spec("hunyuan_vl", _NORMS_ROTATED),
     # Rotations for long contexts (LongRoPE)
     variant_spec("phi3", Variant(fuses_gate=True), unread=_PHI_WINDOW, checkpoint=dense.PHI3),

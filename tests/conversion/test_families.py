@@ -79,6 +79,9 @@ def test_metadata_is_that_of_the_peer(model):
         ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional"),
         ("Gemma3ForCausalLM", {"layer_types": ["full_attention"]}, "layer_types has 1 entries"),
         ("HunYuanMoEV1ForCausalLM", {"moe_topk": [1, 2]}, "layers differ in moe_topk"),
+        ("HunYuanDenseV1ForCausalLM",
+         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+         "without alpha"),
         ("Qwen2MoeForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob"),
         ("OlmoeForCausalLM", {"clip_qkv": 8.0}, "clip_qkv"),
         ("FalconForCausalLM", {"alibi": True}, "alibi"),
@@ -91,6 +94,39 @@ def test_settings_that_files_cannot_hold_are_refused(tmp_path, name, said, words
     write_checkpoint(tmp_path / "hf", config, tensors(family["shapes"]), tokenizer(N_VOCAB))
     with pytest.raises(ModelFileError, match=words):
         convert(tmp_path / "hf", tmp_path / "model.gguf", outtype="f32")
+
+
+ROTATION = {"rope_parameters": None, "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("GPTNeoXForCausalLM",
+         {"rope_parameters": None, "rotary_emb_base": 10000, "rotary_pct": 0.25}),
+        ("Gemma3ForCausalLM",
+         {"rope_parameters": None, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+          "layer_types": None, "_sliding_window_pattern": None, "sliding_window_pattern": 6}),
+        ("Olmo3ForCausalLM", {"rope_parameters": None, "rope_theta": 5e5, "layer_types": None}),
+        ("HunYuanDenseV1ForCausalLM, long",
+         ROTATION | {"rope_scaling": {"type": "dynamic", "alpha": 1000, "factor": 1}}),
+        ("Phi3ForCausalLM, long",
+         ROTATION | {"rope_scaling": {"type": "longrope",
+                                      "long_factor": [1.5, 2.0, 3.0, 4.0],
+                                      "short_factor": [1.0, 1.25, 1.5, 1.75]}}),
+        ("Glm4ForCausalLM", ROTATION | {"partial_rotary_factor": 0.5}),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": None, "layer_types": None}),
+    ],
+)  # fmt: skip
+def test_older_spellings_mean_the_same(tmp_path, name, said):
+    family = FAMILIES[name]
+    held = []
+    for config in (family["config"], family["config"] | said):
+        write_checkpoint(tmp_path / "hf", config, tensors(family["shapes"]), tokenizer(N_VOCAB))
+        convert(tmp_path / "hf", tmp_path / "model.gguf", outtype="f32")
+        with open_model_file(tmp_path / "model.gguf") as file:
+            held.append({key: as_plain(value) for key, value in file.metadata.items()})
+    assert held[0] == held[1]
 
 
 def as_plain(value):

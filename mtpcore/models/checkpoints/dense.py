@@ -37,7 +37,6 @@ __all__ = [
     "EXAONE4",
     "GLM4",
     "GRANITE",
-    "HUNYUAN_DENSE",
     "MINISTRAL3",
     "MISTRAL3",
     "OLMO2",
@@ -246,27 +245,6 @@ EXAONE4 = Checkpoint(
     ),
 )
 
-HUNYUAN_NORMS = block_renames(
-    {
-        "self_attn.query_layernorm.weight": "attn_q_norm.weight",
-        "self_attn.key_layernorm.weight": "attn_k_norm.weight",
-    }
-)
-HUNYUAN_DENSE = Checkpoint(
-    architectures=frozenset({"HunYuanDenseV1ForCausalLM"}),
-    defaults=(*STATED, ("rms_norm_eps", 1e-5)),
-    tensors=(
-        *TABLES,
-        *ATTENTION,
-        *optional(lacks_attention_bias, BIASES),
-        *HUNYUAN_NORMS,
-        *FFN_NORM,
-        *SWIGLU,
-    ),
-    constants=CONSTANTS,
-    harmless=(("eod_token_id", "the tokenizer says it"),),
-    metadata=(*DECODER, *ROPE_KEYS),
-)
 
 _ROTATIONS = ("rope_parameters", "rope_scaling")
 
@@ -390,7 +368,12 @@ PHI3 = Checkpoint(
         ("rope_factors_long.weight", _factors("long_factor")),
         ("rope_factors_short.weight", _factors("short_factor")),
     ),
-    constants=CONSTANTS,
+    constants=(
+        *CONSTANTS,
+        ("full_attn_mod", (1,)),
+        ("interpolate_factor", (1,)),
+        ("lm_head_bias", (False,)),
+    ),
     metadata=(
         *DECODER,
         *rope_keys("longrope", "su"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from msgspec.structs import replace
 
 from mtpcore.boundary.sizes import Count
@@ -11,8 +9,6 @@ from mtpcore.declarations.checkpoint import Checkpoint, Config, Key, TensorValue
 from mtpcore.models.checkpoints.dense import (
     FFN_NORM,
     GRANITE,
-    HUNYUAN_DENSE,
-    HUNYUAN_NORMS,
     lacks_attention_bias,
 )
 from mtpcore.models.checkpoints.layers import dense_before, layer_kinds, rotated_width, sparse_after
@@ -43,7 +39,6 @@ __all__ = [
     "ERNIE4_5_MOE",
     "GRANITE_MOE",
     "GRANITE_MOE_SHARED",
-    "HUNYUAN_MOE",
     "MELLUM",
     "MINIMAX_M2",
     "OLMOE",
@@ -151,7 +146,12 @@ DOTS1 = Checkpoint(
             optional(lambda config: not config.get("n_shared_experts"), SHARED_EXPERT),
         ),
     ),
-    constants=CONSTANTS,
+    constants=(
+        *CONSTANTS,
+        ("moe_layer_freq", (1,)),
+        ("scoring_func", ("noaux_tc", "sigmoid")),
+        ("topk_method", ("noaux_tc",)),
+    ),
     metadata=(
         *DECODER,
         *EXPERT_KEYS,
@@ -185,7 +185,17 @@ MINIMAX_M2 = Checkpoint(
             }
         ),
     ),
-    constants=CONSTANTS,
+    constants=(
+        *CONSTANTS,
+        ("qk_norm_type", ("per_layer",)),
+        ("scoring_func", ("sigmoid",)),
+        ("use_qk_norm", (True,)),
+        ("use_routing_bias", (True,)),
+        *((f"layernorm_{of}_beta", (1.0,)) for of in ("full_attention", "linear_attention", "mlp")),
+    ),
+    harmless=(
+        ("num_mtp_modules mtp_transformer_layers use_mtp", "of heads, which checkpoints lack"),
+    ),
     metadata=(
         *DECODER,
         *ROPE_KEYS,
@@ -254,6 +264,9 @@ ERNIE4_5_MOE = Checkpoint(
             optional(lambda config: not _n_shared_experts(config), SHARED_EXPERT),
         ),
     ),
+    dropped=tuple(
+        f"model.mtp_{of}.*" for of in ("block", "emb_norm", "hidden_norm", "linear_proj")
+    ),
     constants=(*CONSTANTS, ("use_bias", (False,)), ("moe_norm_min", (1e-12,))),
     metadata=(
         *DECODER,
@@ -268,47 +281,6 @@ ERNIE4_5_MOE = Checkpoint(
     ),
 )
 
-
-def _equal(*paths: str, default: int | None = None) -> Callable[[Config], int]:
-    """Return a source: a number, or that of a list which has the same for all layers."""
-
-    def read(config: Config) -> int:
-        said = config.get(*paths, default=default, type=int | list[int])
-        counts = {*said} if isinstance(said, list) else {said}
-        if len(counts) != 1 or None in counts:
-            raise ValueError(f"layers differ in {paths[0]}, or lack it: {said}")
-        return int(counts.pop())
-
-    return read
-
-
-HUNYUAN_MOE = replace(
-    HUNYUAN_DENSE,
-    architectures=frozenset({"HunYuanMoEV1ForCausalLM"}),
-    tensors=(
-        *TABLES,
-        *ATTENTION,
-        *HUNYUAN_NORMS,
-        *FFN_NORM,
-        *(one for one in EXPERTS if "inp" not in one.tensor),
-        *block_renames(
-            {
-                "mlp.gate.wg.weight": "ffn_gate_inp.weight",
-                "mlp.shared_mlp.gate_proj.weight": "ffn_gate_shexp.weight",
-                "mlp.shared_mlp.up_proj.weight": "ffn_up_shexp.weight",
-                "mlp.shared_mlp.down_proj.weight": "ffn_down_shexp.weight",
-            }
-        ),
-    ),
-    metadata=(
-        *HUNYUAN_DENSE.metadata,
-        ("{arch}.expert_count", "num_experts"),
-        ("{arch}.expert_used_count", _equal("moe_topk")),
-        ("{arch}.expert_feed_forward_length", _equal("moe_intermediate_size", "intermediate_size")),
-        ("{arch}.expert_shared_feed_forward_length", "intermediate_size"),
-        ("{arch}.expert_shared_count", _equal("num_shared_expert", default=1)),
-    ),
-)
 
 GRANITE_MOE_SHARED = replace(
     GRANITE_MOE,

@@ -103,8 +103,20 @@ STARCODER2 = Checkpoint(
         *OUTPUT_BIAS,
         *_both({"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}),
     ),
-    constants=(("hidden_act", ("gelu_pytorch_tanh",)), ("use_bias", (True,))),
-    harmless=(("embedding_dropout residual_dropout", "of training"),),
+    constants=(
+        ("hidden_act", ("gelu_pytorch_tanh",)),
+        ("use_bias", (True,)),
+        ("mlp_type", ("default",)),
+        ("norm_type", ("layer_norm",)),
+    ),
+    harmless=(
+        ("embedding_dropout residual_dropout", "of training"),
+        ("activation_function layer_norm_epsilon", "other names, which the class does not read"),
+        (
+            "attention_softmax_in_fp32 scale_attention_softmax_in_fp32 scale_attn_weights",
+            "in what precision and order transformers computes",
+        ),
+    ),
     metadata=(
         *_SIZES,
         *ROPE_KEYS,
@@ -151,6 +163,12 @@ def _separated(values: TensorValues, config: Config) -> TensorValues:
     return np.moveaxis(parts, 1, 0).reshape(values.shape)
 
 
+def _named_base(config: Config) -> dict[str, object]:
+    """Return the rotation's base, which configurations before transformers 5 call otherwise."""
+    base = config.get("rotary_emb_base")
+    return {} if base is None else {"rope_theta": base}
+
+
 _NEOX = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -162,6 +180,7 @@ _NEOX = {
 GPT_NEOX = Checkpoint(
     architectures=frozenset({"GPTNeoXForCausalLM"}),
     defaults=(("intermediate_size", None), ("layer_norm_eps", 1e-5)),
+    completed=_named_base,
     prefixes=(("gpt_neox.", "model."),),
     tensors=(
         Rename("model.embed_in.weight", "token_embd.weight"),
@@ -217,6 +236,17 @@ COHERE2 = replace(
     architectures=frozenset({"Cohere2ForCausalLM"}),
     defaults=(*COMMAND_R.defaults[:-1], ("sliding_window", 4096)),
     tensors=(*TABLES, *ATTENTION, *SWIGLU),
+    constants=(
+        *COMMAND_R.constants,
+        ("order_of_interleaved_layers", ("local_attn_first",)),
+        ("position_embedding_type", ("rope_gptj",)),
+        ("use_gated_activation", (True,)),
+        ("use_parallel_block", (True,)),
+    ),
+    harmless=(
+        ("use_embedding_sharing use_parallel_embedding", "the tensors say it"),
+        ("cache_implementation", "how transformers keeps keys and values"),
+    ),
     metadata=(
         *_SIZES,
         *ROPE_KEYS,
