@@ -83,7 +83,7 @@ cdef extern from "plan/plan.h" nogil:
         mtp_view[5] inputs "in"
         mtp_view[2] out
         mtp_matrix *matrices
-        const float *weights[2]
+        const float *weights[3]
         const double *numbers
         const int32_t *axes
         int64_t[7] n

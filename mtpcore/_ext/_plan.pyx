@@ -265,9 +265,9 @@ cdef class Executor:
         refuse_unless(axis in (MTP_TOKENS, MTP_OUTPUTS), "unknown axis", "0 or 1", axis)
         refuse_unless(sharing in (MTP_BY_ROWS, MTP_IN_COPIES, MTP_BY_COLUMNS),
                       "unknown way to share work", "0 to 2", sharing)
-        refuse_unless(len(inputs) <= 5 and len(outputs) <= 2 and len(weights) <= 2
+        refuse_unless(len(inputs) <= 5 and len(outputs) <= 2 and len(weights) <= 3
                       and len(ints) <= 7, "more than an operation has room for",
-                      "5 inputs, 2 outputs, 2 weights, 7 numbers",
+                      "5 inputs, 2 outputs, 3 weights, 7 numbers",
                       (len(inputs), len(outputs), len(weights), len(ints)))
         refuse_unless(sharing != MTP_BY_COLUMNS or n_units >= 1,
                       "columns are cut in one part at least", ">= 1", n_units)
@@ -343,11 +343,14 @@ cdef class Executor:
         elif op.kind == MTP_BLOCK_MIX:
             wanted *= min(max(op.n[0], 0), MTP_BLOCK_ROWS) ** 2
         for i, array in enumerate(weights):
+            n = wanted
             if i == 1 and op.kind in (MTP_ATTENTION, MTP_MERGE):  # a bias for each distance
-                wanted *= mtp_bias_width(op.n[6])
-            if array is not None and floats_of(array, False).n != wanted:
-                raise BackendError("not a weight for each value", wanted=wanted,
+                n *= mtp_bias_width(op.n[6])
+            if array is not None and floats_of(array, False).n != n:
+                raise BackendError("not a weight for each value", wanted=n,
                                    got=floats_of(array, False).n)
+        if op.kind == MTP_ATTENTION and numbers is not None and len(numbers) != 1:
+            raise BackendError("not one cap of scores", wanted=1, got=len(numbers))
         if op.kind == MTP_ANGLES:
             n_numbers = 0 if numbers is None else len(numbers)
             n_axes = -1 if axes is None else len(axes)

@@ -622,6 +622,8 @@ class GraphBuilder:
         sinks: str | None = None,
         bias: str | None = None,
         max_distance: int = 128,
+        softcap: float = 0.0,
+        max_alibi_bias: float = 0.0,
         name: str | None = None,
     ) -> Value:
         """Store k and v in layer ``layer`` of the KV cache and attend: [T, H, Dk] -> [T, H, Dv].
@@ -648,6 +650,11 @@ class GraphBuilder:
             of the buckets are for keys after the row.
         max_distance : int
             From this distance on all keys share a bucket of the bias.
+        softcap : float
+            Scores become ``softcap`` tanh(score / ``softcap``), before any bias (0: they stay).
+        max_alibi_bias : float
+            A score loses its head's slope for each place between row and key: ALiBi, whose least
+            slope is 2^-max_alibi_bias (``mtpcore.graph.alibi``; 0: none).
 
         Raises
         ------
@@ -666,6 +673,8 @@ class GraphBuilder:
             window=window,
             v_width=v if isinstance(v, int) else 0,
             max_distance=max_distance if bias else 0,
+            softcap=float(softcap),
+            max_alibi_bias=float(max_alibi_bias),
         )[0]
         heads, k_width, v_width = int(k.shape[1]), int(k.shape[2]), int(attended.shape[2])
         self._write(self._memory, MemoryLayer(layer, heads, k_width, v_width, window, latent))
@@ -680,6 +689,8 @@ class GraphBuilder:
         mask: str = "causal",
         window: int = 0,
         sinks: str | None = None,
+        softcap: float = 0.0,
+        max_alibi_bias: float = 0.0,
         name: str | None = None,
     ) -> Value:
         """Attend to what another layer stored, and store nothing: [T, H, Dk] -> [T, H, Dv].
@@ -692,7 +703,7 @@ class GraphBuilder:
             Of the KV cache: one that an ``attention`` before this node has written. For a drafter
             that shares the target's memory, its own number of the layer, which the declaration
             maps to one of the target's.
-        scale, mask, window, sinks
+        scale, mask, window, sinks, softcap, max_alibi_bias
             As in ``attention``; no wider a window than that layer keeps.
 
         Raises
@@ -712,6 +723,8 @@ class GraphBuilder:
             window=window,
             v_width=stored.v_width,
             max_distance=0,
+            softcap=float(softcap),
+            max_alibi_bias=float(max_alibi_bias),
         )[0]
         fits = q.shape[2] == stored.k_width and int(q.shape[1]) % stored.n_heads == 0
         sees = not stored.window or 0 < window <= stored.window

@@ -334,7 +334,14 @@ def _check_sight(q: Shape, w: WeightShapes, a: dict[str, Any]) -> None:
     _want(a["window"] >= 0, "a window counts places", "0 or more", a["window"])
     if w and w[0] is not None:
         _want(w[0] == (q[1],), "one sink a query head", (q[1],), w[0])
-    _check_bias(q, w[1] if len(w) > 1 else None, a)
+    bias = w[1] if len(w) > 1 else None
+    _check_bias(q, bias, a)
+    for name in ("softcap", "max_alibi_bias"):
+        fits = 0 <= a[name] < float("inf")
+        _want(fits, f"{name} of scores", "0 (none) or more", a[name])
+    if a["max_alibi_bias"]:
+        fits = bias is None and a["mask"] != "spans"
+        _want(fits, "a linear bias besides another, or of spans", "one of them", a["mask"])
 
 
 def _check_bias(q: Shape, bias: tuple[int, ...] | None, a: dict[str, Any]) -> None:
@@ -729,13 +736,15 @@ OPS: dict[str, OpRule] = {
     "attention": _rule(
         (1, 3),
         (0, 2),
-        "layer scale mask window v_width max_distance",
+        "layer scale mask window v_width max_distance softcap max_alibi_bias",
         _attention,
-        "store k, v at (seq, place); softmax(scale q.k + bias) v over the visible places; without "
+        "store k, v at (seq, place); softmax(score + bias) v over the visible places, the score "
+        "being scale q.k, or softcap tanh(scale q.k / softcap) where that is not 0; without "
         "v only k is stored, and the first v_width entries of each of its heads are the value; "
         "without k, what another node stores in the layer, values of v_width; the bias of head h "
         "is w[bucket, h], 0 without w, with the bucket of the key's place less the row's "
-        "(graph/buckets.py)",
+        "(graph/buckets.py); where max_alibi_bias is not 0, minus the head's slope times the "
+        "places between (graph/alibi.py)",
         axes=(1, 2),
     ),
     "remember": _rule(2, 0, "layer", _remember, "store k, v at (seq, place)"),

@@ -168,7 +168,7 @@ def test_views_outside_their_buffers_are_refused(wrong, is_input):
         ("add", {"sharing": 2}),
         ("add", {"ints": range(8)}),
         ("add", {"ints": [1 << 64]}),
-        ("add", {"weights": [np.ones(WIDTH, np.float32)] * 3}),
+        ("add", {"weights": [np.ones(WIDTH, np.float32)] * 4}),
         ("rms_norm", {"weights": [np.ones(WIDTH, np.float16)]}),
         ("rms_norm", {"weights": [np.ones(2 * WIDTH, np.float32)[::2]]}),
         ("rms_norm", {"weights": [np.ones(WIDTH - 1, np.float32)]}),
@@ -181,6 +181,8 @@ def test_views_outside_their_buffers_are_refused(wrong, is_input):
         ("embed", {"matrices": [None]}),
         ("embed", {"matrices": [np.ones((2, 2))]}),
         ("expert_matmul", {"ints": [0]}),
+        ("attention", {"ints": [0, 0, 1, 0, 0, 1, 0], "numbers": np.ones(2)}),
+        ("attention", {"weights": [None, None, np.ones(3, np.float32)]}),
     ],
     ids=str,
 )

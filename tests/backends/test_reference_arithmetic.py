@@ -489,6 +489,10 @@ ATTENTIONS = [
     {"mask": "block", "window": 70},
     {"bias": "bias.weight", "max_distance": 50},
     {"bias": "bias.weight", "max_distance": 6, "mask": "block", "sinks": "sinks.weight"},
+    {"softcap": 5.0},
+    {"softcap": 0.4, "window": 37, "sinks": "sinks.weight"},
+    {"max_alibi_bias": 8.0},
+    {"max_alibi_bias": 3.0, "mask": "block", "softcap": 50.0},
 ]
 
 

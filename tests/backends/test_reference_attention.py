@@ -5,6 +5,7 @@ import pytest
 
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.graph import GraphBuilder, MemoryLayer, Outputs
+from mtpcore.graph.alibi import alibi_slopes
 from mtpcore.testing import Runner, Weights
 
 H, G, DK, DV, WIDTH = 4, 2, 6, 5, 12
@@ -38,7 +39,9 @@ TENSORS = {
 SCALE = 0.05
 
 
-def program(*, mask="causal", window=0, sinks=False, cross=False, latent=False, bias=0):
+def program(
+    *, mask="causal", window=0, sinks=False, cross=False, latent=False, bias=0, softcap=0, alibi=0
+):
     g = GraphBuilder("attention", TENSORS, slots={"rows": WIDTH}, whole=["rows"])
     x = g.embed(g.inputs.tokens, "embd.weight")
     q = g.split_heads(g.matmul(x, "q.weight"), H)
@@ -52,6 +55,7 @@ def program(*, mask="causal", window=0, sinks=False, cross=False, latent=False, 
             q, k, DV if latent else v, layer=3, scale=SCALE, mask=mask, window=window,
             sinks="sinks.weight" if sinks else None,
             bias="bias.weight" if bias else None, max_distance=bias,
+            softcap=softcap, max_alibi_bias=alibi,
         )  # fmt: skip
     return g.finish(Outputs(y=g.merge_heads(y)))
 
@@ -61,7 +65,9 @@ def runner(dtype="f32", kv_dtype=None, **options):
     return Runner(backend, program(**options), Weights(TENSORS), kv_dtype=kv_dtype or dtype)
 
 
-def wanted(tokens, sees, sinks=False, stored=np.float64, others=None, bias=None):
+def wanted(
+    tokens, sees, sinks=False, stored=np.float64, others=None, bias=None, softcap=0, slopes=None
+):
     """Attention over all rows at once in float64, where ``sees[t, j]`` says that t sees j.
 
     ``others`` are rows to attend to in place of the tokens' own; ``bias(distance)`` is the bucket.
@@ -73,6 +79,11 @@ def wanted(tokens, sees, sinks=False, stored=np.float64, others=None, bias=None)
     k = (x @ TENSORS["k.weight"].array().T).reshape(-1, G, DK).astype(stored).repeat(H // G, axis=1)
     v = (x @ TENSORS["v.weight"].array().T).reshape(-1, G, DV).astype(stored).repeat(H // G, axis=1)
     scores = SCALE * np.einsum("ihd,jhd->hij", q, k)
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    if slopes is not None:
+        places = np.arange(len(x))
+        scores = scores - slopes[:, None, None] * np.abs(places[None] - places[:, None])
     if bias:
         table = TENSORS["bias.weight"].array()
         buckets = [[bias(j - i) for j in range(len(x))] for i in range(len(own))]
@@ -95,6 +106,24 @@ def test_causal(window, sinks):
     r = runner("f64", window=window, sinks=sinks)
     made = np.concatenate([r.feed(TOKENS[:63])["y"], r.feed(TOKENS[63:])["y"]])
     assert np.abs(made - wanted(TOKENS, sees, sinks)).max() < 1e-12
+
+
+@pytest.mark.parametrize("mask", ["causal", "block"])
+def test_scores_are_capped_before_biases(mask):
+    sees = CAUSAL if mask == "causal" else np.ones((100, 100), bool)
+    r = runner("f64", mask=mask, softcap=0.02, alibi=8.0)
+    slopes = np.float32(2.0) ** np.array([-2, -4, -6, -8])
+    made = r.feed(TOKENS)["y"]
+    assert np.abs(made - wanted(TOKENS, sees, softcap=0.02, slopes=slopes)).max() < 1e-12
+    assert np.abs(made - wanted(TOKENS, sees, slopes=slopes)).max() > 1e-3
+
+
+def test_slopes_of_heads():
+    """As the paper has them; of 12 heads, 8 have those of 8, and 4 every second one of 16."""
+    assert alibi_slopes(8, 8.0).tolist() == [2.0**-n for n in range(1, 9)]
+    assert alibi_slopes(12, 8.0)[:8].tolist() == alibi_slopes(8, 8.0).tolist()
+    assert alibi_slopes(12, 8.0)[8:].tolist() == alibi_slopes(16, 8.0)[:8:2].tolist()
+    assert alibi_slopes(1, 4.0).tolist() == [2.0**-4]
 
 
 @pytest.mark.parametrize("kv_dtype", ["f64", "f16"])

@@ -24,6 +24,7 @@ TENSORS = {
     "order.weight": np.zeros(W),
     "two.weight": np.zeros(2),
     "three.weight": np.zeros(3),
+    "biases.weight": np.zeros((4, 3)),
     "odd.weight": np.zeros((W + 1, W)),
     "stack.weight": np.zeros((3, 7, W)),
     "short.weight": np.zeros((2, 7, W)),
@@ -55,6 +56,12 @@ def clusters(g, rows, ordering, matrix="square.weight"):
     x = g.embed(g.inputs.tokens, "embd.weight")
     ids, _ = g.route(x, "router.weight", n_used=1)
     return g.cluster_matmul(rows, ids, matrix, ordering)
+
+
+def scored(g, x, **options):
+    """Attend with three heads of keys."""
+    k = heads(g, x)
+    return g.attention(k, k, k, layer=0, scale=1.0, **options)
 
 
 def sharpened(g, x, **changed):
@@ -280,6 +287,14 @@ WRONG = {
     "scale_by_position, large": lambda g, x: sharpened(g, x, n=1 << 31),
     "scale_by_position, beta": lambda g, x: sharpened(g, x, beta=float("nan")),
     "scale_by_position, outputs": lambda g, x: sharpened(g, g.output_rows(x)),
+    "attention, negative softcap": lambda g, x: scored(g, x, softcap=-1.0),
+    "attention, softcap": lambda g, x: scored(g, x, softcap=float("inf")),
+    "attention, softcap of nothing": lambda g, x: scored(g, x, softcap=float("nan")),
+    "attention, alibi": lambda g, x: scored(g, x, max_alibi_bias=-8.0),
+    "attention, alibi of spans": lambda g, x: scored(g, x, max_alibi_bias=8.0, mask="spans"),
+    "attention, two biases": lambda g, x: scored(
+        g, x, max_alibi_bias=8.0, bias="biases.weight", max_distance=9
+    ),
     "scale_chosen": lambda g, x: chosen(g, x, "router.weight"),
     "scale_chosen, fewer factors": lambda g, x: chosen(g, x, "two.weight"),
     "scale_chosen, rows": lambda g, x: g.scale_chosen(

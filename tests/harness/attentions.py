@@ -38,6 +38,10 @@ ATTENTIONS = {
     "cross": {"cross": True},
     "latent": {"latent": True},
     "bias": {"bias": "bias.weight", "max_distance": 90},
+    "softcap": {"softcap": 0.3, "sinks": "sinks.weight"},
+    "softcap, bias": {"softcap": 2.0, "bias": "bias.weight", "max_distance": 90},
+    "alibi": {"max_alibi_bias": 8.0},
+    "block, alibi": {"mask": "block", "window": 70, "max_alibi_bias": 3.0, "softcap": 1.0},
     "block, bias": {"mask": "block", "bias": "bias.weight", "max_distance": 20},
 }
 

@@ -190,7 +190,7 @@ class Grower(Writer):
             mask=kind if kind in ("block", "spans") else "causal",
             window=self.draw(st.integers(1, 9)) if kind in ("window", "spans") else 0,
             sinks=self.maybe(n_heads),
-            **(self.bias(n_heads) if kind != "spans" else {}),
+            **(self.bias(n_heads) if kind != "spans" else {"softcap": 0.7}),
         )
 
     def route(self):

@@ -162,13 +162,18 @@ class Writer:
         )
 
     def bias(self, n_heads):
-        """Draw a position bias, or none."""
-        if not self.draw(st.booleans()):
-            return {}
+        """Draw a position bias, or none, and whether scores are capped."""
+        softcap = {"softcap": self.draw(st.sampled_from([0.0, 0.0, 0.5, 30.0]))}
+        kind = self.draw(st.sampled_from(["none", "alibi", "buckets", "buckets"]))
+        if kind == "none":
+            return softcap
+        if kind == "alibi":
+            return {"max_alibi_bias": self.draw(st.sampled_from([2.0, 8.0])), **softcap}
         n_buckets = self.draw(st.integers(4, 20))
         return {
             "bias": self.vector(n_buckets, n_heads),
             "max_distance": self.draw(st.integers(n_buckets // 2 + 1, 100)),
+            **softcap,
         }
 
     def attend(self, x):
@@ -215,7 +220,10 @@ class Writer:
         n_queries = n_heads * self.draw(st.sampled_from([1, 2, 5]))
         q = self.rope(self.heads(x, n_queries, k_width))
         window = self.draw(st.integers(1, 70)) if not is_near else 1
-        made = g.attend(q, layer=layer, scale=0.2, window=window, sinks=self.maybe(n_queries))
+        adjusted = {"softcap": 3.0} if self.draw(st.booleans()) else {"max_alibi_bias": 8.0}
+        made = g.attend(
+            q, layer=layer, scale=0.2, window=window, sinks=self.maybe(n_queries), **adjusted
+        )
         return g.add(x, self.product(g.merge_heads(made), x.shape[1]))
 
     def recur(self, x):

@@ -16,6 +16,7 @@ from mtpcore.backends.cpu.steps import Buffer, ExecutorStep, View
 from mtpcore.backends.cpu.store import CpuStore
 from mtpcore.backends.cpu.weights import CpuWeights
 from mtpcore.errors import BackendError
+from mtpcore.graph.alibi import alibi_slopes
 from mtpcore.graph.ops import ACTIVATIONS, MASKS
 from mtpcore.graph.parts import part_sizes
 from mtpcore.graph.program import OUTPUTS, TOKENS, ConvLayer, DeltaLayer, Node, Program, StateLayer
@@ -494,6 +495,8 @@ class Lowering:
         attrs = node.attrs
         sinks, bias = (*node.weights, None, None)[:2]
         offsets = self._remember(node, remembered) if remembered else self._offsets(node)
+        n_heads, max_bias = int(self._shape(node.inputs[0])[1]), attrs["max_alibi_bias"]
+        slopes = alibi_slopes(n_heads, max_bias) if max_bias else None
         self._attend(
             node,
             offsets,
@@ -501,9 +504,11 @@ class Lowering:
             window=attrs["window"],
             mask=attrs["mask"],
             max_distance=attrs["max_distance"],
+            softcap=attrs["softcap"],
             weights=[
                 self.weights.vector(sinks),
                 self.weights.bias(bias, attrs["max_distance"], ahead=attrs["mask"] == "block"),
+                slopes,
             ],
         )
 
@@ -553,6 +558,7 @@ class Lowering:
         mask: str,
         window: int = 0,
         max_distance: int = 0,
+        softcap: float = 0.0,
     ) -> None:
         """Attend to what is stored of a node's layer."""
         layer = _MEMORY + node.attrs["layer"]
@@ -561,8 +567,9 @@ class Lowering:
             "ints": [*offsets, n_heads, window, MASKS.index(mask), self._n_ranges, max_distance],
             "memory": self._held(node),
         }
-        q = self._views[node.inputs[0]]
-        self._add(node, "attention", [q], f=node.attrs["scale"], reads={layer}, **settings)
+        q, scale = self._views[node.inputs[0]], node.attrs["scale"] / (softcap or 1)
+        cap = np.array([softcap]) if softcap else None
+        self._add(node, "attention", [q], f=scale, numbers=cap, reads={layer}, **settings)
         if self._n_ranges > 1:
             out = self._views[node.outputs[0]]
             shared = self._shared_ranges(out)

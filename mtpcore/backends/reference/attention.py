@@ -11,6 +11,7 @@ from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.reference.run import Array, Run
 from mtpcore.backends.reference.store import ReferenceStore
 from mtpcore.errors import BackendError
+from mtpcore.graph.alibi import alibi_slopes
 from mtpcore.graph.buckets import distance_buckets
 from mtpcore.memory.base import PAGE
 from mtpcore.memory.grouped import GroupedKV
@@ -45,7 +46,8 @@ def attention(
                     *_gather(run, attrs["layer"], t, places),
                     attrs["scale"],
                     sinks,
-                    _bias(table, distances_to(batch, t, places, mask), attrs),
+                    _bias(table, distances_to(batch, t, places, mask), len(q[t]), attrs),
+                    attrs["softcap"],
                 )
                 for t in range(len(q))
                 for places in [visible_places(batch, t, memory, mask, window)]
@@ -102,8 +104,12 @@ def bias_by_distance(table: Array, max_distance: int, *, ahead: bool) -> Array:
     return np.asarray(table[buckets])
 
 
-def _bias(table: Array | None, distances: NDArray[np.int64], attrs: dict[str, Any]) -> Array | None:
+def _bias(
+    table: Array | None, distances: NDArray[np.int64], n_heads: int, attrs: dict[str, Any]
+) -> Array | None:
     """Return the terms of a row's scores, [n, H]."""
+    if attrs["max_alibi_bias"]:
+        return -np.abs(distances)[:, None] * alibi_slopes(n_heads, attrs["max_alibi_bias"])
     if table is None:
         return None
     furthest = attrs["max_distance"]
@@ -129,16 +135,19 @@ def attend(
     scale: float,
     sinks: Array | None = None,
     bias: Array | None = None,
+    softcap: float = 0,
 ) -> Array:
     """Return softmax(scale q.k) v for one row's heads: [H, Dk], [n, G, Dk], [n, G, Dv] -> [H, Dv].
 
     H / G query heads share a key head. A sink is one more score, of a value of zeros; ``bias``
-    [n, H] are terms of the scores.
+    [n, H] are terms of the scores, after these were capped.
     """
     n_shared = len(q) // keys.shape[1]
     attended = []
     for head, query in enumerate(q):
         scores = scale * (keys[:, head // n_shared] @ query)
+        if softcap:
+            scores = softcap * np.tanh(scores / softcap)
         if bias is not None:
             scores = scores + bias[:, head]
         top = scores.max() if sinks is None else max(scores.max(), sinks[head])

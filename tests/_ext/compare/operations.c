@@ -33,8 +33,8 @@ static void compare_values(float *const buffers[6], int32_t n_heads, int64_t wid
                  .in = {view(0, n_heads, width), view(1, n_heads, width)},
                  .out = {view(3, n_heads, width)},
                  .f = 1e-5f};
-    static const mtp_kind kinds[] = {MTP_RMS_NORM, MTP_L2_NORM, MTP_LAYER_NORM,
-                                     MTP_ADD,      MTP_MUL,     MTP_SCALE};
+    static const mtp_kind kinds[] = {MTP_RMS_NORM, MTP_L2_NORM, MTP_LAYER_NORM, MTP_ADD,
+                                     MTP_MUL,      MTP_SCALE,   MTP_CLAMP};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         for (int weighted = 0; weighted < 2; weighted++) {
             op.kind = kinds[i];
@@ -59,8 +59,10 @@ static void compare_values(float *const buffers[6], int32_t n_heads, int64_t wid
         op.n[1] = pairs;
         compare_op("rope", &op, buffers);
     }
-    op.kind = MTP_MIX;
+    op.kind = MTP_MUL_HEADS;
     op.in[1] = view(1, 1, n_heads);
+    compare_op("mul_heads", &op, buffers);
+    op.kind = MTP_MIX;
     op.out[0] = view(3, 1, width);
     compare_op("mix", &op, buffers);
 }
@@ -82,8 +84,8 @@ static void compare_routes(float *const buffers[6], int64_t n_experts)
 typedef struct {
     mtp_kv_type type;
     int64_t n_key_heads, shared, k_width, v_width, window, n_rows;
-    int is_latent, has_sinks;
-    int64_t max_distance; /* of a position bias; 0: there is none */
+    int is_latent, has_sinks, is_adjusted; /* scores are capped, and less by distance */
+    int64_t max_distance;                  /* of a position bias; 0: there is none */
     float *const *buffers;
 } attention;
 
@@ -105,6 +107,7 @@ static void attend(const void *of, void *results)
     const int32_t first = 0, length = PLACES;
     memset(results, 0, (size_t)(PAGES * page_bytes(a)));
     const mtp_memory memory = {{results, page_bytes(a), a->type}, tables, &first, &length, PAGES};
+    const double cap = 3;
     const int64_t k_bytes = a->n_key_heads * mtp_head_bytes(a->type, a->k_width);
     const int32_t n_heads = (int32_t)(a->n_key_heads * a->shared);
     const mtp_op remember = {.kind = MTP_REMEMBER,
@@ -115,7 +118,9 @@ static void attend(const void *of, void *results)
         .kind = MTP_ATTENTION,
         .in = {view(2, n_heads, a->k_width)},
         .out = {view(3, n_heads, a->v_width)},
-        .weights = {a->has_sinks ? a->buffers[1] : NULL, a->max_distance ? a->buffers[2] : NULL},
+        .weights = {a->has_sinks ? a->buffers[1] : NULL, a->max_distance ? a->buffers[2] : NULL,
+                    a->is_adjusted ? a->buffers[1] : NULL},
+        .numbers = a->is_adjusted ? &cap : NULL,
         .n = {0, a->is_latent ? -1 : k_bytes, a->n_key_heads, a->window, 0, 1, a->max_distance},
         .f = 0.3f};
     batch b = {.ops = &remember, .n_ops = 1, .n = PLACES, .memory = memory};
@@ -150,6 +155,7 @@ static void compare_attentions(float *const buffers[6])
                                  .is_latent = (int)s[6],
                                  .has_sinks = i % 2,
                                  .max_distance = i % 2 ? 0 : 40,
+                                 .is_adjusted = i > 2,
                                  .buffers = buffers};
             const int64_t n_values = a.n_rows * a.n_key_heads * a.shared * a.v_width;
             char what[50];

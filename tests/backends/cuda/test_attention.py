@@ -39,7 +39,7 @@ def same(made, wanted):
     return made.tobytes() == wanted.tobytes()
 
 
-CODED = ("causal", "block, window", "cross", "latent", "block, bias")
+CODED = ("causal", "block, window", "cross", "latent", "block, bias", "softcap", "block, alibi")
 """Kinds of which keys and values as codes are looked at: each mask, bias and memory once."""
 
 

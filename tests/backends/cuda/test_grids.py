@@ -26,6 +26,7 @@ from mtpcore.errors import BackendError
 from mtpcore.graph.program import DeltaLayer
 from mtpcore.testing import Runner, Weights
 
+NO_BIAS = {"max_distance": 0, "max_alibi_bias": 0.0, "softcap": 0.0}
 ROWS = (1, (1 << 16) - 1, 1 << 16, 1 << 20)
 N_VOCAB = 1 << 18
 
@@ -119,7 +120,7 @@ def test_many_heads_of_long_contexts(n_rows, n_ctx):
     visible.n_ranges = visible.most_ranges
     tables = SimpleNamespace(array=array(1, n_ctx // 64, dtype=np.int32))
     memory = SimpleNamespace(layer=layer, rows=rows, tables=tables, visible=visible)
-    step = step_of((q, k, k), (), (q,), memory, scale=1.0, max_distance=0)
+    step = step_of((q, k, k), (), (q,), memory, scale=1.0, **NO_BIAS)
     check(LAUNCHERS["attention"](step, n_rows))
 
 

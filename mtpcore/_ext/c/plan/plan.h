@@ -68,7 +68,7 @@ typedef struct {
     int64_t n_units; /* parts into which columns or heads are cut */
     mtp_view in[5], out[2];
     mtp_matrix *matrices; /* owned */
-    const float *weights[2];
+    const float *weights[3];
     const double *numbers;
     const int32_t *axes;
     int64_t n[7];

@@ -2,12 +2,13 @@
  * the sum of exp(score - largest), and the sum of exp(score - largest) v.
  *
  * The order of sums is that of the CPU's kernels, but that their ranges are longer: a page of 64
- * numbers is taken in after the other. A score is one chain over the key's width, times the scale,
- * plus a bias by distance; CODED queries become codes, too, and a chain's links are blocks of 64. A
- * page's weights are summed in sixteen lanes (number p in lane p mod 16) and a tree, and values number
- * after number. Of the CTAs that have ranges of the same heads and rows, the one that ends last takes
- * these together (merge.cuh). Where there is room for the sums of one range alone (n_ranges 1), a CTA
- * goes through all of them and takes each in when it is made, in the same way.
+ * numbers is taken in after the other. A score is one chain over the key's width, times the scale; or
+ * where there is a cap, that times the tanh of this. A bias by distance is added, or what a slope makes
+ * of it is taken off. CODED queries become codes, too, and a chain's links are blocks of 64. A page's
+ * weights are summed in sixteen lanes (number p in lane p mod 16) and a tree, and values number after
+ * number. Of the CTAs that have ranges of the same heads and rows, the one that ends last takes these
+ * together (merge.cuh). Where there is room for the sums of one range alone (n_ranges 1), a CTA goes
+ * through all of them and takes each in when it is made, in the same way.
  *
  * A CTA takes a tile: up to QUERIES queries, which are heads of consecutive rows of one sequence, and
  * reads each key and each value once for all of them. A query takes in what its own row sees and
@@ -68,10 +69,10 @@ typedef float4 Chunk;
 
 /* What a launch attends with. */
 struct Heads {
-    const float *q, *bias;
+    const float *q, *bias, *slopes;
     const char *keys;
     int pitch, n_heads, width, furthest;
-    float scale;
+    float scale, cap;
 };
 
 /* Where a head's rows lie among those of a place, and their scales. */
@@ -472,14 +473,32 @@ static __device__ __forceinline__ void sum_pages(float (&sums)[PAGES],
     }
 }
 
+/* Caps a query's scores of a range, and takes what their distances cost; each lane does so with those
+ * that it reads afterwards. */
+static __device__ __forceinline__ void adjust(float *weights, const Heads &heads, int head,
+                                              const Visible &visible, int first)
+{
+    const float slope = heads.slopes ? heads.slopes[head] : 0.0f;
+#pragma unroll 1
+    for (int p = threadIdx.x & 31; p < RANGE; p += 32)
+        if (sees(visible, first + p)) {
+            const float score =
+                heads.cap > 0.0f ? heads.cap * hyperbolic_tangent(weights[p]) : weights[p];
+            weights[p] = score - slope * magnitude((float)(first + p - visible.own));
+        }
+}
+
 /* Turns a query's scores of a range into weights; a warp. What a page needs of those before it is its
  * largest score alone, so that all go side by side. */
 static __device__ __forceinline__ void weigh(Tile &tile, const Heads &heads, int query)
 {
     const int lane = threadIdx.x & 31;
     const Visible visible = tile.rows[tile.taken.of_tile + query / tile.taken.n_heads];
-    const float *bias = heads.bias + tile.taken.first_head + query % tile.taken.n_heads;
+    const int head = tile.taken.first_head + query % tile.taken.n_heads;
+    const float *bias = heads.bias + head;
     float *weights = tile.weights[query];
+    if (heads.slopes || heads.cap > 0.0f)
+        adjust(weights, heads, head, visible, tile.taken.first);
     float scores[PAGES][2], highest[PAGES], factors[PAGES], sums[PAGES];
     bool is_seen[PAGES];
 #pragma unroll
@@ -644,16 +663,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
               const int *__restrict__ places, const int *__restrict__ parents,
               const Visible *__restrict__ visible_of_rows, const int *__restrict__ tables,
               const char *__restrict__ keys, const float *__restrict__ bias,
-              const float *__restrict__ sinks, float *sums, float *y, signed char *codes,
-              float *scales, short *sums_of_codes, unsigned *counters, int pitch, long long v_begin,
-              int n_entries, int first_row, int n_rows, int n_ranges, int tile_rows, int tile_heads,
-              int n_takers, int n_key_heads, int n_shared, int n_joined, int block, int k_width,
-              int v_width, int kept_width, int furthest, float scale)
+              const float *__restrict__ slopes, const float *__restrict__ sinks, float *sums,
+              float *y, signed char *codes, float *scales, short *sums_of_codes, unsigned *counters,
+              int pitch, long long v_begin, int n_entries, int first_row, int n_rows, int n_ranges,
+              int tile_rows, int tile_heads, int n_takers, int n_key_heads, int n_shared,
+              int n_joined, int block, int k_width, int v_width, int kept_width, int furthest,
+              float scale, float cap)
 {
     __shared__ Tile tile;
     const int warp = threadIdx.x >> 5, group = threadIdx.x / V_THREADS;
     const int column = threadIdx.x % V_THREADS * COLUMNS;
-    const Heads heads = {q, bias, keys, pitch, n_key_heads * n_shared, k_width, furthest, scale};
+    const Heads heads = {q,       bias,     slopes, keys, pitch, n_key_heads * n_shared,
+                         k_width, furthest, scale,  cap};
     {
         const int n_head_tiles = (n_shared + tile_heads - 1) / tile_heads;
         const int of_takers = blockIdx.x / n_takers;

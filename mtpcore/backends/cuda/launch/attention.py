@@ -17,6 +17,7 @@ from mtpcore.backends.cuda.layout import TILE
 from mtpcore.backends.cuda.store import StoredLayer
 from mtpcore.backends.cuda.visible import Attended
 from mtpcore.errors import BackendError
+from mtpcore.graph.alibi import alibi_slopes
 from mtpcore.memory.types import CODES
 
 __all__ = ["KERNELS", "LAUNCHERS", "Heads", "Joined", "attend"]
@@ -234,8 +235,12 @@ def attend(
         stored = [_rope_and_store(step, of_q, of_k, n_rows)]
     elif not is_stored:
         stored = _remember(step.memory, step.inputs[1:], n_rows)
-    furthest = step.attrs["max_distance"]
-    return [*stored, *_attend(step, n_rows, codes, sinks, bias, furthest)]
+    furthest, max_bias = step.attrs["max_distance"], step.attrs["max_alibi_bias"]
+    slopes = None
+    if max_bias:
+        slopes = step.constant(alibi_slopes(step.inputs[0].shape[1], max_bias))
+    cap = step.attrs["softcap"]
+    return [*stored, *_attend(step, n_rows, codes, sinks, bias, furthest, slopes, cap)]
 
 
 def _rope_and_store(step: Step, of_q: Step, of_k: Step, n_rows: int) -> Launch:
@@ -333,6 +338,8 @@ def _attend(
     sinks: DeviceArray | None = None,
     bias: DeviceArray | None = None,
     furthest: int = 0,
+    slopes: DeviceArray | None = None,
+    cap: float = 0.0,
 ) -> list[Launch]:
     """Sum the ranges of some rows, and take these together, until all rows are done."""
     q, y, memory = step.inputs[0], step.outputs[0], step.memory
@@ -370,6 +377,7 @@ def _attend(
             tables=table,
             keys=layer.rows,
             bias=bias,
+            slopes=slopes,
             sinks=sinks,
             sums=sums,
             y=None if codes else y,
@@ -394,7 +402,8 @@ def _attend(
             v_width=v_width,
             kept_width=layer.kept_width,
             furthest=furthest,
-            scale=step.attrs["scale"],
+            scale=step.attrs["scale"] / (cap or 1),
+            cap=cap,
         )
         launches.append(Launch(kernel, grid, arguments))
     return launches

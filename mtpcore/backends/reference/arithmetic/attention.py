@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.reference.arithmetic.functions import exp
+from mtpcore.backends.reference.arithmetic.functions import exp, tanh
 from mtpcore.backends.reference.arithmetic.fused import F32, fma
 from mtpcore.backends.reference.arithmetic.stored import Stored, stored_of
 from mtpcore.backends.reference.arithmetic.sums import LANES, sum_of_lanes
 from mtpcore.backends.reference.attention import bias_by_distance, group_of, visible_places
 from mtpcore.backends.reference.run import Array, Run
+from mtpcore.graph.alibi import alibi_slopes
 from mtpcore.memory.base import PAGE, RANGE
 from mtpcore.memory.kv import PagedKV
 
@@ -40,8 +41,13 @@ def attention(
     memory, _ = group_of(run, attrs["layer"])
     slots, distances = stored_ranges(run, memory, attrs["mask"], attrs["window"], n_of_range)
     sinks, table = (*weights, None, None)[:2]
-    bias = None if table is None else [_bias(table, part, attrs) for part in distances]
-    return (attend(inputs[0], slots, _held(run, attrs), attrs["scale"], sinks, bias),)
+    q, softcap, bias = inputs[0], attrs["softcap"], None
+    if attrs["max_alibi_bias"]:
+        slopes = alibi_slopes(q.shape[1], attrs["max_alibi_bias"])
+        bias = [-(np.abs(part).astype(np.float32)[..., None] * slopes) for part in distances]
+    elif table is not None:
+        bias = [_bias(table, part, attrs) for part in distances]
+    return (attend(q, slots, _held(run, attrs), attrs["scale"], sinks, bias, softcap),)
 
 
 def remember(
@@ -117,12 +123,14 @@ def attend(
     scale: float,
     sinks: F32 | None,
     bias: Sequence[F32] | None,
+    softcap: float = 0,
 ) -> F32:
     """Return float32[rows, H, Dv] for q [rows, H, Dk] and held rows of G key heads.
 
-    H / G query heads share a key head; ``bias`` is of each range. For each query head there is the
-    largest score of a range, the sum of exp(score - largest), and the sum of exp(score - largest)
-    v; ranges are taken together one after the other.
+    H / G query heads share a key head; ``bias`` is of each range. With a ``softcap`` scores are
+    divided by it in one with the scale, rounded once, and their tanh is multiplied by it. For each
+    query head there is the largest score of a range, the sum of exp(score - largest), and the sum
+    of exp(score - largest) v; ranges are taken together one after the other.
     """
     n, n_heads, _ = q.shape
     grouped = q.reshape(n, held.n_heads, -1, q.shape[2])
@@ -130,7 +138,7 @@ def attend(
     for number, slots in enumerate(ranges):
         rows = np.flatnonzero((slots != HIDDEN).any(axis=1))
         terms = None if bias is None else bias[number][rows]
-        sums = attend_range(grouped[rows], slots[rows], held, scale, terms)
+        sums = attend_range(grouped[rows], slots[rows], held, scale, terms, softcap)
         before = tuple(part[rows] for part in state)
         for part, new, merged in zip(state, sums, merge(before, sums), strict=True):
             first = ~begun[rows].reshape(-1, *[1] * (new.ndim - 1))
@@ -149,7 +157,7 @@ def empty(shape: tuple[int, ...], v_width: int) -> tuple[F32, ...]:
 
 
 def attend_range(
-    q: F32, slots: SlotIds, held: Stored, scale: float, bias: F32 | None
+    q: F32, slots: SlotIds, held: Stored, scale: float, bias: F32 | None, softcap: float
 ) -> tuple[F32, ...]:
     """Return the sums of a range for queries [rows, G, H / G, Dk]; ``take_in`` adds a page."""
     state = empty(q.shape[:3], held.v_width)
@@ -158,7 +166,9 @@ def attend_range(
         rows = np.flatnonzero((page != HIDDEN).any(axis=1))
         before = tuple(part[rows] for part in state)
         visible = page[rows] != HIDDEN
-        scores = held.products(q[rows], page[rows]) * np.float32(scale)
+        scores = held.products(q[rows], page[rows]) * np.float32(scale / (softcap or 1))
+        if softcap:
+            scores = np.float32(softcap) * tanh(scores)
         if bias is not None:
             terms = np.moveaxis(bias[rows, begin : begin + PAGE], 1, -1)
             scores = scores + terms.reshape(scores.shape)
