@@ -17,6 +17,7 @@ cdef extern from "recurrent/settle.h" nogil:
         int64_t v_width
         int is_tiled
         int by_channel
+        int corrects
 
     int64_t mtp_delta_base(const mtp_delta *d)
     int64_t mtp_delta_logged(const mtp_delta *d)
@@ -30,7 +31,7 @@ cdef mtp_delta shape_of(layer) except *:
         raise BackendError("no shape of a delta rule", got=sizes,
                            wanted="heads that share key heads evenly, and widths of 1 at least")
     return mtp_delta(layer.n_heads, layer.n_key_heads, layer.k_width, layer.v_width,
-                     layer.key_heads == "tiled", layer.by_channel)
+                     layer.key_heads == "tiled", layer.by_channel, layer.corrects)
 
 
 def delta_sizes(layer):

@@ -1060,6 +1060,7 @@ class GraphBuilder:
         *,
         layer: int,
         key_heads: Literal["tiled", "grouped"] = "tiled",
+        corrects: bool = True,
         name: str | None = None,
     ) -> Value:
         """Update each head's state by the gated delta rule, and read it: -> [T, Hv, Dv].
@@ -1068,7 +1069,9 @@ class GraphBuilder:
         S = exp(decay) S; d = beta (v - S^T k); S = S + k d^T; the result is S^T q. States are
         float32. What q is scaled by and the norms of q and k are nodes of the graph before this
         one. (Yang, Kautz, Hatamizadeh 2024, "Gated Delta Networks"; with a decay for each entry of
-        a key it is Kimi Delta Attention.)
+        a key it is Kimi Delta Attention.) Without the correction, d = beta v, it is gated linear
+        attention, and so is Mamba-2 (Dao, Gu 2024, "Transformers are SSMs"): its C is q, its B is
+        k, its x is v, its dt is beta, and dt A is the decay.
 
         Parameters
         ----------
@@ -1082,6 +1085,8 @@ class GraphBuilder:
             Number of the recurrent layer. A convolution and a delta rule may share theirs.
         key_heads : {"tiled", "grouped"}
             Which key head a head h has: ``h % Hk``, or ``h // (Hv // Hk)``.
+        corrects : bool
+            Whether what a key reads of its head's state is taken off the value first.
 
         Raises
         ------
@@ -1089,7 +1094,12 @@ class GraphBuilder:
             A layer has two delta rules, or shapes do not fit.
         """
         made = self.add_node(
-            "delta_rule", [q, k, v, decay, beta], name=name, layer=layer, key_heads=key_heads
+            "delta_rule",
+            [q, k, v, decay, beta],
+            name=name,
+            layer=layer,
+            key_heads=key_heads,
+            corrects=corrects,
         )[0]
         self._add_state(
             DeltaLayer(
@@ -1100,6 +1110,7 @@ class GraphBuilder:
                 v_width=int(v.shape[2]),
                 key_heads=key_heads,
                 by_channel=len(decay.shape) == 3,
+                corrects=corrects,
             )
         )
         return made

@@ -850,11 +850,11 @@ OPS: dict[str, OpRule] = {
     "delta_rule": _rule(
         5,
         0,
-        "layer key_heads",
+        "layer key_heads corrects",
         _delta_rule,
         "for each head of v, with S [Dk, Dv] from the row before: S = exp(decay) S; "
-        "d = beta (v - S^T k); S = S + k d^T; S^T q. Head h has k and q of key head h % Hk "
-        "(tiled) or h // (Hv / Hk) (grouped)",
+        "d = beta (v - S^T k), or beta v where it does not correct; S = S + k d^T; S^T q. Head h "
+        "has k and q of key head h % Hk (tiled) or h // (Hv / Hk) (grouped)",
     ),
     "route": _rule(
         1,

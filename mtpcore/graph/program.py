@@ -111,7 +111,8 @@ class DeltaLayer(msgspec.Struct, frozen=True, gc=False):
     """What one delta rule keeps of a sequence: for each head a matrix [k_width, v_width].
 
     ``n_key_heads`` have keys, which heads share in the order ``key_heads``. ``by_channel`` says
-    that each entry of a key has a decay of its own, and not each head one for all.
+    that each entry of a key has a decay of its own, and not each head one for all; ``corrects``
+    that values are added less what their keys read.
     """
 
     layer: int
@@ -121,6 +122,7 @@ class DeltaLayer(msgspec.Struct, frozen=True, gc=False):
     v_width: int
     key_heads: Literal["tiled", "grouped"]
     by_channel: bool = False
+    corrects: bool = True
 
     def key_head(self, head: int) -> int:
         """Return the key head of a head."""

@@ -31,6 +31,8 @@ SHAPES = {
     "grouped": {"n_key_heads": 2, "n_heads": 6, "key_heads": "grouped"},
     "tiled, three to one": {"n_key_heads": 1, "n_heads": 3, "k_width": 16, "v_width": 16},
     "by channel": {"by_channel": True, "k_width": 19, "v_width": 35},
+    "uncorrected": {"n_heads": 6, "key_heads": "grouped", "v_width": 20, "corrects": False},
+    "uncorrected, by channel": {"by_channel": True, "k_width": 19, "corrects": False},
     "whole blocks": {"k_width": 32, "v_width": 32, "conv": "none"},
     "two blocks and a bit": {"n_heads": 2, "k_width": 7, "v_width": 37, "kernel": 2},
     "one tap": {"kernel": 1, "k_width": 1, "v_width": 1},
@@ -50,9 +52,10 @@ def test_bits_of_the_definition(shape, isa):
         assert_same_values(program, source, (CpuBackend(), DEFINITION), text(n))
 
 
-@pytest.fixture(scope="module")
-def wide():
-    return hybrid(layers=2, n_key_heads=3, n_heads=6, k_width=24, v_width=40)
+@pytest.fixture(scope="module", params=[True, False], ids=["corrected", "uncorrected"])
+def wide(request):
+    sizes = {"n_key_heads": 3, "n_heads": 6, "k_width": 24, "v_width": 40}
+    return hybrid(layers=2, corrects=request.param, **sizes)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

@@ -18,7 +18,7 @@ BACKENDS = {
 N_KEYS, N_HEADS, K_WIDTH, V_WIDTH, CHANNELS, KERNEL, N = 2, 6, 7, 5, 11, 4, 23
 
 
-def delta_program(key_heads, by_channel):
+def delta_program(key_heads, by_channel, corrects):
     """Return a program of nothing but the operation; its inputs are slots."""
     widths = {
         "q": N_KEYS * K_WIDTH,
@@ -32,11 +32,12 @@ def delta_program(key_heads, by_channel):
     v, decay = g.split_heads(g.inputs["v"], N_HEADS), g.inputs["decay"]
     if by_channel:
         decay = g.split_heads(decay, N_HEADS)
-    y = g.delta_rule(q, k, v, decay, g.inputs["beta"], layer=3, key_heads=key_heads)
+    beta = g.inputs["beta"]
+    y = g.delta_rule(q, k, v, decay, beta, layer=3, key_heads=key_heads, corrects=corrects)
     return g.finish(Outputs(y=g.merge_heads(y))), widths
 
 
-def delta_loops(q, k, v, decay, beta, key_heads):
+def delta_loops(q, k, v, decay, beta, key_heads, corrects):
     """Return the results in float64, step by step."""
     out = np.zeros((len(q), N_HEADS, V_WIDTH))
     for h in range(N_HEADS):
@@ -45,7 +46,7 @@ def delta_loops(q, k, v, decay, beta, key_heads):
         for t in range(len(q)):
             for i in range(K_WIDTH):
                 state[i] *= np.exp(decay[t, h] if decay.ndim == 2 else decay[t, h, i])
-            d = beta[t, h] * (v[t, h] - k[t, key] @ state)
+            d = beta[t, h] * (v[t, h] - corrects * (k[t, key] @ state))
             state += np.outer(k[t, key], d)
             out[t, h] = q[t, key] @ state
     return out
@@ -54,9 +55,10 @@ def delta_loops(q, k, v, decay, beta, key_heads):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("key_heads", ["tiled", "grouped"])
 @pytest.mark.parametrize("by_channel", [False, True])
-def test_delta_rule(backend, key_heads, by_channel):
+@pytest.mark.parametrize("corrects", [False, True])
+def test_delta_rule(backend, key_heads, by_channel, corrects):
     rng = np.random.default_rng(1)
-    program, widths = delta_program(key_heads, by_channel)
+    program, widths = delta_program(key_heads, by_channel, corrects)
     slots = {name: rng.normal(0, 0.6, (N, n)).astype(np.float32) for name, n in widths.items()}
     slots["decay"] = -np.abs(slots["decay"])
     made, bound = BACKENDS[backend]
@@ -66,7 +68,7 @@ def test_delta_rule(backend, key_heads, by_channel):
     v = slots["v"].reshape(N, N_HEADS, V_WIDTH).astype(np.float64)
     decay = slots["decay"].astype(np.float64)
     decay = decay.reshape(N, N_HEADS, K_WIDTH) if by_channel else decay
-    wanted = delta_loops(q, k, v, decay, slots["beta"].astype(np.float64), key_heads)
+    wanted = delta_loops(q, k, v, decay, slots["beta"].astype(np.float64), key_heads, corrects)
     np.testing.assert_allclose(got.reshape(wanted.shape), wanted, rtol=0, atol=bound)
 
 

@@ -11,7 +11,7 @@ N_VOCAB, WIDTH, KERNEL = 24, 32, 4
 
 def hybrid(
     *, layers=1, n_key_heads=2, n_heads=4, k_width=6, v_width=5, key_heads="tiled",
-    by_channel=False, kernel=KERNEL, conv="silu", attends=True, seed=0,
+    by_channel=False, corrects=True, kernel=KERNEL, conv="silu", attends=True, seed=0,
 ):  # fmt: skip
     """Return a program and its weights: layers of convolution and delta rule, then attention.
 
@@ -48,7 +48,7 @@ def hybrid(
         if by_channel:
             decay = g.split_heads(decay, n_heads)
         beta = g.activation(g.matmul(x, f"{i}.beta.weight"), "sigmoid")
-        y = g.delta_rule(q, k, v, decay, beta, layer=i, key_heads=key_heads)
+        y = g.delta_rule(q, k, v, decay, beta, layer=i, key_heads=key_heads, corrects=corrects)
         x = g.add(x, g.matmul(g.merge_heads(y), f"{i}.o.weight"))
     if attends:
         q, k, v = (g.split_heads(g.matmul(x, f"{name}.weight"), 2) for name in "qkv")

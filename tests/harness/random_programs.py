@@ -245,7 +245,9 @@ class Writer:
             decay = g.scale(g.activation(self.heads(x, n_heads, k_width), "softplus"), -1.0)
         beta = g.activation(self.product(x, n_heads), "sigmoid")
         order = draw(st.sampled_from(["tiled", "grouped"]))
-        y = g.delta_rule(q, k, v, decay, beta, layer=self.state, key_heads=order)
+        y = g.delta_rule(
+            q, k, v, decay, beta, layer=self.state, key_heads=order, corrects=draw(st.booleans())
+        )
         self.state += 1
         return g.add(x, self.product(g.merge_heads(y), x.shape[1]))
 

@@ -649,10 +649,9 @@ class Lowering:
         q, k, v, decay, beta = self._in(node)
         offsets = self._slot_offsets(DeltaLayer, node)
         by_channel = len(self._shape(node.inputs[3])) == 3
-        is_tiled = int(node.attrs["key_heads"] == "tiled")
-        self._add(
-            node, "delta_rule", [q, k, v, decay, beta], ints=[*offsets, is_tiled, int(by_channel)]
-        )
+        is_tiled = node.attrs["key_heads"] == "tiled"
+        ints = [*offsets, *map(int, (is_tiled, by_channel, node.attrs["corrects"]))]
+        self._add(node, "delta_rule", [q, k, v, decay, beta], ints=ints)
 
 
 def _part(view: View, offset: int, width: int) -> View:

@@ -280,15 +280,17 @@ def convolve(window: Array, w: Array, kind: str) -> Array:
     return y if kind == "none" else activation(y, kind=kind)
 
 
-def advance(state: Array, k: Array, v: Array, decay: Array, beta: Array) -> Array:
+def advance(
+    state: Array, k: Array, v: Array, decay: Array, beta: Array, *, corrects: bool
+) -> Array:
     """Return a state after one more row, for each head: S' + k d^T.
 
-    S' = exp(decay) S and d = beta (v - S'^T k), where the decay is one for a head or one for each
-    entry of its key.
+    S' = exp(decay) S and d = beta (v - S'^T k), or beta v where it does not correct; the decay is
+    one for a head or one for each entry of its key.
     """
     factor = np.exp(decay)
     state = state * (factor[:, :, None] if factor.ndim == 2 else factor[:, None, None])
-    change = beta[:, None] * (v - read_state(state, k))
+    change = beta[:, None] * (v - read_state(state, k) if corrects else v)
     return np.asarray(state + k[:, :, None] * change[:, None])
 
 

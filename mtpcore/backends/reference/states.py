@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,8 @@ class ReferenceStateStore:
     dtype : type
         Of states and logs; nothing is rounded on its way there.
     advance : callable
-        ``advance(state, k, v, decay, beta)`` is the update of a delta rule, all by head.
+        ``advance(state, k, v, decay, beta, corrects=)`` is the update of a delta rule, all by
+        head.
     """
 
     def __init__(
@@ -71,9 +73,7 @@ class ReferenceStateStore:
             if isinstance(layer, ConvLayer)
         }
         self.deltas = {
-            layer.layer: ReferenceLayerStates(
-                layer, n_slots, dtype, _with_shared_keys(layer, advance)
-            )
+            layer.layer: ReferenceLayerStates(layer, n_slots, dtype, _update_of(layer, advance))
             for layer in layers
             if isinstance(layer, DeltaLayer)
         }
@@ -134,10 +134,11 @@ def _fill(views: Sequence[Array], data: memoryview) -> None:
         data = data[view.nbytes :]
 
 
-def _with_shared_keys(layer: DeltaLayer, advance: StateUpdate) -> StateUpdate:
-    """Return the update with keys by key head."""
+def _update_of(layer: DeltaLayer, advance: StateUpdate) -> StateUpdate:
+    """Return the update of a layer, with keys by key head."""
     key_heads = [layer.key_head(head) for head in range(layer.n_heads)]
-    return lambda state, k, *logged: advance(state, k[key_heads], *logged)
+    update = partial(advance, corrects=layer.corrects)
+    return lambda state, k, *logged: update(state, k[key_heads], *logged)
 
 
 def _shapes(layer: StateLayer) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:

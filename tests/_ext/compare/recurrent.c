@@ -132,7 +132,7 @@ static void compare_delta_rules(float *const buffers[6], const char *slots)
             for (int by_channel = 0; by_channel < 2; by_channel++) {
                 const int32_t n_key_heads = (int32_t)shapes[i][0], n_heads = (int32_t)shapes[i][1];
                 const int64_t k = shapes[i][2], v = shapes[i][3];
-                const mtp_delta d = {n_heads, n_key_heads, k, v, is_tiled, by_channel};
+                const mtp_delta d = {n_heads, n_key_heads, k, v, is_tiled, by_channel, i > 0};
                 const int64_t base = mtp_delta_base(&d) * 4;
                 const int64_t log = MTP_LOG * mtp_delta_logged(&d) * 4;
                 const mtp_op op = {.kind = MTP_DELTA_RULE,
@@ -142,7 +142,7 @@ static void compare_delta_rules(float *const buffers[6], const char *slots)
                                           by_channel ? view(3, n_heads, k) : view(3, 1, n_heads),
                                           view(4, 1, n_heads)},
                                    .out = {view(5, n_heads, v)},
-                                   .n = {0, base, is_tiled, by_channel}};
+                                   .n = {0, base, is_tiled, by_channel, d.corrects}};
                 compare_passes(by_channel ? "delta rule by channel" : "delta rule by head",
                                (pass){.ops = &op,
                                       .n_ops = 1,

@@ -34,6 +34,8 @@ DELTAS = {
     "two tiles of columns": DeltaLayer(3, 2, 1, 8, 37, "grouped"),
     "one entry": DeltaLayer(3, 3, 3, 1, 1, "tiled"),
     "by channel": DeltaLayer(3, 4, 2, 9, 33, "grouped", by_channel=True),
+    "uncorrected": DeltaLayer(3, 4, 2, 9, 33, "grouped", corrects=False),
+    "uncorrected, by channel": DeltaLayer(3, 4, 2, 9, 5, "tiled", by_channel=True, corrects=False),
     "most entries of a thread": DeltaLayer(3, 1, 1, 64, 4, "tiled"),
     "more entries": DeltaLayer(3, 2, 1, 67, 3, "tiled"),
     "more entries, by channel": DeltaLayer(3, 2, 2, 128, 3, "tiled", by_channel=True),
@@ -125,7 +127,14 @@ class Recurrence:
     def compute(self, batch, layer, inputs, weights):
         """Return the layer's rows from the device, which are those of the definition."""
         op, attrs = op_of(layer), {"layer": layer.layer}
-        attrs |= {"kind": self.kind} if weights else {"key_heads": layer.key_heads}
+        attrs |= (
+            {"kind": self.kind}
+            if weights
+            else {
+                "key_heads": layer.key_heads,
+                "corrects": layer.corrects,
+            }
+        )
         (made,) = carry_out(
             self.device,
             LAUNCHERS[op],

@@ -141,7 +141,8 @@ static const char *misfit_of_delta(const mtp_op *op, const mtp_bounds *bounds)
         decays->n_heads != (op->n[3] ? n_heads : 1) ||
         decays->width != (op->n[3] ? k->width : n_heads))
         return "not a decay and a beta for each head";
-    const mtp_delta shape = {n_heads, k->n_heads, k->width, v->width, (int)op->n[2], (int)op->n[3]};
+    const mtp_delta shape = {n_heads,       k->n_heads,    k->width,     v->width,
+                             (int)op->n[2], (int)op->n[3], (int)op->n[4]};
     return fits_slot(bounds, op->n[0], mtp_delta_base(&shape)) &&
                    fits_slot(bounds, op->n[1], MTP_LOG * mtp_delta_logged(&shape))
                ? NULL

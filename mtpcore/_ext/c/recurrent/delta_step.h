@@ -11,7 +11,7 @@ enum { CHAINS = 4 };
 /* Shapes of a layer's state and log. */
 typedef struct {
     int64_t n_heads, n_key_heads, k_width, v_width;
-    int is_tiled, by_channel;
+    int is_tiled, by_channel, corrects;
 } mtp_delta;
 
 static inline int64_t mtp_delta_blocks(const mtp_delta *d)
@@ -62,8 +62,8 @@ INLINE lanes sum_of_chains(const lanes *chains)
 }
 
 /* A row takes two walks through a state. In the first it decays the state and sums it with k; what
- * its v differs from these sums by is the change that the second one adds, and q reads what comes of
- * it. The second walk of a row and the first of the next are one. */
+ * its v differs from these sums by (from zero, where it does not correct) is the change that the
+ * second one adds, and q reads what comes of it. The second walk of a row and the first of the next are one. */
 typedef struct {
     const mtp_delta *d;
     const float *from;      /* where the state is read: a base, or `state` */
@@ -143,7 +143,7 @@ INLINE lanes walk_on(delta_walk *w, const float *q, int begins, const delta_row 
     w->is_begun = begins;
     if (begins)
         w->row = *next;
-    w->sums = sum_of_chains(chains.sums);
+    w->sums = w->d->corrects ? sum_of_chains(chains.sums) : lanes_all(0);
     return sum_of_chains(chains.read);
 }
 

@@ -1,5 +1,5 @@
 /* The gated delta rule of each row: the state S [k_width][v_width] of a head times its decay, then
- * d = beta (v - S^T k), S = S + k d^T, and y = S^T q.
+ * d = beta (v - S^T k), or beta v where it does not correct, S = S + k d^T, and y = S^T q.
  *
  * Columns of S do not meet. Four threads have a column, each the entries of its number mod 4, at most
  * ENTRIES: these are the four chains of a sum, (0 + 2) + (1 + 3) in the end. A CTA goes through the
@@ -226,9 +226,9 @@ static __device__ __forceinline__ float update(float (&state)[ENTRIES], const Sh
 /* For more CTAs on a multiprocessor the assembler would spill. */
 extern "C" __global__ void __launch_bounds__(THREADS, ENTRIES > 32 ? 2 : 4)
     delta_rule(float *bases, float *logs, const int *walks, int n_seq, int n_rows, int n_heads,
-               int n_key_heads, int k_width, int v_width, int is_tiled, const float *q = nullptr,
-               const float *k = nullptr, const float *v = nullptr, const float *decays = nullptr,
-               const float *betas = nullptr, float *y = nullptr)
+               int n_key_heads, int k_width, int v_width, int is_tiled, int corrects,
+               const float *q = nullptr, const float *k = nullptr, const float *v = nullptr,
+               const float *decays = nullptr, const float *betas = nullptr, float *y = nullptr)
 {
     __shared__ Shelf shelf;
     const int n_advances = walks[2 * blockIdx.x + 1];
@@ -278,8 +278,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, ENTRIES > 32 ? 2 : 4)
                 write_base(state, part, own.before);
             if (own.kept >= 0)
                 keep_row(part, own);
-            const float seen = decay(state, shelf, i, part);
-            const float change = shelf.beta[i] * (shelf.v[i][threadIdx.x / CHAINS] - seen);
+            const float seen = decay(state, shelf, i, part), v = shelf.v[i][threadIdx.x / CHAINS];
+            const float change = shelf.beta[i] * (corrects ? v - seen : v);
             const float made = update(state, shelf, i, change, part);
             if (own.wanted && chain == 0 && part.has_column)
                 y[((size_t)own.row * n_heads + head) * v_width + column] = made;

@@ -107,6 +107,7 @@ def _advance(states: StepStates, n_rows: int, **rows: DeviceArray) -> Launch:
         k_width=layer.k_width,
         v_width=layer.v_width,
         is_tiled=layer.key_heads == "tiled",
+        corrects=layer.corrects,
         **rows,
     )
     grid = min(n_rows, states.n_seq), layer.n_heads * -(-layer.v_width // _COLUMNS)
