@@ -103,7 +103,9 @@ def rope(
     differ from it in last bits), times the magnitude, and then rounded to float32. Of each result
     the product with b is rounded; the one with a is not.
     """
-    rates = np.asarray(frequencies) if factors is None else np.asarray(frequencies) / factors
+    rates = np.asarray(frequencies)
+    if factors is not None:
+        rates = rates / factors[: len(rates)]
     angles = positions[:, np.asarray(axes)].astype(np.float64) * rates
     cos, sin = (
         (np.array([[f(a) for a in row] for row in angles.tolist()]) * magnitude).astype(np.float32)
