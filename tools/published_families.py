@@ -154,6 +154,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "Cohere2ForCausalLM": {"rotary_pct": 1.0, "num_hidden_layers": 4, "head_dim": 8, **WINDOW},
     "CohereForCausalLM": {},
+    "CohereForCausalLM, normed heads": {"use_qk_norm": True},
     "MiniMaxM2ForCausalLM": {
         "rotary_dim": 8,
         "head_dim": 16,

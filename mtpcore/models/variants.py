@@ -376,7 +376,7 @@ def _head_norm(g: GraphBuilder, x: Value, name: str, n_heads: int, h: VariantHpa
         return heads
     if h.variant.head_norm == "layer":  # a weight for each head
         heads = g.layer_norm(heads, None, None, h.norm_eps)
-        return g.split_heads(g.scale_by(g.merge_heads(heads), weight), n_heads)
+        return g.scale_by(heads, weight)
     if len(found.shape) == 2:
         return g.scale_by(g.rms_norm(heads, None, h.norm_eps), weight)
     if found.shape[-1] == h.head_width:
