@@ -9,6 +9,7 @@ from mtpcore.models.cohere2moe import COHERE2_MOE
 from mtpcore.models.deci import DECI
 from mtpcore.models.dots3note import DOTS3_NOTE
 from mtpcore.models.families import FAMILIES
+from mtpcore.models.grok import GROK
 from mtpcore.models.hrm_text import HRM_TEXT
 from mtpcore.models.kimi_linear import KIMI_LINEAR
 from mtpcore.models.latent import MINICPM3, PLM
@@ -19,12 +20,14 @@ from mtpcore.models.mamba2 import FALCON_H1, GRANITE_HYBRID, MAMBA2
 from mtpcore.models.maple import MAPLE
 from mtpcore.models.minimax_01 import MINIMAX_01
 from mtpcore.models.minimax_m3 import MINIMAX_M3
+from mtpcore.models.mpt import MPT
 from mtpcore.models.muse_glimmer import MUSE_GLIMMER
 from mtpcore.models.nemotron_h import NEMOTRON_H, NEMOTRON_H_HEAD
 from mtpcore.models.plamo2 import PLAMO2
 from mtpcore.models.qwen2 import QWEN2
 from mtpcore.models.qwen3 import QWEN3
 from mtpcore.models.qwen3moe import QWEN3_MOE
+from mtpcore.models.refact import REFACT
 from mtpcore.models.smallthinker import SMALLTHINKER
 from mtpcore.models.stablelm import STABLELM
 from mtpcore.models.step35 import STEP35
@@ -39,7 +42,7 @@ __all__ = [
 
 _OF_THEIR_OWN = (
     *(LLAMA, QWEN2, QWEN3, QWEN3_MOE, ARCTIC, COGVLM, COHERE2_MOE, DECI, HRM_TEXT, MUSE_GLIMMER),
-    *(LFM2, LFM2_MOE, LLAMA4, MAPLE, SMALLTHINKER, STABLELM, STEP35, TALKIE),
+    *(LFM2, LFM2_MOE, LLAMA4, MAPLE, GROK, MPT, REFACT, SMALLTHINKER, STABLELM, STEP35, TALKIE),
     *(FALCON_H1, GRANITE_HYBRID, MAMBA2, MINIMAX_01, NEMOTRON_H, PLAMO2),
     *(BAILING_MOE3, DOTS3_NOTE, KIMI_LINEAR, MINICPM3, MINIMAX_M3, PLM),
 )

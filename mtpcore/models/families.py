@@ -16,6 +16,7 @@ from mtpcore.declarations.spec import (
     FEED_FORWARD_SCALES,
     SHARED_EXPERT_SCALES,
 )
+from mtpcore.gguf.metadata import Fields
 from mtpcore.models.checkpoints import dense, experts, gemma, hunyuan, layer_norm, vision
 from mtpcore.models.variants import Variant, VariantHparams, variant_spec
 
@@ -40,6 +41,12 @@ def _none(h: VariantHparams, n: int) -> bool:
     return False
 
 
+def _with_softcap(fields: Fields) -> Fields:
+    """Put the softcap of logits where the first files of Gemma 2 say nothing."""
+    key = "{arch}.final_logit_softcapping"
+    return fields.replace({key: fields.get(key, float, 30.0)})
+
+
 def _three_of_four(h: VariantHparams, n: int) -> bool:
     return (n + 1) % 4 != 0
 
@@ -54,6 +61,23 @@ def _near_layers_if_any(h: VariantHparams, n: int) -> bool:
 
 def _is_baichuan_7b(h: VariantHparams, n: int) -> bool:
     return h.n_layers == 32
+
+
+def _eight(h: VariantHparams) -> float:
+    return 8.0
+
+
+def _zero(h: VariantHparams) -> float:
+    return 0.0
+
+
+def _baichuan_bias(h: VariantHparams) -> float:
+    """Return that of the model of 13B."""
+    return 8.0 if h.n_layers == 40 else 0.0
+
+
+def _one_of_width(h: VariantHparams) -> float:
+    return 1 / h.head_width
 
 
 def _is_exaone4_32b(h: VariantHparams) -> bool:
@@ -94,7 +118,7 @@ _DEEPSTACK = (("{arch}.n_deepstack_layers", "of images, whose encoder is in anot
 
 FAMILIES = [
     # As Llama, or nearly
-    variant_spec("baichuan", replace(_PAIRS, rotates=_is_baichuan_7b)),
+    variant_spec("baichuan", replace(_PAIRS, rotates=_is_baichuan_7b, alibi=_baichuan_bias)),
     variant_spec("internlm2", _PAIRS),
     variant_spec("maincoder", replace(_PAIRS, norms_rotated=True)),
     variant_spec(
@@ -208,6 +232,11 @@ FAMILIES = [
     # Numbers that multiply embeddings, branches, scores or logits
     variant_spec("gemma", _GEMMA, checkpoint=gemma.GEMMA),
     variant_spec(
+        "gemma2",
+        replace(_GEMMA, window_period=2, window=4096, softcaps_scores=50.0, softcaps_logits=True),
+        adapt=_with_softcap,
+    ),
+    variant_spec(
         "gemma3",
         replace(_GEMMA, window_period=6, near_base=1e4, near_is_scaled=False, softcaps_logits=True),
         checkpoint=gemma.GEMMA3,
@@ -229,6 +258,12 @@ FAMILIES = [
         replace(_GRANITE, window_period=0, rotates_by="{arch}.attention.rope_pattern"),
     ),
     variant_spec("minicpm", _GRANITE),
+    # Biases of scores by distance (ALiBi)
+    variant_spec("bloom", replace(_GELU, rotates=_none, alibi=_eight)),
+    variant_spec(
+        "jais",
+        replace(_LAYER_NORM, rotates=_none, alibi=_zero, score_scale=_one_of_width),
+    ),
     # Layer norm
     variant_spec("codeshell", _GELU),
     variant_spec(

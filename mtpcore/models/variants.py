@@ -132,6 +132,11 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
         ``f(h)`` returns the factor of scores; default: 1 / sqrt(head width).
     clamps : bool
         Whether ``{arch}.attention.clamp_kqv`` cuts queries, keys and values.
+    softcaps_scores : float
+        The softcap of scores where ``{arch}.attn_logit_softcapping`` does not say; 0: none counts.
+    alibi : callable, optional
+        ``f(h)`` returns the largest bias of scores by distance (ALiBi; 0: none) where the file does
+        not say.
     raises_queries : bool
         Whether ``{arch}.attention.temperature_scale`` counts: queries grow with their position.
         The rotation does not raise scores then, where files have YaRN's multiplier.
@@ -171,6 +176,8 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     divides_logits: bool = False
     score_scale: Callable[[VariantHparams], float] | None = None
     clamps: bool = False
+    softcaps_scores: float = 0.0
+    alibi: Callable[[VariantHparams], float] | None = None
     raises_queries: bool = False
     softcaps_logits: bool = False
     scaled: tuple[str, ...] = ATTENTION_SCALES
@@ -200,6 +207,8 @@ class VariantHparams(Hparams, frozen=True, kw_only=True):
     score_scale: float = 1.0
     softcap: float = 0.0
     clamp: float = 0.0
+    score_softcap: float = 0.0
+    max_alibi_bias: float = 0.0
     query_growth: tuple[QueryGrowth | None, ...] = ()
 
     @classmethod
@@ -259,11 +268,22 @@ def _factors(fields: Fields, h: VariantHparams, v: Variant) -> dict[str, float]:
         "residual_scale": read("residual_scale", v.residual_scale),
         "logit_scale": 1.0 / logits if v.divides_logits else logits,
         "score_scale": read("attention.scale", v.score_scale or _plain_scale),
+        "score_softcap": fields.get("{arch}.attn_logit_softcapping", Limit, v.softcaps_scores)
+        if v.softcaps_scores
+        else 0.0,
+        "max_alibi_bias": _alibi(fields, h, v),
         "clamp": fields.get("{arch}.attention.clamp_kqv", Limit, 0.0) if v.clamps else 0.0,
         "softcap": fields.get("{arch}.final_logit_softcapping", float, 0.0)
         if v.softcaps_logits
         else 0.0,
     }
+
+
+def _alibi(fields: Fields, h: VariantHparams, v: Variant) -> float:
+    if v.alibi is None:
+        return 0.0
+    said: float = fields.get("{arch}.attention.max_alibi_bias", Limit, 0.0)
+    return said or v.alibi(h)
 
 
 def _query_growth(fields: Fields, h: VariantHparams, v: Variant) -> QueryGrowth | None:
@@ -337,10 +357,14 @@ def _heads(fields: Fields) -> list[tuple[int, int]]:
     return list(zip(n_heads, n_kv_heads, strict=True))
 
 
+def _ignores(h: VariantHparams, name: str) -> bool:
+    return any(pattern(one).fullmatch(name) for one in h.variant.ignored)
+
+
 def _bias(of: str, h: VariantHparams) -> str | None:
     """Return the name of a matrix's bias, unless it is ignored."""
     name = f"{of}.bias"
-    return None if any(pattern(one).fullmatch(name) for one in h.variant.ignored) else name
+    return None if _ignores(h, name) else name
 
 
 def _found(g: GraphBuilder, name: str) -> str | None:
@@ -368,7 +392,7 @@ def _head_norm(g: GraphBuilder, x: Value, name: str, n_heads: int, h: VariantHpa
     """Return heads [T, H, D] of rows [T, H * D], normed where the file has the weight."""
     heads = g.split_heads(x, n_heads)
     weight = f"{name}.weight"
-    found = g.resolve(weight)
+    found = None if _ignores(h, weight) else g.resolve(weight)
     if h.variant.head_norm == "plain_rms":
         heads = g.rms_norm(heads, None, h.norm_eps)
         return heads if found is None else g.mul(heads, weight_rows(g, heads, weight))
@@ -431,6 +455,8 @@ def attention(
         scale=h.score_scale,
         window=kind.window,
         sinks=sinks if g.has(sinks) else None,
+        softcap=h.score_softcap,
+        max_alibi_bias=h.max_alibi_bias,
     )
     y = _gate(g, y, a, f"{block}.attn_gate.weight", v.attention_gate)
     return g.matmul(y, f"{output}.weight", _bias(output, h))
