@@ -47,10 +47,10 @@ __all__ = ["find_model", "load_model"]
 _OTHER_KINDS = {
     "adapter": (
         "an adapter, which changes a model's weights and is no model",
-        "merge it into its base model first, as export-lora of llama.cpp does",
+        "merge it into its base model first",
     ),
     "imatrix": (
-        "an importance matrix, by which llama-quantize of llama.cpp makes smaller files",
+        "an importance matrix, by which a model is quantised",
         "give the model's file",
     ),
     "mmproj": (

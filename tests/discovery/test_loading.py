@@ -39,7 +39,7 @@ def test_combined_file(load, caplog):
         assert model.hparams.n_layers == toy.N_LAYERS
         assert model.n_bytes == sum(t.n_bytes for t in model.tensors.values())
         assert not model.has_tokenizer
-        with pytest.raises(ModelFileError, match="no tokenizer that is supported.*got none"):
+        with pytest.raises(ModelFileError, match=r"no tokenizer that is supported.*got none"):
             _ = model.tokenizer
         assert model.chat_template is None
     assert warnings_of(caplog) == []

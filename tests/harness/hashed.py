@@ -213,6 +213,9 @@ class HashModel:
             self.programs[key] = self.build(*key)
         return self.programs[key]
 
+    def is_long(self, n_ctx, spec=None):
+        return False
+
     def build(self, name, taps):
         slots = {"draft": {"hidden": WIDTH}, "fusion": {"taps": 2 * WIDTH}}.get(name)
         g, draft = GraphBuilder(name, self.tensors, taps=taps, slots=slots), name == "draft"
