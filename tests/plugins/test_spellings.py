@@ -122,7 +122,7 @@ def test_metadata(name, original, tmp_path):
         (
             "attention.head_count",
             lambda n, n_blocks: [*[n] * (n_blocks - 1), 2 * n],
-            "layers differ",
+            "layers.* differ",
         ),
         ("attention.head_count", lambda n, n_blocks: [n] * (n_blocks + 1), "not one entry a layer"),
         ("attention.head_count", lambda n, n_blocks: n + 0.5, "wrong value"),
