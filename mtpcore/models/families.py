@@ -235,6 +235,7 @@ FAMILIES = [
         "gemma2",
         replace(_GEMMA, window_period=2, window=4096, softcaps_scores=50.0, softcaps_logits=True),
         adapt=_with_softcap,
+        checkpoint=gemma.GEMMA2,
     ),
     variant_spec(
         "gemma3",

@@ -1,4 +1,4 @@
-"""Gemma 1 and 3, whose norms are stored minus one."""
+"""Gemma 1 to 3, whose norms are stored minus one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from msgspec.structs import replace
 
 from mtpcore.boundary.sizes import Count
-from mtpcore.declarations.checkpoint import Checkpoint, Config, Rename, TensorValues
+from mtpcore.declarations.checkpoint import Checkpoint, Config, Rename, TensorValues, number
 from mtpcore.models.checkpoints.layers import window_pattern
 from mtpcore.models.published import (
     ATTENTION,
@@ -21,7 +21,7 @@ from mtpcore.models.published import (
 )
 from mtpcore.models.rope_conversion import ROPE_KEYS, layered_rope_keys
 
-__all__ = ["GEMMA", "GEMMA3", "GEMMA3_WITH_IMAGES"]
+__all__ = ["GEMMA", "GEMMA2", "GEMMA3", "GEMMA3_WITH_IMAGES"]
 
 
 def _plus_one(values: TensorValues, config: Config) -> TensorValues:
@@ -45,6 +45,13 @@ def _score_scale(config: Config) -> float | None:
     return None if said == (width if is_27b else head_width(config)) else 1 / math.sqrt(said)
 
 
+_FOUR_NORMS = block_renames(
+    {
+        "post_attention_layernorm.weight": "post_attention_norm.weight",
+        "pre_feedforward_layernorm.weight": "ffn_norm.weight",
+        "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
+    }
+)
 _CAUSAL = ("use_bidirectional_attention", (False,))
 _ACTIVATIONS = ("gelu_pytorch_tanh", "gelu")
 """Models of 2024 say ``gelu``, and their class computes the other one."""
@@ -61,6 +68,26 @@ GEMMA = Checkpoint(
     constants=(("hidden_act", _ACTIVATIONS), ("hidden_activation", _ACTIVATIONS[:1]), _CAUSAL),
     metadata=(*DECODER, *ROPE_KEYS),
 )
+GEMMA2 = replace(
+    GEMMA,
+    architectures=frozenset({"Gemma2ForCausalLM"}),
+    defaults=(
+        *GEMMA.defaults,
+        ("sliding_window", 4096),
+        ("attn_logit_softcapping", 50.0),
+        ("final_logit_softcapping", 30.0),
+    ),
+    tensors=_with_norms(TABLES, ATTENTION, SWIGLU, _FOUR_NORMS),
+    metadata=(
+        *DECODER,
+        *ROPE_KEYS,
+        ("{arch}.attention.sliding_window", "sliding_window"),
+        ("{arch}.attention.sliding_window_pattern", window_pattern(2)),
+        ("{arch}.attention.scale", _score_scale),
+        ("{arch}.attn_logit_softcapping", number("attn_logit_softcapping")),
+        ("{arch}.final_logit_softcapping", number("final_logit_softcapping")),
+    ),
+)
 GEMMA3 = replace(
     GEMMA,
     architectures=frozenset({"Gemma3ForCausalLM"}),
@@ -70,13 +97,7 @@ GEMMA3 = replace(
         ATTENTION,
         HEAD_NORMS,
         SWIGLU,
-        block_renames(
-            {
-                "post_attention_layernorm.weight": "post_attention_norm.weight",
-                "pre_feedforward_layernorm.weight": "ffn_norm.weight",
-                "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
-            }
-        ),
+        _FOUR_NORMS,
     ),
     constants=(("hidden_activation", _ACTIVATIONS[:1]), _CAUSAL),
     metadata=(
@@ -88,7 +109,7 @@ GEMMA3 = replace(
             window_pattern(6, "sliding_window_pattern", "_sliding_window_pattern"),
         ),
         ("{arch}.attention.scale", _score_scale),
-        ("{arch}.final_logit_softcapping", lambda config: config.get("final_logit_softcapping")),
+        ("{arch}.final_logit_softcapping", number("final_logit_softcapping")),
     ),
 )
 GEMMA3_WITH_IMAGES = replace(
