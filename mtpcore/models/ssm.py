@@ -2,8 +2,7 @@
 
 Dao and Gu, "Transformers are SSMs" (2024, arXiv 2405.21060), sections 6 and 7. For each head, with
 its state S: ``S = exp(A dt) S + B (dt x)^T``, and the result is ``S^T C + D x``. It is the delta
-rule without its correction: B is the key, C the query, x the value and dt its strength. As much
-smaller as the strength is given, and as much larger the value, as much smaller is the correction.
+rule without its correction: B is the key, C the query, x the value and dt its strength.
 """
 
 from __future__ import annotations
@@ -26,9 +25,6 @@ SSM_EXACT: tuple[str, str] = ("blk.{n}.ssm_conv1d.weight", "F32")
 
 SSM_SCALES: tuple[str, str] = ("blk.{n}.ssm_in", "blk.{n}.ssm_out")
 """Matrices of such layers, whose scales count in llama.cpp's graphs."""
-
-_FAINT = 2.0**-40
-"""What is left of the delta rule's correction: below the rounding of what it would correct."""
 
 
 class Ssm(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,13 +123,12 @@ def linear_attention(
     Parameters
     ----------
     q, k, v, decay, beta, layer
-        As in ``GraphBuilder.delta_rule``, of whose correction nothing is left; None: beta is 1.
+        As in ``GraphBuilder.delta_rule``, which corrects nothing; None: beta is 1.
     """
     if beta is None:
         nothing = g.scale(decay, 0.0)
         beta = g.scale(g.activation(nothing, "sigmoid"), 2.0)
-    v, beta = g.scale(v, 1 / _FAINT), g.scale(beta, _FAINT)
-    return g.delta_rule(q, k, v, decay, beta, layer=layer, key_heads="grouped")
+    return g.delta_rule(q, k, v, decay, beta, layer=layer, key_heads="grouped", corrects=False)
 
 
 def _times(g: GraphBuilder, x: Value, weight: str) -> Value:
