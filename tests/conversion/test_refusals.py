@@ -141,13 +141,13 @@ def test_experts_of_different_shapes(refuse, config, tensors):
 
 
 def test_an_unknown_architecture(refuse, config, tensors):
-    error = refuse(config | {"architectures": ["GPT2LMHeadModel"]}, tensors)
+    error = refuse(config | {"architectures": ["UnheardForCausalLM"]}, tensors)
     assert "Qwen3MoeForCausalLM" in error.wanted
-    assert error.got == ["GPT2LMHeadModel"]
+    assert error.got == ["UnheardForCausalLM"]
     assert (
-        "none, model_type 'gpt2'"
+        "none, model_type 'unheard'"
         in refuse(
-            {k: v for k, v in config.items() if k != "architectures"} | {"model_type": "gpt2"},
+            {k: v for k, v in config.items() if k != "architectures"} | {"model_type": "unheard"},
             tensors,
         ).got
     )

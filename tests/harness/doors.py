@@ -116,6 +116,8 @@ SOUND = {
     "begin": lambda w: 0,
     "end": lambda w: 1,
     "LM.n_ctx": lambda w: 48,
+    "Model.is_long.n_ctx": lambda w: 48,
+    "Model.program.n_ctx": lambda w: 48,
     "LM.n_seq_max": lambda w: 1,
     "LM.generate.max_tokens": lambda w: 2,
     "LM.chat.max_tokens": lambda w: 2,

@@ -293,7 +293,7 @@ class CpuPlan:
         """
         most, most_outputs = self._room
         if n > most or n_outputs > most_outputs:
-            self._room = most, most_outputs = max(n, most), max(n_outputs, most_outputs)
+            most, most_outputs = max(n, most), max(n_outputs, most_outputs)
             self._stage_outputs = [
                 (buffer, np.empty((most_outputs if is_output else most, *shape), np.float32))
                 for _, buffer, is_output, shape in self._outputs
@@ -302,6 +302,7 @@ class CpuPlan:
                 slot: np.empty((most, width), np.float32)
                 for slot, width in self.program.slots().items()
             }
+            self._room = most, most_outputs  # last: a signal may end this anywhere
         return Binding(
             executor=self._executor,
             pages=self._pages(memory),
