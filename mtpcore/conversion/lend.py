@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from os import PathLike
+from pathlib import Path
 
 from gguf import GGML_QUANT_VERSION
 
@@ -62,6 +63,7 @@ def lend(
             raise ModelFileError(
                 "the file to write is one to read", where=str(path), fix="give another name"
             )
+    _refuse_own_heads(fine_tune, known)
     with load_model(fine_tune, mtp_path=base, plugins=known) as model:
         if model.parts:
             raise ModelFileError(
@@ -80,6 +82,17 @@ def lend(
             StreamedFile(path, model.architecture, metadata, tensors), None, known, report
         )
         return [drafter.name for drafter in model.drafters if drafter.shape != "proposer"]
+
+
+def _refuse_own_heads(fine_tune: Path, known: Registry) -> None:
+    with load_model(fine_tune, sidecars=False, plugins=known) as model:
+        if model.file_layout != "trunk-only":
+            raise ModelFileError(
+                "the fine-tune has heads of its own, and needs none of its base's",
+                where=str(fine_tune),
+                got=", ".join(one.name for one in model.drafters if one.shape != "proposer"),
+                fix="run it as it is; mtpcore quantize --mtp drop leaves its heads out",
+            )
 
 
 def _as_it_is(tensor: Tensor, name: str) -> StreamedTensor:

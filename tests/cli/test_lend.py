@@ -21,7 +21,8 @@ def test_a_demo_without_heads_gets_them_back(command, tmp_path):
 def test_one_with_heads_is_told_so(command, tmp_path):
     code, _, err = command("lend", "demo", "demo", "-o", str(tmp_path / "made.gguf"))
     assert code == 1
-    assert "head" in err
+    assert "heads of its own" in err
+    assert "--mtp-path" not in err
     assert not (tmp_path / "made.gguf").exists()
 
 

@@ -86,7 +86,7 @@ def test_an_output_matrix_of_the_head_stays_the_head_s(base, tmp_path):
 @pytest.mark.parametrize(
     ("which", "message"),
     [
-        ("own heads", "head"),
+        ("own heads", "heads of its own"),
         ("no heads", "no head"),
         ("another architecture", "different architectures"),
         ("itself", "one to read"),
