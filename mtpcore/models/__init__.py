@@ -12,7 +12,7 @@ from mtpcore.models.families import FAMILIES
 from mtpcore.models.grok import GROK
 from mtpcore.models.hrm_text import HRM_TEXT
 from mtpcore.models.kimi_linear import KIMI_LINEAR
-from mtpcore.models.latent import MINICPM3, PLM
+from mtpcore.models.latent import MINICPM3
 from mtpcore.models.lfm2 import LFM2, LFM2_MOE
 from mtpcore.models.llama import LLAMA
 from mtpcore.models.llama4 import LLAMA4
@@ -44,7 +44,7 @@ _OF_THEIR_OWN = (
     *(LLAMA, QWEN2, QWEN3, QWEN3_MOE, ARCTIC, COGVLM, COHERE2_MOE, DECI, HRM_TEXT, MUSE_GLIMMER),
     *(LFM2, LFM2_MOE, LLAMA4, MAPLE, GROK, MPT, REFACT, SMALLTHINKER, STABLELM, STEP35, TALKIE),
     *(FALCON_H1, GRANITE_HYBRID, MAMBA2, MINIMAX_01, NEMOTRON_H, PLAMO2),
-    *(BAILING_MOE3, DOTS3_NOTE, KIMI_LINEAR, MINICPM3, MINIMAX_M3, PLM),
+    *(BAILING_MOE3, DOTS3_NOTE, KIMI_LINEAR, MINICPM3, MINIMAX_M3),
 )
 """Families with layers of their own, not only a line in the table."""
 

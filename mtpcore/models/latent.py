@@ -1,4 +1,4 @@
-"""Dense decoders with latent attention: MiniCPM3 and PLM."""
+"""MiniCPM3: a dense decoder with latent attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mtpcore.graph import GraphBuilder, Value
 from mtpcore.models.mla import Mla, mla_attention
 from mtpcore.models.variants import Variant, VariantHparams, build, layer, variant_spec
 
-__all__ = ["MINICPM3", "PLM", "LatentHparams"]
+__all__ = ["MINICPM3", "LatentHparams"]
 
 
 class LatentHparams(VariantHparams, frozen=True, kw_only=True):
@@ -43,12 +43,6 @@ MINICPM3 = variant_spec(
         residual_scale=lambda h: 1.4 / math.sqrt(h.n_layers),
         logit_scale=lambda h: 256 / h.width,
     ),
-    hparams=LatentHparams,
-    build=_build,
-)
-PLM = variant_spec(
-    "plm",
-    Variant(rope_style="pairs", activation="relu_squared"),
     hparams=LatentHparams,
     build=_build,
 )
