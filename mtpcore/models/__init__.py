@@ -7,7 +7,7 @@ from mtpcore.models.bailingmoe3 import BAILING_MOE3, BAILING_MOE3_HEAD
 from mtpcore.models.cogvlm import COGVLM
 from mtpcore.models.cohere2moe import COHERE2_MOE
 from mtpcore.models.deci import DECI
-from mtpcore.models.dots3note import DOTS3_NOTE
+from mtpcore.models.dots3note import DOTS3_NOTE, DOTS3_NOTE_HEAD
 from mtpcore.models.families import FAMILIES
 from mtpcore.models.grok import GROK
 from mtpcore.models.hrm_text import HRM_TEXT
@@ -58,7 +58,7 @@ def mtpcore_models() -> list[ModelSpec]:
 @hookimpl
 def mtpcore_drafters() -> list[DrafterSpec]:
     """Offer the heads of such trunks."""
-    return [*HEADS, BAILING_MOE3_HEAD, NEMOTRON_H_HEAD]
+    return [*HEADS, BAILING_MOE3_HEAD, DOTS3_NOTE_HEAD, NEMOTRON_H_HEAD]
 
 
 @hookimpl

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Self
 import msgspec
 
 from mtpcore.boundary.sizes import Depth
-from mtpcore.declarations.spec import DrafterSpec, Feed, ModelSpec, first_of
+from mtpcore.declarations.spec import DrafterSpec, Feed, ModelSpec
 from mtpcore.gguf import Tensor
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
@@ -19,7 +19,7 @@ from mtpcore.models.hparams import Experts
 from mtpcore.models.hybrid import HybridHparams
 from mtpcore.models.kda import KDA_EXACT, KDA_UNREAD, check_kda, delta_attention
 from mtpcore.models.mla import Mla, mla_attention
-from mtpcore.models.nextn import NEXTN_TIES, nextn_fit, nextn_head
+from mtpcore.models.nextn import LAYER_NORM_TIES, nextn_fit, nextn_head
 from mtpcore.models.rope import Style
 from mtpcore.models.variants import Limit
 
@@ -135,14 +135,7 @@ BAILING_MOE3_HEAD = DrafterSpec(
             evidence="llama.cpp's draft-mtp feeds this state of the trunk, and recycles the head's",
         ),
     ),
-    ties=(
-        *NEXTN_TIES[:-1],
-        first_of(
-            "blk.{n}.nextn.shared_head_norm.weight",
-            "blk.{n}.layer_output_norm.weight",
-            "output_norm.weight",
-        ),
-    ),
+    ties=LAYER_NORM_TIES,
     min_types=(ROUTER_TYPE,),
     evidence="random models: logits are those of llama.cpp's graph of the head",
 )

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-import numpy as np
 from msgspec.structs import replace
 
-from mtpcore.boundary.sizes import Depth
 from mtpcore.declarations.spec import (
     ATTENTION_SCALES,
     EXPERT_SCALES,
@@ -36,9 +34,6 @@ def _rotates(h: VariantHparams, n: int) -> bool:
     return h.kinds[n].window > 0 or not h.n_dense_layers <= n < h.n_layers
 
 
-_BLOCKS = "{arch}.block_count"
-
-
 class Cohere2MoeHparams(VariantHparams, frozen=True, kw_only=True):
     """Hyper-parameters: norms are RMS norms where the file has an epsilon for these."""
 
@@ -49,17 +44,7 @@ class Cohere2MoeHparams(VariantHparams, frozen=True, kw_only=True):
         """Read the metadata; see ``VariantHparams.read_variant``."""
         if fields.get("{arch}.attention.layer_norm_rms_epsilon", float, 0.0):
             variant = replace(variant, norm="rms")
-        return super().read_variant(variant, _with_heads(fields), tensors)
-
-
-def _with_heads(fields: Fields) -> Fields:
-    """Add heads to the list of windows, which converters write of the trunk's layers: none has."""
-    key, n_blocks = "{arch}.attention.sliding_window_pattern", fields.require(_BLOCKS, Depth)
-    n_heads = fields.get("{arch}.nextn_predict_layers", int, 0)
-    pattern = fields.get(key, list[bool] | int, 0)
-    if not n_heads or not isinstance(pattern, list) or len(pattern) != n_blocks - n_heads:
-        return fields
-    return fields.replace({key: np.array([*pattern, *[False] * n_heads])})
+        return super().read_variant(variant, fields, tensors)
 
 
 def cohere2moe_layer(

@@ -12,6 +12,8 @@ from mtpcore.declarations.spec import (
     EXPERT_SCALES,
     FEED_FORWARD_SCALES,
     SHARED_EXPERT_SCALES,
+    DrafterSpec,
+    Feed,
     ModelSpec,
 )
 from mtpcore.gguf import Tensor
@@ -23,9 +25,10 @@ from mtpcore.models.hparams import Experts, Hparams
 from mtpcore.models.indexer import UNREAD_INDEXER, limit_to_chosen
 from mtpcore.models.layer_kinds import windowed_blocks
 from mtpcore.models.mla import Mla, mla_block
+from mtpcore.models.nextn import NEXTN_TIES, nextn_fit, nextn_head
 from mtpcore.models.rope import Rope, Style
 
-__all__ = ["DOTS3_NOTE", "Dots3NoteHparams", "build"]
+__all__ = ["DOTS3_NOTE", "DOTS3_NOTE_HEAD", "Dots3NoteHparams", "build", "head"]
 
 _HEADS = "{arch}.attention.head_count"
 
@@ -45,7 +48,7 @@ class Dots3NoteHparams(Hparams, frozen=True, kw_only=True):
         n_heads = fields.per_layer(_HEADS, fields.require("{arch}.block_count", Depth), Count)
         h = super().read(fields.replace({_HEADS: n_heads[0]}), tensors)
         near, full = _near(fields, h), Mla.read(fields)
-        pattern = windowed_blocks(fields, h.n_blocks)
+        pattern = windowed_blocks(fields, h.n_blocks, heads=True)
         kinds = [
             msgspec.structs.replace(near if is_near else full, n_heads=n)
             for is_near, n in zip(pattern, n_heads, strict=True)
@@ -85,6 +88,11 @@ def build(g: GraphBuilder, inputs: Inputs, h: Dots3NoteHparams) -> Outputs:
     return decoder(g, inputs, h, layer)
 
 
+def head(g: GraphBuilder, inputs: Inputs, h: Dots3NoteHparams) -> Outputs:
+    """Build the NextN head, a layer with a window: token p meets the trunk's hidden row p - 1."""
+    return nextn_head(g, inputs, h, layer)
+
+
 DOTS3_NOTE = ModelSpec(
     name="dots3note",
     fit=trunk_fit("dots3note"),
@@ -99,4 +107,21 @@ DOTS3_NOTE = ModelSpec(
         *SHARED_EXPERT_SCALES,
     ),
     unread=UNREAD_INDEXER,
+)
+DOTS3_NOTE_HEAD = DrafterSpec(
+    name="dots3note_nextn",
+    fit=nextn_fit("dots3note"),
+    build=head,
+    feeds=(
+        Feed(
+            slot="hidden",
+            taps=("hidden",),
+            recycle="hidden",
+            evidence="SGLang's Dot3NoteModelNextN feeds this state of the trunk, and recycles the "
+            "head's",
+        ),
+    ),
+    ties=NEXTN_TIES,
+    min_types=(ROUTER_TYPE,),
+    evidence="random models: logits are those of llama.cpp's graph of the block as a layer",
 )

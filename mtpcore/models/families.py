@@ -192,7 +192,8 @@ FAMILIES = [
         checkpoint=dense.EXAONE4,
     ),
     variant_spec(
-        "exaone-moe", replace(_SIGMOID, rotates=_near_layers, window_period=4, window=128)
+        "exaone-moe",
+        replace(_SIGMOID, rotates=_near_layers, window_period=4, window=128, near_heads=False),
     ),
     variant_spec(
         "olmo2",

@@ -17,9 +17,15 @@ _PATTERN = "{arch}.attention.sliding_window_pattern"
 
 
 def windowed_blocks(
-    fields: Fields, n_blocks: int, period: int | None = None, is_full_first: bool = False
+    fields: Fields,
+    n_blocks: int,
+    period: int | None = None,
+    is_full_first: bool = False,
+    heads: bool | None = None,
 ) -> list[bool]:
     """Return which blocks have a sliding window: a list says so, or of how many one sees all.
+
+    Lists may end before the blocks of heads, as converters write what is published of the trunk.
 
     Parameters
     ----------
@@ -31,6 +37,9 @@ def windowed_blocks(
         0: none does. Default: the file must say.
     is_full_first : bool
         Whether it is the first one.
+    heads : bool, optional
+        Whether heads have one, where no list counts them. Default: as the period says, or none
+        after a list.
 
     Returns
     -------
@@ -41,14 +50,19 @@ def windowed_blocks(
     ModelFileError
         The key is missing, the list has another number of entries, or the period is out of range.
     """
+    n_heads = fields.get("{arch}.nextn_predict_layers", Annotated[int, msgspec.Meta(ge=0)], 0)
     if isinstance(fields.metadata.get(fields.key(_PATTERN)), int):
         period = fields.require(_PATTERN, Annotated[int, msgspec.Meta(ge=0, le=1 << 10)])
     elif _PATTERN in fields or period is None:
+        listed = fields.require(_PATTERN, list[bool] | bool)
+        if isinstance(listed, list) and len(listed) == n_blocks - n_heads:
+            return [*listed, *[bool(heads)] * n_heads]
         return fields.per_layer(_PATTERN, n_blocks, bool)
-    if period == 0:
-        return [True] * n_blocks
     full = 0 if is_full_first else period - 1
-    return [n % period != full for n in range(n_blocks)]
+    near = [not period or n % period != full for n in range(n_blocks)]
+    if heads is None:
+        return near
+    return [heads if n >= n_blocks - n_heads else is_near for n, is_near in enumerate(near)]
 
 
 class LayerKind(msgspec.Struct, frozen=True):

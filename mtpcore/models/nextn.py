@@ -14,6 +14,7 @@ from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
 from mtpcore.models.hparams import Hparams
 
 __all__ = [
+    "LAYER_NORM_TIES",
     "NEXTN_TENSORS",
     "NEXTN_TIES",
     "nextn_fit",
@@ -37,6 +38,16 @@ NEXTN_TIES: tuple[Tie, ...] = (
     first_of("blk.{n}.nextn.shared_head_norm.weight", "output_norm.weight"),
 )
 """Tables and norm are the head's own where the file has them, else the trunk's."""
+
+LAYER_NORM_TIES: tuple[Tie, ...] = (
+    *NEXTN_TIES[:-1],
+    first_of(
+        "blk.{n}.nextn.shared_head_norm.weight",
+        "blk.{n}.layer_output_norm.weight",
+        "output_norm.weight",
+    ),
+)
+"""The same where the head's norm may be called the layer's (Ling's ``final_layernorm``)."""
 
 
 def nextn_fit(*architectures: str, also: tuple[str, ...] = ()) -> Fit:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
-from mtpcore.declarations.spec import DrafterSpec, Feed, Heads
+from mtpcore.declarations.spec import DrafterSpec, Feed, Heads, Tie
 from mtpcore.graph import GraphBuilder, Inputs, Outputs
 from mtpcore.models.blocks import ROUTER_TYPE
 from mtpcore.models.cohere2moe import cohere2moe_layer
-from mtpcore.models.nextn import NEXTN_TIES, nextn_fit
+from mtpcore.models.nextn import LAYER_NORM_TIES, NEXTN_TIES, nextn_fit
 from mtpcore.models.step35 import step35_layer
 from mtpcore.models.variants import H, LayerFunction, layer, norm
 
@@ -35,6 +35,8 @@ def _head(
     layer: LayerFunction[H],
     state: Literal["hidden", "residual"] = "hidden",
     order: Literal["repeated", "each-step"] = "repeated",
+    ties: tuple[Tie, ...] = NEXTN_TIES,
+    source: str = "llama.cpp's draft-mtp",
 ) -> DrafterSpec:
     return DrafterSpec(
         name=f"{architecture}_nextn",
@@ -45,19 +47,23 @@ def _head(
                 slot="hidden",
                 taps=(state,),
                 recycle=state,
-                evidence="llama.cpp's draft-mtp feeds this state of the trunk, and recycles the "
-                "head's",
+                evidence=f"{source} feeds this state of the trunk, and recycles the head's",
             ),
         ),
         heads=Heads(order=order),
-        ties=NEXTN_TIES,
+        ties=ties,
         min_types=(ROUTER_TYPE,),
-        evidence="random models: logits are those of llama.cpp's graph of the head",
+        evidence="random models: logits are those of llama.cpp, of its graph of the head or of the "
+        "block as a layer",
     )
 
 
 HEADS = [
+    _head("bailingmoe2", layer, ties=LAYER_NORM_TIES, source="SGLang's BailingMoEModelNextN"),
     _head("cohere2moe", cohere2moe_layer),
+    # TensorRT-LLM's is as K-EXAONE's configuration says, ``mtp_layer_types``: the head sees all
+    # tokens and rotates nothing.
+    _head("exaone-moe", layer, source="TensorRT-LLM's ExaoneMoeMTP"),
     _head("hy_v3", layer),
     _head("step35", step35_layer, "residual", "each-step"),
 ]

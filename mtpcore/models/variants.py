@@ -120,6 +120,8 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
         Whether these layers' rotation is scaled, too.
     is_full_first : bool
         Whether the first layer of a period sees all, and not the last.
+    near_heads : bool, optional
+        Whether heads have windows, where no list says so (``windowed_blocks``).
     attention_gate : str
         The function of ``attn_gate``'s products that multiplies what attention gives, each value or
         each head, where the file has that matrix.
@@ -169,6 +171,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     near_base: float = 0.0
     near_is_scaled: bool = True
     is_full_first: bool = False
+    near_heads: bool | None = None
     attention_gate: str = "sigmoid"
     embedding_scale: Callable[[VariantHparams], float] | None = None
     residual_scale: Callable[[VariantHparams], float] | None = None
@@ -305,7 +308,9 @@ def _layer_kinds(fields: Fields, h: VariantHparams, v: Variant) -> tuple[LayerKi
     pattern = [False] * h.n_blocks
     if v.window_period is not None:
         window = fields.get("{arch}.attention.sliding_window", _Window, v.window)
-        pattern = windowed_blocks(fields, h.n_blocks, v.window_period, v.is_full_first)
+        pattern = windowed_blocks(
+            fields, h.n_blocks, v.window_period, v.is_full_first, v.near_heads
+        )
     if window and (v.has_windows is None or v.has_windows(h)):
         near_rope = _near_rope(fields, h, v)
     else:
