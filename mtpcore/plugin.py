@@ -75,8 +75,11 @@ from mtpcore.models.depth import (
 )
 from mtpcore.models.fused_heads import (
     DRAFT_VOCABULARY,
+    FUSED_CONSTANTS,
+    FUSED_HARMLESS,
     FUSED_KEYS,
     FUSED_MADE,
+    FUSED_PREFIXES,
     FUSED_TENSORS,
     FusedHparams,
     fuse_taps,
@@ -160,8 +163,11 @@ __all__ = [
     "Experts",
     "FACTORED_ROPE_KEYS",
     "Fill",
+    "FUSED_CONSTANTS",
+    "FUSED_HARMLESS",
     "FUSED_KEYS",
     "FUSED_MADE",
+    "FUSED_PREFIXES",
     "FUSED_TENSORS",
     "FedProposer",
     "Feed",

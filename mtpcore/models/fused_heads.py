@@ -19,9 +19,12 @@ from mtpcore.models.hparams import Hparams
 from mtpcore.models.published import (
     DECODER,
     INTERLEAVED_ATTENTION,
+    INTERLEAVED_BIASES,
     SWIGLU,
+    Constants,
     MetadataKeys,
     block_renames,
+    optional,
     switched_window,
 )
 from mtpcore.models.rope import Style
@@ -29,8 +32,11 @@ from mtpcore.models.rope_conversion import FACTORED_ROPE_KEYS, long_context_fact
 
 __all__ = [
     "DRAFT_VOCABULARY",
+    "FUSED_CONSTANTS",
+    "FUSED_HARMLESS",
     "FUSED_KEYS",
     "FUSED_MADE",
+    "FUSED_PREFIXES",
     "FUSED_TENSORS",
     "FusedHparams",
     "fused_layer",
@@ -38,6 +44,7 @@ __all__ = [
 ]
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
+_LAYERS_BY_OUTPUT = (f"eagle_config.{_LAYERS}", "aux_hidden_states_layer_ids")
 _MOST_TAPS = 8
 
 
@@ -90,15 +97,44 @@ def fused_layer(
 
 
 # How such heads are published. The layouts differ in their configuration and in the prefix of the
-# layer: ``midlayer.`` (reference, SpecForge, AngelSlim) or ``layers.0.`` (vLLM, speculators).
+# layer: ``midlayer.`` (reference, SpecForge, AngelSlim), ``layers.0.`` (vLLM, speculators, Model
+# Optimizer) or ``model.layers.0.`` (NeMo).
 
 
 def _target_layers(config: Config) -> list[int]:
-    """Return the layers whose input the head reads: those it names, else the default three."""
-    if config.get(_LAYERS) is None and config.target is not None:
-        n = config.target.n_layers
-        return [2, n // 2, n - 3]
-    return [int(layer) for layer in config[_LAYERS]]
+    """Return the layers whose input the head reads: those it names, else the default three.
+
+    What stands at the top level is such a layer, for vLLM and speculators. In ``eagle_config``
+    SGLang, and the trainers that write for it, name layers whose output is read; so does AngelSlim
+    by a key of its own.
+    """
+    inputs: list[int] | None = config.get(_LAYERS, type=list[int])
+    outputs = config.get(*_LAYERS_BY_OUTPUT, type=list[int])
+    if inputs:
+        return inputs
+    if outputs:
+        return [layer + 1 for layer in outputs]
+    if config.target is None:
+        return list(config[_LAYERS])
+    n = config.target.n_layers
+    return [2, n // 2, n - 3]
+
+
+def _norms_taps(config: Config) -> bool:
+    """Say whether each tap is normed for itself."""
+    return bool(config.get("fc_norm") or config.get("use_aux_norm"))
+
+
+def _norms_before_fc(config: Config) -> bool:
+    """Say whether taps are normed together; SGLang reads it of ``eagle_config``, too."""
+    said = config.get("norm_before_fc", "eagle_config.norm_before_fc", type=bool)
+    return bool(said)
+
+
+def _exact_ramp(config: Config) -> bool | None:
+    """Return False where YaRN's ramp begins and ends between pairs, as gpt-oss's; else no key."""
+    rounded = config.get("rope_parameters.truncate", "rope_scaling.truncate", type=bool)
+    return False if rounded is False else None
 
 
 def _target_width(config: Config) -> int:
@@ -111,7 +147,7 @@ def _norm_of_tap(tap: int) -> Rename:
     """Return the rename of a tap's norm; the configuration says whether there is one."""
 
     def is_optional(config: Config) -> bool:
-        return not config.get("fc_norm") or tap >= len(_target_layers(config))
+        return not _norms_taps(config) or tap >= len(_target_layers(config))
 
     name = f"fc_norm.{tap}.weight"
     return Rename(name, name, optional=is_optional)
@@ -152,6 +188,21 @@ FUSED_TENSORS: tuple[Rename, ...] = (
         change=_interleave_norm,
         optional=True,
     ),
+    *optional(
+        True,
+        INTERLEAVED_BIASES,
+        block_renames(
+            {
+                f"{name}.bias": f"{tensor}.bias"
+                for name, tensor in {
+                    "self_attn.o_proj": "attn_output",
+                    "mlp.gate_proj": "ffn_gate",
+                    "mlp.up_proj": "ffn_up",
+                    "mlp.down_proj": "ffn_down",
+                }.items()
+            }
+        ),
+    ),
     *block_renames({"post_attention_layernorm.weight": "ffn_norm.weight"}),
     Rename("model.layers.0.hidden_norm.weight", "blk.0.attn_norm_2.weight"),
     *SWIGLU,
@@ -160,7 +211,39 @@ FUSED_TENSORS: tuple[Rename, ...] = (
     Rename("embed_tokens.weight", "token_embd.weight", optional=True),
     *DRAFT_VOCABULARY,
 )
-"""Tensors of a head, with Qwen3's norms of q and k where it has them."""
+"""Tensors of a head, with Qwen3's norms of q and k, and biases, where it has them."""
+
+FUSED_PREFIXES: tuple[tuple[str, str], ...] = (
+    ("midlayer.", "model.layers.0."),
+    ("layers.", "model.layers."),
+    *((f"model.{name}.", f"{name}.") for name in ("fc", "fc_norm", "norm", "embed_tokens")),
+    *((f"aux_norm_{name}.", f"fc_norm.{i}.") for i, name in enumerate(("low", "mid", "high"))),
+)
+"""How trainers spell the names; the last three are SGLang's of older files."""
+
+FUSED_CONSTANTS: Constants = (
+    ("hidden_act", ("silu", "swish")),
+    *((f"{at}use_aux_hidden_state", (True,)) for at in ("", "eagle_config.")),
+    *(
+        (f"{at}{name}", (True,))
+        for at in ("", "eagle_config.")
+        for name in ("use_last_layernorm", "use_input_layernorm_in_first_layer")
+    ),
+    ("eagle_config.parallel_draft_step", (1,)),
+    ("parallel_draft_step", (1,)),
+)
+"""What every graph of such a head does, which Model Optimizer's configurations can switch off."""
+
+FUSED_HARMLESS: tuple[tuple[str, str], ...] = (
+    ("has_lm_head embed_requires_grad has_no_defaults_at_init", "the tensors say it"),
+    ("num_aux_hidden_states", "the width of fc says it"),
+    ("truncated_vocab_size", "another name for draft_vocab_size"),
+    ("target_model_type target_hidden_act modal_type", "the target says it"),
+    ("mrope_section mrope_interleaved", "in texts the axes of a position agree"),
+    ("next_layer_regular", "of further layers, which there are not"),
+    ("parallel_draft_heads_num_layers", "of heads that draft in parallel, which there are not"),
+)
+"""What such configurations say besides."""
 
 FUSED_MADE = (("rope_freqs.weight", long_context_factors),)
 """Divisors of rotary frequencies."""
@@ -173,7 +256,8 @@ FUSED_KEYS: MetadataKeys = (
     ("{arch}.target_layers", _target_layers),
     ("{arch}.target_hidden_size", _target_width),
     ("{arch}.norm_before_residual", Key("norm_before_residual", False)),
-    ("{arch}.norm_before_fc", Key("norm_before_fc", False)),
+    ("{arch}.norm_before_fc", _norms_before_fc),
     ("{arch}.norm_output", Key("norm_output", False)),
+    ("{arch}.rope.scaling.truncate", _exact_ramp),
 )
 """Sizes, rotation, the target's layers and where norms stand."""

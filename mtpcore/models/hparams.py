@@ -172,7 +172,7 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
                 hparams.head_width,
                 style,
                 interleaved=interleaves_axes,
-                rounds_ramp=cls.rounds_ramp,
+                rounds_ramp=fields.get("{arch}.rope.scaling.truncate", bool, cls.rounds_ramp),
                 raises_scores=raises_scores,
             ),
         )

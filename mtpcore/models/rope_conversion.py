@@ -79,7 +79,7 @@ def _rope_base(config: Config) -> float:
         base = None if is_of_all else number(f"{at}.rope_theta")(config)
         if base is not None:
             bases[f"{at}.rope_theta"] = base
-    names = ("rope_parameters.rope_theta", "rope_theta")
+    names = ("rope_parameters.rope_theta", "rope_theta", "rope_scaling.rope_theta")
     of_all = None if bases and config.lacks(*names) else number(*names)(config)
     if of_all is not None:
         bases = {"rope_theta": of_all} | bases

@@ -20,12 +20,23 @@ from mtpcore.gguf import write_model_file
 SIZES = TINY._replace(n_layers=6)
 N_VOCAB, WIDTH, N_FF, N_DRAFT = SIZES.n_vocab, SIZES.width, 20, 24
 HEADS = {"n_heads": 4, "n_kv_heads": 2, "head_width": 8, "rope_base": 10000.0}
-SCALING = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
+LAYERS = "eagle_aux_hidden_state_layer_ids"
+SCALINGS = {
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn, not rounded": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "original_max_position_embeddings": 64,
+        "truncate": False,
+    },
 }
 
 
@@ -49,6 +60,7 @@ class Variant(NamedTuple):
     fc_norm: bool = False
     norm_output: bool = False
     qk_norm: bool = False
+    biases: bool = False
     scaling: str = ""
     target_width: int = WIDTH
     n_vocab: int = N_VOCAB
@@ -87,6 +99,8 @@ VARIANTS = {
     "another width": Variant(width=24, own_table=True),
     "llama3 rotation": Variant(scaling="llama3"),
     "four layers": Variant(layers=(0, 1, 2, 3)),
+    "biases": Variant("LlamaEagle3DraftModel", "model.layers.0.", biases=True),
+    "gpt-oss' rotation": Variant(scaling="yarn, not rounded"),
 }
 
 
@@ -123,6 +137,9 @@ def weights_of(c: Variant, seed: int = 0) -> dict[str, np.ndarray]:
         made |= {f"fc_norm.{i}": random(c.target_width, around=1) for i in range(n_taps)}
     if c.qk_norm:
         made |= {f"self_attn.{x}_norm": random(HEADS["head_width"], around=1) for x in "qk"}
+    if c.biases:
+        matrices = [name for name in made if name.endswith("_proj")]
+        made |= {f"{name}.bias": random(len(made[name])) for name in matrices}
     if c.own_table:
         made["embed_tokens"] = random(c.n_vocab, d)
     if c.own_head:
@@ -147,9 +164,10 @@ def config_of(c: Variant) -> dict[str, object]:
         "rms_norm_eps": EPS,
         "rope_theta": 10000,
         "vocab_size": c.n_vocab,
-        "rope_scaling": SCALING if c.scaling else None,
+        "rope_scaling": SCALINGS.get(c.scaling),
     }
-    inner = {"eagle_aux_hidden_state_layer_ids": list(c.layers)} if c.layers else {}
+    by_output = c.nested == "eagle_config"
+    inner = {LAYERS: [layer - by_output for layer in c.layers]} if c.layers else {}
     made: dict[str, object] = {
         "architectures": [c.architecture],
         "draft_vocab_size": c.n_draft,
@@ -167,17 +185,31 @@ def config_of(c: Variant) -> dict[str, object]:
     return made | layer | ({c.nested: inner} if c.nested else inner)
 
 
-def write_head(folder: Path, c: Variant, seed: int = 0) -> Path:
-    """Write a head's checkpoint and convert it; return the model file."""
+def tensors_of(c: Variant, seed: int = 0) -> dict[str, np.ndarray]:
+    """Return the weights by the names of a checkpoint."""
     outer = ("fc", "norm", "input_norm", "embed_tokens", "lm_head")
     outer += tuple(f"fc_norm.{i}" for i in range(len(layers_of(c))))
     named = {}
     for name, values in weights_of(c, seed).items():
         if name in ("d2t", "t2d"):
             named[name] = values
+        elif name.endswith("bias"):
+            named[c.prefix + name] = values
         else:
             named[f"{'' if name in outer else c.prefix}{name}.weight"] = values
-    source = write_checkpoint(folder / "head", config_of(c), named)
+    return named
+
+
+def write_head(folder: Path, c: Variant, seed: int = 0) -> Path:
+    """Write a head's checkpoint and convert it; return the model file."""
+    return convert_head(folder, c, config_of(c), tensors_of(c, seed))
+
+
+def convert_head(
+    folder: Path, c: Variant, config: dict[str, object], tensors: dict[str, np.ndarray]
+) -> Path:
+    """Convert a checkpoint of such a configuration and tensors, beside a target's."""
+    source = write_checkpoint(folder / "head", config, tensors)
     target = folder / "target"
     target.mkdir(exist_ok=True)
     sizes = {
@@ -216,11 +248,14 @@ def draft_rows(
     h = norm(rows, w["hidden_norm"])
     pair = np.concatenate([e, h], axis=1)
     norms = [w[f"self_attn.{x}_norm"] for x in "qk"] if c.qk_norm else None
-    seen = attended(c, *(pair @ w[f"self_attn.{name}_proj"].T for name in "qkv"), norms)
-    x = (h if c.norm_before_residual else rows) + seen @ w["self_attn.o_proj"].T
+
+    def of(name: str, x: np.ndarray) -> np.ndarray:
+        return x @ w[f"{name}_proj"].T + w.get(f"{name}_proj.bias", 0.0)
+
+    seen = attended(c, *(of(f"self_attn.{name}", pair) for name in "qkv"), norms)
+    x = (h if c.norm_before_residual else rows) + of("self_attn.o", seen)
     f = norm(x, w["post_attention_layernorm"])
-    gate = f @ w["mlp.gate_proj"].T
-    x = x + (silu(gate) * (f @ w["mlp.up_proj"].T)) @ w["mlp.down_proj"].T
+    x = x + of("mlp.down", silu(of("mlp.gate", f)) * of("mlp.up", f))
     hidden = norm(x, w["norm"])
     return hidden @ w["lm_head"].T, hidden if c.norm_output else x
 
@@ -234,12 +269,13 @@ def attended(
 ) -> np.ndarray:
     """Return what rows at the places 1, 2, ... see of themselves and those before: [n, heads]."""
     n, shape = len(q), Config("llama", scaling=c.scaling, **HEADS)
-    turns, _ = inverse_frequencies(shape)
+    turns, magnitude = inverse_frequencies(shape)
     angles = np.outer(np.arange(1, n + 1), np.concatenate([turns, turns]))
     q, k, v = (x.reshape(n, -1, shape.head_width).swapaxes(0, 1) for x in (q, k, v))
     if norms:
         q, k = norm(q, norms[0]), norm(k, norms[1])
-    q, k = (rotate(x, np.cos(angles), np.sin(angles)) for x in (q, k))
+    cos, sin = np.cos(angles) * magnitude, np.sin(angles) * magnitude
+    q, k = (rotate(x, cos, sin) for x in (q, k))
     k, v = (np.repeat(x, shape.n_heads // shape.n_kv_heads, axis=0) for x in (k, v))
     scores = np.einsum("hid,hjd->hij", q, k) / np.sqrt(shape.head_width)
     p = np.exp(scores + np.triu(np.full((n, n), -np.inf), 1))

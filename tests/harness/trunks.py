@@ -178,12 +178,14 @@ def inverse_frequencies(c: Config) -> tuple[np.ndarray, float]:
         between = (1 - smooth) * plain / ROPE_FACTOR + smooth * plain
         made = np.where(wavelength > N_CTX_ORIGINAL, plain / ROPE_FACTOR, between)
         return np.where(wavelength < N_CTX_ORIGINAL / 4, plain, made), 1.0
-    if c.scaling == "yarn":
+    if c.scaling.startswith("yarn"):
         low, high = (
             d * math.log(N_CTX_ORIGINAL / (beta * 2 * math.pi)) / (2 * math.log(base))
             for beta in (32, 1)
         )
-        low, high = max(math.floor(low), 0), min(math.ceil(high), d - 1)
+        if c.scaling == "yarn":
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, d - 1)
         keep = 1 - np.clip((np.arange(d // 2) - low) / (high - low), 0, 1)
         return plain / ROPE_FACTOR * (1 - keep) + plain * keep, 0.1 * math.log(ROPE_FACTOR) + 1
     return plain, 1.0

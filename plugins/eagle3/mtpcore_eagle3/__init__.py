@@ -1,7 +1,7 @@
 """EAGLE-3: a drafter in a file of its own, fed by three layers of any target."""
 
 from mtpcore.plugin import DrafterSpec, Feed, Fit, first_of, hookimpl
-from mtpcore_eagle3.checkpoint import CHECKPOINT, REFERENCE
+from mtpcore_eagle3.checkpoint import CHECKPOINT, NEMO, REFERENCE
 from mtpcore_eagle3.graph import Eagle3Hparams, fusion, head
 
 EAGLE3 = DrafterSpec(
@@ -41,7 +41,7 @@ EAGLE3 = DrafterSpec(
     vocabulary="d2t",
     min_types=(("fc.weight", "Q8_0"),),
     checkpoint=CHECKPOINT,
-    layouts=(REFERENCE,),
+    layouts=(REFERENCE, NEMO),
     acceptance=(0.55, 0.85),
     fitting="mtpcore_eagle3.fitting",
     evidence="nebius' model card: 2.77 to 5.08 tokens a pass with seven drafts, which even rates "

@@ -2,7 +2,15 @@
 
 import msgspec
 
-from mtpcore.plugin import CONSTANTS, FUSED_KEYS, FUSED_MADE, FUSED_TENSORS, Checkpoint
+from mtpcore.plugin import (
+    FUSED_CONSTANTS,
+    FUSED_HARMLESS,
+    FUSED_KEYS,
+    FUSED_MADE,
+    FUSED_PREFIXES,
+    FUSED_TENSORS,
+    Checkpoint,
+)
 
 CHECKPOINT = Checkpoint(
     architectures=frozenset(
@@ -13,26 +21,13 @@ CHECKPOINT = Checkpoint(
             "Eagle3DraftModel",
         }
     ),
-    nested=("transformer_layer_config", "eagle_config"),
-    prefixes=(
-        ("midlayer.", "model.layers.0."),
-        ("layers.0.", "model.layers.0."),
-        ("model.fc_norm.", "fc_norm."),
-    ),
+    nested=("transformer_layer_config",),
+    prefixes=FUSED_PREFIXES,
     tensors=FUSED_TENSORS,
     dropped=("t2d",),  # says the same as d2t
     made=FUSED_MADE,
-    constants=(
-        *CONSTANTS,
-        *((name, (True,)) for name in ("use_aux_hidden_state", "use_last_layernorm")),
-        ("use_input_layernorm_in_first_layer", (True,)),
-        ("parallel_draft_step", (1,)),
-        ("parallel_drafting", (False,)),
-    ),
-    harmless=(
-        ("has_lm_head embed_requires_grad has_no_defaults_at_init", "the tensors say it"),
-        ("target_model_type target_hidden_act modal_type", "the target says it"),
-    ),
+    constants=(*FUSED_CONSTANTS, ("parallel_drafting", (False,))),
+    harmless=FUSED_HARMLESS,
     metadata=FUSED_KEYS,
 )
 
@@ -42,3 +37,17 @@ REFERENCE = msgspec.structs.replace(
     has="fc.weight",
 )
 """The reference's own, whose configurations name the class of a whole model."""
+
+_TARGET_S = (
+    "layer_types sliding_window use_sliding_window max_window_layers num_local_experts "
+    "num_experts_per_tok experts_per_token swiglu_limit initial_context_length"
+)
+NEMO = msgspec.structs.replace(
+    CHECKPOINT,
+    architectures=frozenset({"LlamaEagle3DraftModel"}),
+    heads="model.layers.{i}.hidden_norm.weight",
+    counts=("num_hidden_layers",),
+    harmless=(*FUSED_HARMLESS, (_TARGET_S, "of the target, whose whole configuration it is")),
+    metadata=tuple(pair for pair in FUSED_KEYS if "sliding_window" not in pair[0]),
+)
+"""NeMo's: the target's configuration, with its number of layers, and a layer that sees all."""

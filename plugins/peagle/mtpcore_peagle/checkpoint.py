@@ -6,8 +6,11 @@ from mtpcore.plugin import (
     CONSTANTS,
     DECODER,
     FACTORED_ROPE_KEYS,
+    FUSED_CONSTANTS,
+    FUSED_HARMLESS,
     FUSED_KEYS,
     FUSED_MADE,
+    FUSED_PREFIXES,
     FUSED_TENSORS,
     HEAD_NORMS,
     SWIGLU,
@@ -47,12 +50,8 @@ PEAGLE_CHECKPOINT = Checkpoint(
         }
     ),
     requires=("|".join(_MASKS),),
-    nested=("transformer_layer_config", "eagle_config"),
-    prefixes=(
-        ("midlayer.", "model.layers.0."),
-        ("layers.", "model.layers."),
-        ("model.fc_norm.", "fc_norm."),
-    ),
+    nested=("transformer_layer_config",),
+    prefixes=FUSED_PREFIXES,
     tensors=(
         *FUSED_TENSORS,
         # Published with axes of one for batch and position.
@@ -60,11 +59,8 @@ PEAGLE_CHECKPOINT = Checkpoint(
     ),
     dropped=("t2d",),  # says the same as d2t
     made=FUSED_MADE,
-    constants=(*CONSTANTS, ("use_aux_hidden_state", (True,))),
-    harmless=(
-        ("parallel_drafting", "the token of masks says it"),
-        ("embed_requires_grad has_no_defaults_at_init", "of training"),
-    ),
+    constants=FUSED_CONSTANTS,
+    harmless=(*FUSED_HARMLESS, ("parallel_drafting", "the token of masks says it")),
     metadata=(*FUSED_KEYS, *_BLOCK),
 )
 
