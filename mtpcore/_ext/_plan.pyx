@@ -336,6 +336,8 @@ cdef class Executor:
             wanted *= op.out[0].n_heads
         elif op.kind == MTP_CAUSAL_CONV:
             wanted *= max(op.n[3], 0)
+        elif op.kind == MTP_DELTA_RULE:  # rates of each column's entries, in whole blocks
+            wanted = op.out[0].n_heads * ((wanted + 15) // 16 * 16) * op.inputs[1].width
         elif op.kind == MTP_BLOCK_CONV:
             wanted *= max(op.n[1], 0)
         elif op.kind == MTP_BLOCK_ATTENTION:

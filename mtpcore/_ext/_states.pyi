@@ -16,7 +16,9 @@ def delta_sizes(layer: Any) -> tuple[int, int]:
         No layer has such heads and widths.
     """
 
-def settle_delta(layer: Any, base: F32, log: F32, rows: NDArray[np.int32]) -> F32:
+def settle_delta(
+    layer: Any, base: F32, log: F32, rows: NDArray[np.int32], rates: F32 | None = None
+) -> F32:
     """Return the state after a base and rows of a log, float32[n_heads, k_width, v_width].
 
     Parameters
@@ -27,9 +29,12 @@ def settle_delta(layer: Any, base: F32, log: F32, rows: NDArray[np.int32]) -> F3
     log : float32[n_rows, n]
     rows : int32[n]
         Of the log, in the order of their places.
+    rates : float32[n], optional
+        Those of the layer, if it has some, in the layout of its base.
 
     Raises
     ------
     BackendError
-        No layer has such heads and widths, the base is another layer's, or there is no such row.
+        No layer has such heads and widths, the base or the rates are another layer's, or there is
+        no such row.
     """

@@ -176,8 +176,13 @@ class Backend(Protocol):
     def store(self, layers: Sequence[MemoryLayer], n_pages: int, dtype: str) -> Store:
         """Make ``n_pages`` pages for these memory layers; ``dtype`` is one of ``KV_DTYPES``."""
 
-    def state_store(self, layers: Sequence[StateLayer], n_slots: int) -> StateStore:
-        """Make ``n_slots`` slots for the states of these recurrent layers, and their logs."""
+    def state_store(
+        self, layers: Sequence[StateLayer], n_slots: int, source: WeightSource
+    ) -> StateStore:
+        """Make ``n_slots`` slots for the states of these recurrent layers, and their logs.
+
+        ``source`` has the weights that states decay by.
+        """
 
     def row_buffer(self, n_rows: int, width: int) -> RowBuffer:
         """Make room for rows [n_rows, width] that wait for a plan; their values are undefined."""

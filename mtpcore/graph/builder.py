@@ -1061,6 +1061,7 @@ class GraphBuilder:
         layer: int,
         key_heads: Literal["tiled", "grouped"] = "tiled",
         corrects: bool = True,
+        rates: str | None = None,
         name: str | None = None,
     ) -> Value:
         """Update each head's state by the gated delta rule, and read it: -> [T, Hv, Dv].
@@ -1071,7 +1072,9 @@ class GraphBuilder:
         one. (Yang, Kautz, Hatamizadeh 2024, "Gated Delta Networks"; with a decay for each entry of
         a key it is Kimi Delta Attention.) Without the correction, d = beta v, it is gated linear
         attention, and so is Mamba-2 (Dao, Gu 2024, "Transformers are SSMs"): its C is q, its B is
-        k, its x is v, its dt is beta, and dt A is the decay.
+        k, its x is v, its dt is beta, and dt A is the decay. With ``rates`` it is the selective
+        scan of Mamba (Gu, Dao 2023): one head whose value is dt x, with the decay dt and the rates
+        A, of each channel and entry of the state.
 
         Parameters
         ----------
@@ -1079,6 +1082,7 @@ class GraphBuilder:
             [T, Hk, Dk], [T, Hk, Dk] and [T, Hv, Dv].
         decay : Value
             Its logarithm, at most 0: [T, Hv], or [T, Hv, Dk] where entries of a key have their own.
+            With ``rates``, what these are multiplied by: [T, Hv, Dv].
         beta : Value
             [T, Hv]
         layer : int
@@ -1087,6 +1091,9 @@ class GraphBuilder:
             Which key head a head h has: ``h % Hk``, or ``h // (Hv // Hk)``.
         corrects : bool
             Whether what a key reads of its head's state is taken off the value first.
+        rates : str, optional
+            A weight [Hv * Dv, Dk]: entry [i, j] of head h's state S decays by the exponential of
+            decay[h, j] * rates[h * Dv + j, i].
 
         Raises
         ------
@@ -1096,11 +1103,13 @@ class GraphBuilder:
         made = self.add_node(
             "delta_rule",
             [q, k, v, decay, beta],
+            [] if rates is None else [rates],
             name=name,
             layer=layer,
             key_heads=key_heads,
             corrects=corrects,
         )[0]
+        weights = self._nodes[-1].weights
         self._add_state(
             DeltaLayer(
                 layer,
@@ -1109,8 +1118,9 @@ class GraphBuilder:
                 k_width=int(k.shape[2]),
                 v_width=int(v.shape[2]),
                 key_heads=key_heads,
-                by_channel=len(decay.shape) == 3,
+                by_channel=len(decay.shape) == 3 and not weights,
                 corrects=corrects,
+                rates=weights[0] if weights else None,
             )
         )
         return made

@@ -495,8 +495,13 @@ def _delta_rule(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signa
     n_heads, n_key_heads = int(v[1]), int(k[1])
     fits = n_heads % n_key_heads == 0
     _want(fits, "heads do not share key heads evenly", f"a multiple of {n_key_heads}", n_heads)
-    wanted = ((v[0], n_heads), (v[0], n_heads, k[2]))
-    _want(decay in wanted, "a decay a head, or one for each entry of its key", wanted, decay)
+    rates, wanted = w[0] if w else None, ((v[0], n_heads), (v[0], n_heads, k[2]))
+    if rates is None:
+        _want(decay in wanted, "a decay a head, or one for each entry of its key", wanted, decay)
+    else:
+        _want(decay == v, "a decay for each entry of a value", v, decay)
+        each = n_heads * int(v[2]), int(k[2])
+        _want(rates == each, "a rate for each entry of a state", each, rates)
     _want(beta == wanted[0], "a beta a head", wanted[0], beta)
     how = a["key_heads"]
     _want(how in ("tiled", "grouped"), "unknown order of heads", "tiled, grouped", how)
@@ -849,12 +854,14 @@ OPS: dict[str, OpRule] = {
     ),
     "delta_rule": _rule(
         5,
-        0,
+        (0, 1),
         "layer key_heads corrects",
         _delta_rule,
         "for each head of v, with S [Dk, Dv] from the row before: S = exp(decay) S; "
         "d = beta (v - S^T k), or beta v where it does not correct; S = S + k d^T; S^T q. Head h "
-        "has k and q of key head h % Hk (tiled) or h // (Hv / Hk) (grouped)",
+        "has k and q of key head h % Hk (tiled) or h // (Hv / Hk) (grouped). With a weight "
+        "[Hv Dv, Dk] decays are of entries of v, and entry (i, j) of S has decay[j] weight[j, i]",
+        axes=(2,),
     ),
     "route": _rule(
         1,

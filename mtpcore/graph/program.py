@@ -112,7 +112,8 @@ class DeltaLayer(msgspec.Struct, frozen=True, gc=False):
 
     ``n_key_heads`` have keys, which heads share in the order ``key_heads``. ``by_channel`` says
     that each entry of a key has a decay of its own, and not each head one for all; ``corrects``
-    that values are added less what their keys read.
+    that values are added less what their keys read. With ``rates``, a tensor [n_heads * v_width,
+    k_width], each entry of a value has one, and column j of a state decays by it times row j.
     """
 
     layer: int
@@ -123,6 +124,7 @@ class DeltaLayer(msgspec.Struct, frozen=True, gc=False):
     key_heads: Literal["tiled", "grouped"]
     by_channel: bool = False
     corrects: bool = True
+    rates: Weight | None = None
 
     def key_head(self, head: int) -> int:
         """Return the key head of a head."""
@@ -133,6 +135,8 @@ class DeltaLayer(msgspec.Struct, frozen=True, gc=False):
     @property
     def n_decays(self) -> int:
         """Decays of a head."""
+        if self.rates is not None:
+            return self.v_width
         return self.k_width if self.by_channel else 1
 
     @property

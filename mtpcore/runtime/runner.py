@@ -140,7 +140,7 @@ class GraphRunner:
             n_ctx=sizes.n_ctx,
             n_batch=sizes.n_batch,
             states=program.states,
-            make_state_store=lambda states, n_slots: backend.state_store(states, n_slots),
+            make_state_store=partial(backend.state_store, source=self._tapped.source),
             checkpoint_bytes=sizes.checkpoint_bytes,
             delivered=program.delivered,
         )

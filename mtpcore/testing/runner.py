@@ -66,7 +66,7 @@ class Runner:
             n_ctx=n_ctx,
             n_batch=n_batch,
             states=program.states,
-            make_state_store=backend.state_store,
+            make_state_store=partial(backend.state_store, source=source),
             checkpoint_bytes=checkpoint_bytes,
             delivered=program.delivered,
         )

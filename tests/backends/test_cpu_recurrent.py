@@ -19,7 +19,7 @@ from mtpcore.backends.cpu.store import CpuStore
 from mtpcore.backends.cpu.weights import CpuWeights
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.errors import BackendError, CapacityError, MtpcoreError
-from mtpcore.graph.program import DeltaLayer
+from mtpcore.graph.program import DeltaLayer, Weight
 from mtpcore.memory import LOG
 from mtpcore.testing import Runner
 
@@ -30,13 +30,18 @@ SHAPES = {
     "small": {},
     "grouped": {"n_key_heads": 2, "n_heads": 6, "key_heads": "grouped"},
     "tiled, three to one": {"n_key_heads": 1, "n_heads": 3, "k_width": 16, "v_width": 16},
-    "by channel": {"by_channel": True, "k_width": 19, "v_width": 35},
+    "by channel": {"decays": "channel", "k_width": 19, "v_width": 35},
+    "by column": {"decays": "column", "k_width": 19, "v_width": 35, "key_heads": "grouped"},
     "uncorrected": {"n_heads": 6, "key_heads": "grouped", "v_width": 20, "corrects": False},
-    "uncorrected, by channel": {"by_channel": True, "k_width": 19, "corrects": False},
+    "uncorrected, by channel": {"decays": "channel", "k_width": 19, "corrects": False},
+    "one head, by column": {
+        "n_key_heads": 1, "n_heads": 1, "decays": "column", "k_width": 16, "v_width": 67,
+        "corrects": False,
+    },
     "whole blocks": {"k_width": 32, "v_width": 32, "conv": "none"},
     "two blocks and a bit": {"n_heads": 2, "k_width": 7, "v_width": 37, "kernel": 2},
     "one tap": {"kernel": 1, "k_width": 1, "v_width": 1},
-}
+}  # fmt: skip
 
 
 def text(n, seed=0):
@@ -52,10 +57,17 @@ def test_bits_of_the_definition(shape, isa):
         assert_same_values(program, source, (CpuBackend(), DEFINITION), text(n))
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["corrected", "uncorrected"])
+FORMS = {
+    "corrected": {},
+    "uncorrected": {"corrects": False},
+    "by column": {"corrects": False, "decays": "column"},
+}
+
+
+@pytest.fixture(scope="module", params=FORMS.values(), ids=FORMS)
 def wide(request):
     sizes = {"n_key_heads": 3, "n_heads": 6, "k_width": 24, "v_width": 40}
-    return hybrid(layers=2, corrects=request.param, **sizes)
+    return hybrid(layers=2, **sizes, **request.param)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -150,12 +162,20 @@ def test_what_is_not_a_number_flows_on(wide):
 def lower(wide):
     program, source = wide
     stores = [CpuStore(program.memory, 2, "f32")]
-    states = CpuStateStore(program.states, 2)
-    return Lowering(program, CpuWeights(source), stores, n_batch=4, n_ctx=64, states=states)
+    weights = CpuWeights(source)
+    states = CpuStateStore(program.states, 2, weights)
+    return Lowering(program, weights, stores, n_batch=4, n_ctx=64, states=states)
 
 
 def set_int(step, at, value):
     step.ints = [*step.ints[:at], value, *step.ints[at + 1 :]]
+
+
+def swap_rates(step):
+    """Leave rates out, or give some to a rule without."""
+    q, v = step.inputs[0], step.inputs[2]
+    n = v.n_heads * -(-v.width // 16) * 16 * q.width
+    step.weights = [None] if step.weights else [np.zeros(n, np.float32)]
 
 
 def narrow(step, at):
@@ -177,6 +197,10 @@ MISFITS = {
     "delta, decays": ("delta_rule", lambda s: narrow(s, 3)),
     "delta, beta": ("delta_rule", lambda s: narrow(s, 4)),
     "delta, channels": ("delta_rule", lambda s: set_int(s, 3, 1)),
+    "delta, unknown decays": ("delta_rule", lambda s: set_int(s, 3, 3)),
+    "delta, no such decays": ("delta_rule", lambda s: set_int(s, 3, -1)),
+    "delta, rates": ("delta_rule", swap_rates),
+    "delta, few rates": ("delta_rule", lambda s: setattr(s, "weights", [np.zeros(99, "f4")])),
     "delta, base": ("delta_rule", lambda s: set_int(s, 0, 1 << 62)),
     "delta, off a line": ("delta_rule", lambda s: set_int(s, 0, s.ints[0] + 4)),
     "delta, log": ("delta_rule", lambda s: set_int(s, 1, s.ints[1] + (1 << 20))),
@@ -239,20 +263,20 @@ def test_memory_of_another_backend_is_refused(wide):
     sizes = {"n_batch": 4, "n_ctx": 64, "threads": 1}
     for backend, other in ((ReferenceBackend(), CpuBackend()), (CpuBackend(), ReferenceBackend())):
         stores = [backend.store(program.memory, 2, "f32")]
-        states = other.state_store(program.states, 2)
+        states = other.state_store(program.states, 2, source)
         with pytest.raises(BackendError, match="memory of another backend"):
             backend.plan(program, source, stores=stores, states=states, **sizes)
     with pytest.raises(BackendError, match="recurrent layers need memory"):
         CpuBackend().plan(
             program, source, stores=[CpuBackend().store(program.memory, 2, "f32")], **sizes
         )
-    store = CpuBackend().state_store(program.states, 2)
+    store = CpuBackend().state_store(program.states, 2, source)
     assert store.n_bytes == 2 * store.slot_bytes
 
 
 def test_no_memory_for_states_says_which_sizes_to_lower(wide):
     with pytest.raises(CapacityError, match="states of recurrent layers") as caught:
-        CpuBackend().state_store(wide[0].states, 1 << 44)
+        CpuBackend().state_store(wide[0].states, 1 << 44, wide[1])
     assert "n_seq_max or checkpoint_bytes" in caught.value.fix
 
 
@@ -263,3 +287,13 @@ def test_shapes_of_no_layer_are_refused(sizes):
         delta_sizes(layer)
     with pytest.raises(BackendError, match="no shape"):
         settle_delta(layer, np.zeros(0, "f4"), np.zeros(0, "f4"), np.zeros(0, "i4"))
+
+
+@pytest.mark.parametrize("n", [0, 16, 48])
+def test_rates_of_another_layer_are_refused(n):
+    """Two columns of one entry lie in a block of 16."""
+    layer = DeltaLayer(0, 2, 1, 1, 2, "grouped", rates=Weight("a", "a", (4, 1)))
+    zeros, no_rows = np.zeros(32, "f4"), np.zeros(0, "i4")
+    assert settle_delta(layer, zeros, zeros, no_rows, zeros).shape == (2, 1, 2)
+    with pytest.raises(BackendError, match="not a rate for each value"):
+        settle_delta(layer, zeros, zeros, no_rows, np.zeros(n, "f4"))

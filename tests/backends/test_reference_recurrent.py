@@ -18,34 +18,39 @@ BACKENDS = {
 N_KEYS, N_HEADS, K_WIDTH, V_WIDTH, CHANNELS, KERNEL, N = 2, 6, 7, 5, 11, 4, 23
 
 
-def delta_program(key_heads, by_channel, corrects):
+RATES = {"rates": Tensor(-np.random.default_rng(9).uniform(0.1, 2, (N_HEADS * V_WIDTH, K_WIDTH)))}
+DECAYS = {"head": 1, "channel": K_WIDTH, "column": V_WIDTH}
+
+
+def delta_program(key_heads, decays, corrects):
     """Return a program of nothing but the operation; its inputs are slots."""
     widths = {
         "q": N_KEYS * K_WIDTH,
         "k": N_KEYS * K_WIDTH,
         "v": N_HEADS * V_WIDTH,
-        "decay": N_HEADS * (K_WIDTH if by_channel else 1),
+        "decay": N_HEADS * DECAYS[decays],
         "beta": N_HEADS,
     }
-    g = GraphBuilder("delta", {}, slots=widths)
+    g = GraphBuilder("delta", RATES, slots=widths)
     q, k = (g.split_heads(g.inputs[name], N_KEYS) for name in "qk")
     v, decay = g.split_heads(g.inputs["v"], N_HEADS), g.inputs["decay"]
-    if by_channel:
+    if decays != "head":
         decay = g.split_heads(decay, N_HEADS)
-    beta = g.inputs["beta"]
-    y = g.delta_rule(q, k, v, decay, beta, layer=3, key_heads=key_heads, corrects=corrects)
+    beta, rates = g.inputs["beta"], "rates" if decays == "column" else None
+    y = g.delta_rule(
+        q, k, v, decay, beta, layer=3, key_heads=key_heads, corrects=corrects, rates=rates
+    )
     return g.finish(Outputs(y=g.merge_heads(y))), widths
 
 
 def delta_loops(q, k, v, decay, beta, key_heads, corrects):
-    """Return the results in float64, step by step."""
+    """Return the results in float64, step by step; decays [T, H, 1 or Dk, 1 or Dv]."""
     out = np.zeros((len(q), N_HEADS, V_WIDTH))
     for h in range(N_HEADS):
         key = h % N_KEYS if key_heads == "tiled" else h * N_KEYS // N_HEADS
         state = np.zeros((K_WIDTH, V_WIDTH))
         for t in range(len(q)):
-            for i in range(K_WIDTH):
-                state[i] *= np.exp(decay[t, h] if decay.ndim == 2 else decay[t, h, i])
+            state *= np.exp(decay[t, h])
             d = beta[t, h] * (v[t, h] - corrects * (k[t, key] @ state))
             state += np.outer(k[t, key], d)
             out[t, h] = q[t, key] @ state
@@ -54,20 +59,22 @@ def delta_loops(q, k, v, decay, beta, key_heads, corrects):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("key_heads", ["tiled", "grouped"])
-@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize("decays", DECAYS)
 @pytest.mark.parametrize("corrects", [False, True])
-def test_delta_rule(backend, key_heads, by_channel, corrects):
+def test_delta_rule(backend, key_heads, decays, corrects):
     rng = np.random.default_rng(1)
-    program, widths = delta_program(key_heads, by_channel, corrects)
+    program, widths = delta_program(key_heads, decays, corrects)
     slots = {name: rng.normal(0, 0.6, (N, n)).astype(np.float32) for name, n in widths.items()}
-    slots["decay"] = -np.abs(slots["decay"])
+    slots["decay"] = np.abs(slots["decay"]) * (1 if decays == "column" else -1)
     made, bound = BACKENDS[backend]
-    one = Runner(made, program, Weights({}), n_batch=N)
+    one = Runner(made, program, Weights(RATES), n_batch=N)
     got = one.feed([0] * N, **slots)["y"]
     q, k = (slots[name].reshape(N, N_KEYS, K_WIDTH).astype(np.float64) for name in "qk")
     v = slots["v"].reshape(N, N_HEADS, V_WIDTH).astype(np.float64)
-    decay = slots["decay"].astype(np.float64)
-    decay = decay.reshape(N, N_HEADS, K_WIDTH) if by_channel else decay
+    decay = slots["decay"].astype(np.float64).reshape(N, N_HEADS, DECAYS[decays], 1)
+    if decays == "column":
+        rates = RATES["rates"].array().astype(np.float64).reshape(N_HEADS, V_WIDTH, K_WIDTH)
+        decay = decay.swapaxes(2, 3) * rates.swapaxes(1, 2)
     wanted = delta_loops(q, k, v, decay, slots["beta"].astype(np.float64), key_heads, corrects)
     np.testing.assert_allclose(got.reshape(wanted.shape), wanted, rtol=0, atol=bound)
 
@@ -96,7 +103,7 @@ def test_causal_conv(backend, kernel, kind):
 
 
 def test_states_of_a_program():
-    program, _ = hybrid(layers=2, by_channel=True)
+    program, _ = hybrid(layers=2, decays="channel")
     conv, delta, *later = program.states
     assert conv == ConvLayer(0, channels=2 * 2 * 6 + 4 * 5, kernel=4)
     assert delta == DeltaLayer(0, 4, 2, 6, 5, "tiled", by_channel=True)
@@ -106,6 +113,10 @@ def test_states_of_a_program():
     ]
     assert (conv.n_values, conv.n_logged) == (3 * conv.channels, conv.channels)
     assert (delta.n_values, delta.n_logged) == (4 * 6 * 5, 2 * 6 + 4 * (5 + 6 + 1))
+    by_column = hybrid(decays="column")[0].states[1]
+    assert by_column.rates is not None
+    assert (by_column.rates.tensor, by_column.rates.shape) == ("0.a", (4 * 5, 6))
+    assert by_column.n_logged == 2 * 6 + 4 * (5 + 5 + 1)
     plain = hybrid(layers=1)[0].states[1]
     assert plain.n_logged == 2 * 6 + 4 * (5 + 1 + 1)
     assert [plain.key_head(h) for h in range(4)] == [0, 1, 0, 1]
@@ -114,8 +125,9 @@ def test_states_of_a_program():
 
 
 @pytest.mark.parametrize("backend", ["f32", "bits"])
-def test_rows_have_the_same_bits_however_they_come(backend):
-    program, weights = hybrid(layers=2)
+@pytest.mark.parametrize("decays", ["head", "column"])
+def test_rows_have_the_same_bits_however_they_come(backend, decays):
+    program, weights = hybrid(layers=2, decays=decays)
     tokens = np.random.default_rng(0).integers(0, 24, 90)
     whole = Runner(BACKENDS[backend][0], program, weights, n_ctx=128)
     wanted = whole.feed(tokens)["hidden"]

@@ -208,6 +208,8 @@ WRONG = {
     "delta_rule, heads": lambda g, x: delta(g, x, v=heads(g, x, 4), beta=g.slice(x, 0, 4)),
     "delta_rule, decay": lambda g, x: delta(g, x, decay=g.slice(x, 0, 4)),
     "delta_rule, decay of channels": lambda g, x: delta(g, x, decay=heads(g, x, 6)),
+    "delta_rule, decay of columns": lambda g, x: delta(g, x, rates="square.weight"),
+    "delta_rule, rates": lambda g, x: delta(g, x, decay=heads(g, x), rates="square.weight"),
     "delta_rule, beta": lambda g, x: delta(g, x, beta=heads(g, x)),
     "delta_rule, order": lambda g, x: delta(g, x, key_heads="shuffled"),
     "delta_rule, output rows": lambda g, x: delta(g, g.output_rows(x)),

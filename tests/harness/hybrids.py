@@ -11,14 +11,15 @@ N_VOCAB, WIDTH, KERNEL = 24, 32, 4
 
 def hybrid(
     *, layers=1, n_key_heads=2, n_heads=4, k_width=6, v_width=5, key_heads="tiled",
-    by_channel=False, corrects=True, kernel=KERNEL, conv="silu", attends=True, seed=0,
+    decays="head", corrects=True, kernel=KERNEL, conv="silu", attends=True, seed=0,
 ):  # fmt: skip
     """Return a program and its weights: layers of convolution and delta rule, then attention.
 
-    ``conv`` is the convolution's activation.
+    ``decays`` are of each "head", "channel" of its key or "column" of its state; ``conv`` is the
+    convolution's activation.
     """
     channels = 2 * n_key_heads * k_width + n_heads * v_width
-    n_decays = n_heads * (k_width if by_channel else 1)
+    n_decays = n_heads * {"head": 1, "channel": k_width, "column": v_width}[decays]
     shapes = {"embd": (N_VOCAB, WIDTH), "head": (N_VOCAB, WIDTH)}
     for i in range(layers):
         shapes |= {
@@ -34,6 +35,8 @@ def hybrid(
     for i in range(layers):
         tensors[f"{i}.conv.weight"] = Tensor(rng.normal(0, 0.7, (channels, kernel)))
         tensors[f"{i}.a"] = Tensor(-rng.uniform(0.1, 1.0, n_decays))
+        if decays == "column":
+            tensors[f"{i}.a"] = Tensor(-rng.uniform(0.1, 1.0, (n_decays, k_width)))
     g = GraphBuilder("hybrid", tensors)
     x = g.embed(g.inputs.tokens, "embd.weight")
     for i in range(layers):
@@ -44,11 +47,16 @@ def hybrid(
             for at, n in enumerate((n_key_heads, n_key_heads, n_heads))
         )
         q, k = g.scale(g.l2_norm(q, 1e-6), k_width**-0.5), g.l2_norm(k, 1e-6)
-        decay = g.scale_by(g.activation(g.matmul(x, f"{i}.alpha.weight"), "softplus"), f"{i}.a")
-        if by_channel:
+        decay = g.activation(g.matmul(x, f"{i}.alpha.weight"), "softplus")
+        if decays != "column":
+            decay = g.scale_by(decay, f"{i}.a")
+        if decays != "head":
             decay = g.split_heads(decay, n_heads)
         beta = g.activation(g.matmul(x, f"{i}.beta.weight"), "sigmoid")
-        y = g.delta_rule(q, k, v, decay, beta, layer=i, key_heads=key_heads, corrects=corrects)
+        rates = f"{i}.a" if decays == "column" else None
+        y = g.delta_rule(
+            q, k, v, decay, beta, layer=i, key_heads=key_heads, corrects=corrects, rates=rates
+        )
         x = g.add(x, g.matmul(g.merge_heads(y), f"{i}.o.weight"))
     if attends:
         q, k, v = (g.split_heads(g.matmul(x, f"{name}.weight"), 2) for name in "qkv")

@@ -231,7 +231,10 @@ class Writer:
         g, draw = self.g, self.draw
         n_key_heads, k_width, v_width = draw(few), draw(head_widths), draw(head_widths)
         n_heads = n_key_heads * draw(few)
-        by_channel, kernel = draw(st.booleans()), draw(st.integers(1, 5))
+        decays, kernel = (
+            draw(st.sampled_from(["head", "channel", "column"])),
+            draw(st.integers(1, 5)),
+        )
         n_keys = n_key_heads * k_width
         channels = 2 * n_keys + n_heads * v_width
         taps = self.vector(channels, kernel)
@@ -240,13 +243,23 @@ class Writer:
         q = g.l2_norm(g.split_heads(g.slice(made, 0, n_keys), n_key_heads), 1e-6)
         k = g.l2_norm(g.split_heads(g.slice(made, n_keys, 2 * n_keys), n_key_heads), 1e-6)
         v = g.split_heads(g.slice(made, 2 * n_keys, channels), n_heads)
-        decay = g.scale(g.activation(self.product(x, n_heads), "softplus"), -1.0)
-        if by_channel:
-            decay = g.scale(g.activation(self.heads(x, n_heads, k_width), "softplus"), -1.0)
+        decay, rates = self.product(x, n_heads), None
+        if decays == "channel":
+            decay = self.heads(x, n_heads, k_width)
+        if decays == "column":
+            decay, rates = (
+                self.heads(x, n_heads, v_width),
+                self.vector(n_heads * v_width, k_width, around=1.0),
+            )
+        decay = g.scale(g.activation(decay, "softplus"), -1.0)
         beta = g.activation(self.product(x, n_heads), "sigmoid")
         order = draw(st.sampled_from(["tiled", "grouped"]))
         y = g.delta_rule(
-            q, k, v, decay, beta, layer=self.state, key_heads=order, corrects=draw(st.booleans())
+            *(q, k, v, decay, beta),
+            layer=self.state,
+            key_heads=order,
+            corrects=draw(st.booleans()),
+            rates=rates,
         )
         self.state += 1
         return g.add(x, self.product(g.merge_heads(y), x.shape[1]))

@@ -30,7 +30,7 @@ def budgeted(backend, n_checkpoints, program=ALONE):
     """Return a runner whose checkpoints take the bytes of so many slots, and not quite one more."""
     if n_checkpoints is None:
         return runner(backend, program)
-    slot_bytes = backend.state_store(program[0].states, 1).n_bytes
+    slot_bytes = backend.state_store(program[0].states, 1, program[1]).n_bytes
     return runner(backend, program, checkpoint_bytes=(n_checkpoints + 1) * slot_bytes - 1)
 
 

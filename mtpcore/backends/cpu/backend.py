@@ -104,9 +104,11 @@ class CpuBackend:
         """Make the pages for these memory layers; ``dtype`` is one of ``KV_DTYPES``."""
         return CpuStore(layers, n_pages, dtype)
 
-    def state_store(self, layers: Sequence[StateLayer], n_slots: int) -> CpuStateStore:
+    def state_store(
+        self, layers: Sequence[StateLayer], n_slots: int, source: WeightSource
+    ) -> CpuStateStore:
         """Make the slots for the states of these recurrent layers."""
-        return CpuStateStore(layers, n_slots)
+        return CpuStateStore(layers, n_slots, CpuWeights(source))
 
     def row_buffer(self, n_rows: int, width: int) -> HostRows:
         """Make room for rows that wait for a plan, in the memory of the host."""

@@ -28,6 +28,7 @@ _MEMORY = 1 << 20
 """Memory layer i counts as buffer ``_MEMORY + i`` when steps are put in order."""
 _BYTES_PER_VALUE = 4  # of prepared activations, at most
 _LANES = 16
+_DECAY_BY_COLUMN = 2  # as recurrent/delta_step.h counts them
 
 
 class Lowering:
@@ -648,10 +649,16 @@ class Lowering:
     def _lower_delta_rule(self, node: Node) -> None:
         q, k, v, decay, beta = self._in(node)
         offsets = self._slot_offsets(DeltaLayer, node)
-        by_channel = len(self._shape(node.inputs[3])) == 3
-        is_tiled = node.attrs["key_heads"] == "tiled"
-        ints = [*offsets, *map(int, (is_tiled, by_channel, node.attrs["corrects"]))]
-        self._add(node, "delta_rule", [q, k, v, decay, beta], ints=ints)
+        has_rates, by_channel = bool(node.weights), len(self._shape(node.inputs[3])) == 3
+        decays = _DECAY_BY_COLUMN if has_rates else int(by_channel)
+        is_tiled = int(node.attrs["key_heads"] == "tiled")
+        self._add(
+            node,
+            "delta_rule",
+            [q, k, v, decay, beta],
+            weights=[self.weights.rates(weight, v.n_heads) for weight in node.weights],
+            ints=[*offsets, is_tiled, decays, int(node.attrs["corrects"])],
+        )
 
 
 def _part(view: View, offset: int, width: int) -> View:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mtpcore._ext._states import delta_sizes, settle_delta
 from mtpcore.backends.base import F32
+from mtpcore.backends.cpu.weights import CpuWeights
 from mtpcore.backends.cpu.zeros import LINE, zeros_on_a_line
 from mtpcore.errors import BackendError
 from mtpcore.graph.program import ConvLayer, StateLayer
@@ -31,6 +32,13 @@ class _Place(NamedTuple):
 class CpuStateStore:
     """Implements ``mtpcore.memory.base.StateStore``; ``c/recurrent/states.h`` has the layout.
 
+    Parameters
+    ----------
+    layers : sequence of StateLayer
+    n_slots : int
+    weights : CpuWeights
+        Of the layers.
+
     Attributes
     ----------
     data : uint8[n_slots * slot_bytes]
@@ -38,9 +46,9 @@ class CpuStateStore:
     slot_bytes, n_slots : int
     """
 
-    def __init__(self, layers: Sequence[StateLayer], n_slots: int) -> None:
+    def __init__(self, layers: Sequence[StateLayer], n_slots: int, weights: CpuWeights) -> None:
         self._places, self.slot_bytes = _lay_out(layers)
-        self.n_slots = n_slots
+        self.n_slots, self._weights = n_slots, weights
         self.data = zeros_on_a_line(
             n_slots * self.slot_bytes,
             "the states of recurrent layers",
@@ -62,7 +70,7 @@ class CpuStateStore:
     def settle(self, slot: int, rows: Sequence[int]) -> bytes:
         """Return the state after a slot's base and these rows, layer by layer."""
         data = self._slot(slot)
-        return b"".join(_settle(place, data, rows).tobytes() for place in self._places)
+        return b"".join(self._settle(place, data, rows).tobytes() for place in self._places)
 
     @property
     def base_bytes(self) -> int:
@@ -89,6 +97,18 @@ class CpuStateStore:
     def write_row(self, slot: int, row: int, data: memoryview) -> None:
         """Store ``data``, which ``read_row`` returned, as a ``row`` of a slot's log."""
         _fill(self._row(slot, row), data)
+
+    def _settle(self, place: _Place, data: NDArray[np.uint8], rows: Sequence[int]) -> F32:
+        base = data[place.base : place.base + 4 * place.n_base].view(np.float32)
+        log = data[place.log : place.log + 4 * LOG * place.n_logged].view(np.float32)
+        chosen = np.array(rows, np.int32)
+        logged = log.reshape(LOG, place.n_logged)
+        if isinstance(place.layer, ConvLayer):
+            window = np.concatenate([base.reshape(-1, place.layer.channels), logged[chosen]])
+            kept: F32 = window[len(window) - (place.layer.kernel - 1) :]
+            return kept
+        rates = self._weights.rates(place.layer.rates, place.layer.n_heads)
+        return settle_delta(place.layer, base, logged, chosen, rates)
 
     def _slot(self, slot: int) -> NDArray[np.uint8]:
         return self.data[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
@@ -134,15 +154,3 @@ def _lay_out(layers: Sequence[StateLayer]) -> tuple[list[_Place], int]:
 
 def _lines(n_bytes: int) -> int:
     return -(-n_bytes // LINE) * LINE
-
-
-def _settle(place: _Place, data: NDArray[np.uint8], rows: Sequence[int]) -> F32:
-    base = data[place.base : place.base + 4 * place.n_base].view(np.float32)
-    log = data[place.log : place.log + 4 * LOG * place.n_logged].view(np.float32)
-    chosen = np.array(rows, np.int32)
-    logged = log.reshape(LOG, place.n_logged)
-    if isinstance(place.layer, ConvLayer):
-        window = np.concatenate([base.reshape(-1, place.layer.channels), logged[chosen]])
-        kept: F32 = window[len(window) - (place.layer.kernel - 1) :]
-        return kept
-    return settle_delta(place.layer, base, logged, chosen)

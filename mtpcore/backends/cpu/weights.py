@@ -30,6 +30,8 @@ Packed = TypeVar("Packed")
 
 _ROWS = 32
 """Rows that are packed together; where a matrix has too few, zeros fill them up."""
+_COLUMNS = 16
+"""Columns of a recurrent state that lie together."""
 _MOST_ADDED = 1 << 24
 """Zeros that are no reason to worry, whatever the matrices hold."""
 _CONVERTED = 1 << 18
@@ -196,6 +198,23 @@ class CpuWeights:
         return self._cached(
             "taps", weight, lambda: np.ascontiguousarray(self._read_vector(weight).T).reshape(-1)
         )
+
+    def rates(self, weight: Weight | None, n_heads: int) -> F32 | None:
+        """Return what a delta rule's decays are multiplied by, in the layout of its bases.
+
+        float32[n_heads * blocks * k_width * 16]; None where there is no weight.
+        """
+        if weight is None:
+            return None
+        form = f"rates of {n_heads} heads"
+        return self._cached(form, weight, lambda: self._by_block(weight, n_heads))
+
+    def _by_block(self, weight: Weight, n_heads: int) -> F32:
+        """Return a weight [heads * v_width, k_width] by head, block of columns, entry, column."""
+        by_head = self._read_vector(weight).reshape(n_heads, -1, weight.shape[1])
+        filled = np.pad(by_head, ((0, 0), (0, -by_head.shape[1] % _COLUMNS), (0, 0)))
+        blocks = filled.reshape(n_heads, -1, _COLUMNS, weight.shape[1])
+        return np.ascontiguousarray(blocks.swapaxes(2, 3)).reshape(-1)
 
     def bias(self, weight: Weight | None, max_distance: int, *, ahead: bool) -> F32 | None:
         """Return a position bias [buckets, heads] by head and distance, as kernels read it.

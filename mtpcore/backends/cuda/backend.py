@@ -11,6 +11,7 @@ from mtpcore.backends.cuda.outputs import DeviceRowBuffer
 from mtpcore.backends.cuda.plan import CudaPlan
 from mtpcore.backends.cuda.states import CudaStateStore
 from mtpcore.backends.cuda.store import CudaStore
+from mtpcore.backends.cuda.weights import CudaWeights
 from mtpcore.errors import BackendError
 from mtpcore.graph.program import MemoryLayer, Program, StateLayer
 from mtpcore.memory.base import StateStore
@@ -49,9 +50,11 @@ class CudaBackend:
         """Make the pages for these memory layers; ``dtype`` is one of ``KV_DTYPES``."""
         return CudaStore(self.device, layers, n_pages, dtype)
 
-    def state_store(self, layers: Sequence[StateLayer], n_slots: int) -> CudaStateStore:
+    def state_store(
+        self, layers: Sequence[StateLayer], n_slots: int, source: WeightSource
+    ) -> CudaStateStore:
         """Make the slots for the states of these recurrent layers, and their logs."""
-        return CudaStateStore(self.device, layers, n_slots)
+        return CudaStateStore(self.device, layers, n_slots, CudaWeights(self.device, source, 1))
 
     def row_buffer(self, n_rows: int, width: int) -> DeviceRowBuffer:
         """Make room for rows that wait for a plan, on the device."""

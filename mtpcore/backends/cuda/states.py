@@ -12,6 +12,7 @@ from mtpcore.backends.cuda.device import Device, DeviceArray
 from mtpcore.backends.cuda.launch.recurrent import StepStates, settle
 from mtpcore.backends.cuda.launch.step import start
 from mtpcore.backends.cuda.staging import Part
+from mtpcore.backends.cuda.weights import CudaWeights
 from mtpcore.errors import BackendError
 from mtpcore.graph.program import ConvLayer, DeltaLayer, Node, StateLayer
 from mtpcore.memory.base import LOG
@@ -134,8 +135,10 @@ class LayerStates(msgspec.Struct, frozen=True):
 class CudaStateStore:
     """Implements ``mtpcore.memory.base.StateStore``; bases are as ``settle`` returns them."""
 
-    def __init__(self, device: Device, layers: Sequence[StateLayer], n_slots: int) -> None:
-        self._device, self._n_slots = device, n_slots
+    def __init__(
+        self, device: Device, layers: Sequence[StateLayer], n_slots: int, weights: CudaWeights
+    ) -> None:
+        self._device, self._n_slots, self._weights = device, n_slots, weights
         self._layers = [
             LayerStates(
                 layer,
@@ -179,18 +182,20 @@ class CudaStateStore:
         return b"".join(self._settle(states, slot, rows) for states in self._layers)
 
     def _settle(self, states: LayerStates, slot: int, rows: Sequence[int]) -> bytes:
-        if isinstance(states.layer, ConvLayer):
+        layer = states.layer
+        if isinstance(layer, ConvLayer):
             parts = [self._read_base(states, slot)]
             parts += [self._read_row(states, slot, row) for row in rows]
             joined = b"".join(parts)
             return joined[len(joined) - states.base_bytes :]
         if not rows:
             return self._read_base(states, slot)
-        copied = self._device.empty((1, states.layer.n_values), np.float32)
+        copied = self._device.empty((1, layer.n_values), np.float32)
         n_bytes = states.base_bytes
         self._device.copy(states.bases, slot * n_bytes, copied, 0, n_bytes)
         copy = msgspec.structs.replace(states, bases=copied)
-        start(self._device, [settle(_with_walks(copy, self._settling))])
+        rates = None if layer.rates is None else self._weights.vector(layer.rates)
+        start(self._device, [settle(_with_walks(copy, self._settling), rates)])
         return self._device.read(copied, 0, n_bytes)
 
     @property

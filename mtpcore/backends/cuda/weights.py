@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
 from mtpcore.backends.base import WeightSource, WeightTensor
-from mtpcore.backends.cuda.device import Device
+from mtpcore.backends.cuda.device import Device, DeviceArray
 from mtpcore.backends.cuda.launch.products import ClusteredMatrix, DeviceMatrix
 from mtpcore.backends.cuda.layout import FORMATS, NATIVE_TYPES, PackedMatrix, pack
 from mtpcore.backends.cuda.stacks import SHARED
@@ -94,6 +94,8 @@ class CudaWeights:
         if node.op == "attention" and index == 1:
             form = f"bias by distance, {node.attrs['mask']}, {node.attrs['max_distance']}"
         shared = [node.attrs[SHARED].tensor] if index == 0 and SHARED in node.attrs else []
+        if form == "vector":
+            return self.vector(weight)
         key = ("cuda", f"{form}, {self._device.name}", weight.tensor, *shared)
         packed = self._source.packed
         if key not in packed:
@@ -104,6 +106,18 @@ class CudaWeights:
         if made not in self._uploads:
             self._uploads.append(made)
         return made.matrix
+
+    def vector(self, weight: Weight) -> DeviceArray:
+        """Return a weight's values on the device, float32 of its shape."""
+        key, packed = ("cuda", f"vector, {self._device.name}", weight.tensor), self._source.packed
+        if key not in packed:
+            packed[key] = self._device.upload(self._values(weight))
+        found: DeviceArray = packed[key]
+        return found
+
+    def _values(self, weight: Weight) -> NDArray[np.float32]:
+        values = self._source.tensors[weight.tensor].array()
+        return np.asarray(values, np.float32).reshape(weight.shape)
 
     def _make(self, form: str, node: Node, weight: Weight) -> Any:
         """Return a weight, or the upload of a matrix, for all plans of the model."""
@@ -118,11 +132,10 @@ class CudaWeights:
             return self._matrix(tensor, weight.shape, (int(Type.F32),))
         if form == "clusters":
             return self._clusters(tensor, node, weight.shape)
-        values = np.asarray(tensor.array(), np.float32).reshape(weight.shape)
-        if form.startswith("bias"):
-            furthest, ahead = node.attrs["max_distance"], node.attrs["mask"] == "block"
-            values = values[distance_buckets(len(values), furthest, ahead=ahead)]
-        return self._device.upload(values)
+        assert form.startswith("bias")
+        values, ahead = self._values(weight), node.attrs["mask"] == "block"
+        buckets = distance_buckets(len(values), node.attrs["max_distance"], ahead=ahead)
+        return self._device.upload(values[buckets])
 
     def _matrix(
         self, tensor: WeightTensor, shape: tuple[int, ...], kinds: Collection[int]

@@ -132,10 +132,12 @@ class ReferenceBackend:
         """Make the pages for these memory layers; ``dtype`` is ``f16``, ``f32`` or ``f64``."""
         return ReferenceStore(layers, n_pages, dtype)
 
-    def state_store(self, layers: Sequence[StateLayer], n_slots: int) -> ReferenceStateStore:
+    def state_store(
+        self, layers: Sequence[StateLayer], n_slots: int, source: WeightSource
+    ) -> ReferenceStateStore:
         """Make the slots for the states of these layers, of the backend's number type."""
         advance = arithmetic.advance if self.has_kernel_arithmetic else formulas.advance
-        return ReferenceStateStore(layers, n_slots, self.dtype, advance)
+        return ReferenceStateStore(layers, n_slots, self.dtype, advance, source.tensors)
 
     def row_buffer(self, n_rows: int, width: int) -> HostRows:
         """Make room for rows that wait for a plan, in the memory of the host."""

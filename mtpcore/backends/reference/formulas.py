@@ -281,15 +281,26 @@ def convolve(window: Array, w: Array, kind: str) -> Array:
 
 
 def advance(
-    state: Array, k: Array, v: Array, decay: Array, beta: Array, *, corrects: bool
+    state: Array,
+    k: Array,
+    v: Array,
+    decay: Array,
+    beta: Array,
+    *,
+    corrects: bool,
+    rates: Array | None = None,
 ) -> Array:
     """Return a state after one more row, for each head: S' + k d^T.
 
     S' = exp(decay) S and d = beta (v - S'^T k), or beta v where it does not correct; the decay is
-    one for a head or one for each entry of its key.
+    one for a head or one for each entry of its key. With ``rates`` [H, Dk, Dv] it is one for each
+    entry of its value, times the rate of each entry of S.
     """
-    factor = np.exp(decay)
-    state = state * (factor[:, :, None] if factor.ndim == 2 else factor[:, None, None])
+    if rates is None:
+        decay = decay[:, :, None] if decay.ndim == 2 else decay[:, None, None]
+    else:
+        decay = decay[:, None] * rates
+    state = state * np.exp(decay)
     change = beta[:, None] * (v - read_state(state, k) if corrects else v)
     return np.asarray(state + k[:, :, None] * change[:, None])
 

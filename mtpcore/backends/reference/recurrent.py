@@ -36,7 +36,7 @@ def causal_conv(convolve: Callable[..., Array]) -> Operation:
 
 
 def delta_rule(read_state: Callable[[Array, Array], Array]) -> Operation:
-    """Make the operation of ``read_state(state, q)``; the store has the update."""
+    """Make the operation of ``read_state(state, q)``; the store has the update, with its rates."""
 
     def operation(
         run: Run, inputs: list[Array], weights: list[Any], attrs: dict[str, Any]

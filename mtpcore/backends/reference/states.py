@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from mtpcore.backends.base import WeightTensor
 from mtpcore.backends.reference.run import Array
 from mtpcore.graph.program import ConvLayer, DeltaLayer, StateLayer
 from mtpcore.memory.base import LOG
@@ -60,12 +61,19 @@ class ReferenceStateStore:
     dtype : type
         Of states and logs; nothing is rounded on its way there.
     advance : callable
-        ``advance(state, k, v, decay, beta, corrects=)`` is the update of a delta rule, all by
-        head.
+        ``advance(state, k, v, decay, beta, corrects=, rates=)`` is the update of a delta rule, all
+        by head.
+    tensors : mapping of str to WeightTensor
+        Those that layers name as their rates.
     """
 
     def __init__(
-        self, layers: Sequence[StateLayer], n_slots: int, dtype: Any, advance: StateUpdate
+        self,
+        layers: Sequence[StateLayer],
+        n_slots: int,
+        dtype: Any,
+        advance: StateUpdate,
+        tensors: Mapping[str, WeightTensor],
     ) -> None:
         self.convs = {
             layer.layer: ReferenceLayerStates(layer, n_slots, dtype, slide)
@@ -73,7 +81,9 @@ class ReferenceStateStore:
             if isinstance(layer, ConvLayer)
         }
         self.deltas = {
-            layer.layer: ReferenceLayerStates(layer, n_slots, dtype, _update_of(layer, advance))
+            layer.layer: ReferenceLayerStates(
+                layer, n_slots, dtype, _update_of(layer, advance, tensors, dtype)
+            )
             for layer in layers
             if isinstance(layer, DeltaLayer)
         }
@@ -134,10 +144,16 @@ def _fill(views: Sequence[Array], data: memoryview) -> None:
         data = data[view.nbytes :]
 
 
-def _update_of(layer: DeltaLayer, advance: StateUpdate) -> StateUpdate:
+def _update_of(
+    layer: DeltaLayer, advance: StateUpdate, tensors: Mapping[str, WeightTensor], dtype: Any
+) -> StateUpdate:
     """Return the update of a layer, with keys by key head."""
     key_heads = [layer.key_head(head) for head in range(layer.n_heads)]
     update = partial(advance, corrects=layer.corrects)
+    if layer.rates is not None:
+        rates = np.asarray(tensors[layer.rates.tensor].array(), dtype)
+        rates = rates.reshape(layer.n_heads, layer.v_width, layer.k_width)
+        update = partial(update, rates=rates.swapaxes(1, 2))
     return lambda state, k, *logged: update(state, k[key_heads], *logged)
 
 
@@ -145,10 +161,10 @@ def _shapes(layer: StateLayer) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
     """Return the shape of a state, and those of what is logged of a row."""
     if isinstance(layer, ConvLayer):
         return (layer.kernel - 1, layer.channels), [(layer.channels,)]
-    n, decays = layer.n_heads, (layer.k_width,) if layer.by_channel else ()
+    n, has_one = layer.n_heads, not layer.by_channel and layer.rates is None
     return (n, layer.k_width, layer.v_width), [
         (layer.n_key_heads, layer.k_width),
         (n, layer.v_width),
-        (n, *decays),
+        (n,) if has_one else (n, layer.n_decays),
         (n,),
     ]

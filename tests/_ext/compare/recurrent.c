@@ -123,34 +123,38 @@ static void compare_convolutions(float *const buffers[6], const char *slots)
 /* Heads that share one key head share it in either order, so one is tried. */
 static void compare_delta_rules(float *const buffers[6], const char *slots)
 {
+    static const char *const names[] = {"delta rule by head", "delta rule by channel",
+                                        "delta rule by column"};
     static const int64_t shapes[][5] = {/* key heads, heads, widths of keys and values, steps */
                                         {2, 4, 6, 5, 1},
                                         {1, 3, 20, 24, 3},
                                         {1, 1, 32, 32, 8}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int is_tiled = 0; is_tiled < 2 && is_tiled < shapes[i][0]; is_tiled++)
-            for (int by_channel = 0; by_channel < 2; by_channel++) {
+            for (int decays = 0; decays < DECAYS; decays++) {
                 const int32_t n_key_heads = (int32_t)shapes[i][0], n_heads = (int32_t)shapes[i][1];
                 const int64_t k = shapes[i][2], v = shapes[i][3];
-                const mtp_delta d = {n_heads, n_key_heads, k, v, is_tiled, by_channel, i > 0};
+                const int by_column = decays == DECAY_BY_COLUMN;
+                const mtp_delta d = {n_heads,  n_key_heads, k,     v,
+                                     is_tiled, decays,      i > 0, by_column ? buffers[4] : NULL};
                 const int64_t base = mtp_delta_base(&d) * 4;
                 const int64_t log = MTP_LOG * mtp_delta_logged(&d) * 4;
-                const mtp_op op = {.kind = MTP_DELTA_RULE,
-                                   .axis = MTP_TOKENS,
-                                   .in = {view(0, n_key_heads, k), view(1, n_key_heads, k),
-                                          view(2, n_heads, v),
-                                          by_channel ? view(3, n_heads, k) : view(3, 1, n_heads),
-                                          view(4, 1, n_heads)},
-                                   .out = {view(5, n_heads, v)},
-                                   .n = {0, base, is_tiled, by_channel, d.corrects}};
-                compare_passes(by_channel ? "delta rule by channel" : "delta rule by head",
-                               (pass){.ops = &op,
-                                      .n_ops = 1,
-                                      .out_values = MOST_ROWS * n_heads * v,
-                                      .slot_bytes = (base + log + 63) / 64 * 64,
-                                      .buffers = buffers,
-                                      .slots = slots,
-                                      .step = is_tiled ? 5 : shapes[i][4]});
+                const mtp_op op = {
+                    .kind = MTP_DELTA_RULE,
+                    .axis = MTP_TOKENS,
+                    .in = {view(0, n_key_heads, k), view(1, n_key_heads, k), view(2, n_heads, v),
+                           decays ? view(3, n_heads, mtp_delta_decays(&d)) : view(3, 1, n_heads),
+                           view(4, 1, n_heads)},
+                    .out = {view(5, n_heads, v)},
+                    .weights = {d.rates},
+                    .n = {0, base, is_tiled, decays, d.corrects}};
+                compare_passes(names[decays], (pass){.ops = &op,
+                                                     .n_ops = 1,
+                                                     .out_values = MOST_ROWS * n_heads * v,
+                                                     .slot_bytes = (base + log + 63) / 64 * 64,
+                                                     .buffers = buffers,
+                                                     .slots = slots,
+                                                     .step = is_tiled ? 5 : shapes[i][4]});
             }
 }
 

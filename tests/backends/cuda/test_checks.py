@@ -136,6 +136,6 @@ def test_stores_of_another_backend(runner, emulated):
     store = ReferenceBackend().store((), 1, "f32")
     with pytest.raises(BackendError, match="another backend"):
         backend.plan(program, source, stores=[store], **options)
-    states = ReferenceBackend().state_store((), 1)
+    states = ReferenceBackend().state_store((), 1, Weights({}))
     with pytest.raises(BackendError, match="another backend"):
         backend.plan(program, source, stores=[], states=states, **options)

@@ -1,22 +1,29 @@
 """Recurrent operations and their states on the device: the bits of the definition."""
 
+import re
+from collections.abc import Mapping
+
+import msgspec
 import numpy as np
 import pytest
 from harness.cuda_steps import carry_out
+from programs import Tensor
 
 from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.cuda.launch.recurrent import LAUNCHERS
 from mtpcore.backends.cuda.states import CudaStateStore
+from mtpcore.backends.cuda.weights import CudaWeights
 from mtpcore.backends.reference import recurrent
 from mtpcore.backends.reference.arithmetic.recurrent import advance, convolve, read_state
 from mtpcore.backends.reference.run import Run
 from mtpcore.backends.reference.states import ReferenceStateStore
 from mtpcore.errors import BackendError
 from mtpcore.graph import ConvLayer, DeltaLayer
-from mtpcore.graph.program import Node
+from mtpcore.graph.program import Node, Weight
 from mtpcore.memory import LOG
 from mtpcore.memory.grouped import GroupedKV
 from mtpcore.memory.recurrent import RecurrentMemory
+from mtpcore.testing import Weights
 
 DEFINITION = {
     "causal_conv": recurrent.causal_conv(convolve),
@@ -27,6 +34,38 @@ DELTA = DeltaLayer(0, 2, 1, 7, 5, "tiled")
 CONVS = [
     ConvLayer(3, channels, kernel) for channels, kernel in ((300, 4), (5, 1), (256, 2), (9, 7))
 ]
+
+
+def rates_of(*shape):
+    """Name rates by their shape."""
+    name = f"rates {shape}"
+    return Weight(name, name, shape)
+
+
+class Rates(Mapping):
+    """The tensors that ``rates_of`` names."""
+
+    def __getitem__(self, name):
+        shape = tuple(map(int, re.findall(r"\d+", name)))
+        return Tensor(-np.random.default_rng(shape).uniform(0.1, 2, shape))
+
+    def __iter__(self):
+        return iter(())
+
+    def __len__(self):
+        return 0
+
+
+def store_of(device, layers, n_slots):
+    """Return a store on the device."""
+    return CudaStateStore(device, layers, n_slots, CudaWeights(device, Weights(Rates()), 1))
+
+
+def defined_store(layers, n_slots):
+    """Return that of the definition."""
+    return ReferenceStateStore(layers, n_slots, np.float32, advance, Rates())
+
+
 DELTAS = {
     "small": DELTA,
     "tiled": DeltaLayer(3, 4, 2, 6, 5, "tiled"),
@@ -36,11 +75,17 @@ DELTAS = {
     "by channel": DeltaLayer(3, 4, 2, 9, 33, "grouped", by_channel=True),
     "uncorrected": DeltaLayer(3, 4, 2, 9, 33, "grouped", corrects=False),
     "uncorrected, by channel": DeltaLayer(3, 4, 2, 9, 5, "tiled", by_channel=True, corrects=False),
+    "by column": DeltaLayer(3, 4, 2, 9, 33, "grouped", rates=rates_of(4 * 33, 9)),
+    "one head, by column": DeltaLayer(
+        3, 1, 1, 16, 70, "grouped", corrects=False, rates=rates_of(70, 16)
+    ),
     "most entries of a thread": DeltaLayer(3, 1, 1, 64, 4, "tiled"),
     "more entries": DeltaLayer(3, 2, 1, 67, 3, "tiled"),
     "more entries, by channel": DeltaLayer(3, 2, 2, 128, 3, "tiled", by_channel=True),
     "widest keys": DeltaLayer(3, 1, 1, 255, 2, "tiled"),
     "widest keys, by channel": DeltaLayer(3, 1, 1, 256, 2, "tiled", by_channel=True),
+    "more entries, by column": DeltaLayer(3, 1, 1, 66, 3, "tiled", rates=rates_of(3, 66)),
+    "widest keys, by column": DeltaLayer(3, 1, 1, 255, 2, "tiled", rates=rates_of(2, 255)),
 }
 CHAIN = ({0: 5}, {0: 1}, {0: 1}, {0: 2}, {0: 23}, {0: 4})
 
@@ -53,7 +98,9 @@ def shapes_of(layer):
     """Return the shapes of a row of each input."""
     if isinstance(layer, ConvLayer):
         return [(layer.channels,)]
-    decays = (layer.n_heads, layer.k_width) if layer.by_channel else (layer.n_heads,)
+    decays = (layer.n_heads,)
+    if layer.by_channel or layer.rates:
+        decays = (layer.n_heads, layer.n_decays)
     key, value = (layer.n_key_heads, layer.k_width), (layer.n_heads, layer.v_width)
     return [key, key, value, decays, (layer.n_heads,)]
 
@@ -64,7 +111,8 @@ def draw(rng, layer, n):
     if isinstance(layer, DeltaLayer):
         q, k, v, decays, beta = made
         k /= np.linalg.norm(k, axis=-1, keepdims=True)
-        return [q, k, v, -np.abs(decays), 1 / (1 + np.exp(-beta))]
+        decays = np.abs(decays) if layer.rates else -np.abs(decays)
+        return [q, k, v, decays, 1 / (1 + np.exp(-beta))]
     return made
 
 
@@ -87,16 +135,17 @@ class Recurrence:
         self.device, self.layers, self.kind = device, layers, kind
         self.rng, self.n_batch = np.random.default_rng(seed), n_batch
         self.memory = RecurrentMemory(None, n_seq)
-        self.store = CudaStateStore(device, layers, self.memory.n_slots)
+        self.store = store_of(device, layers, self.memory.n_slots)
         self.memory.store, self.walks = self.store, self.store.walks(n_batch)
         self.defined = None
         if defined:
-            n_slots = self.memory.n_slots
-            self.defined = ReferenceStateStore(layers, n_slots, np.float32, advance)
+            self.defined = defined_store(layers, self.memory.n_slots)
         weights = np.random.default_rng(7)
         self.weights = [
             [weights.standard_normal((one.channels, one.kernel)).astype(np.float32)]
             if isinstance(one, ConvLayer)
+            else [Rates()[one.rates.tensor].array()]
+            if one.rates
             else []
             for one in layers
         ]
@@ -129,7 +178,7 @@ class Recurrence:
         op, attrs = op_of(layer), {"layer": layer.layer}
         attrs |= (
             {"kind": self.kind}
-            if weights
+            if op == "causal_conv"
             else {
                 "key_heads": layer.key_heads,
                 "corrects": layer.corrects,
@@ -140,7 +189,7 @@ class Recurrence:
             LAUNCHERS[op],
             inputs,
             weights,
-            (inputs[2 * (not weights)].shape[1:], np.float32),
+            (inputs[2 * (op == "delta_rule")].shape[1:], np.float32),
             n_batch=self.n_batch,
             memory=self.store.states_of(Node(op, "node", (), (), attrs=attrs), self.walks),
             **attrs,
@@ -186,9 +235,10 @@ def test_delta_rule_is_that_of_the_definition(device, shape):
         one.digest()
 
 
-def test_row_has_the_same_bits_however_rows_come(device):
+@pytest.mark.parametrize("shape", ["by channel", "by column"])
+def test_row_has_the_same_bits_however_rows_come(device, shape):
     """One sequence, in parts of any size; the definition is asked once."""
-    layers = CONV, DELTAS["by channel"]
+    layers = CONV, DELTAS[shape]
     inputs = [draw(np.random.default_rng(1), layer, 40) for layer in layers]
     whole = Recurrence(device, *layers)
     wanted = whole.feed({0: 40}, inputs=inputs)
@@ -254,7 +304,7 @@ STAR = [-1] * LOG
 @pytest.mark.parametrize("n_before", [0, 1, 30])
 def test_tree_is_its_paths(device, parent, n_before):
     """Behind nothing, behind a row in whose log there is room, and behind a log that is full."""
-    layers = CONV, DELTAS["by channel"]
+    layers = CONV, DELTAS["by channel"], msgspec.structs.replace(DELTAS["by column"], layer=4)
     tree = Recurrence(device, *layers, n_batch=30)
     if n_before:
         tree.feed({0: n_before})
@@ -333,11 +383,11 @@ def test_sums_that_vanish_have_the_sign_of_their_terms(device):
 
 
 def test_store_gives_back_what_it_was_given(device):
-    layers = CONV, DELTA, CONVS[0], DELTAS["by channel"]
-    store = CudaStateStore(device, layers, 3)
-    defined = ReferenceStateStore(layers, 3, np.float32, advance)
+    by_column = msgspec.structs.replace(DELTAS["by column"], layer=4)
+    layers = CONV, DELTA, CONVS[0], DELTAS["by channel"], by_column
+    store, defined = store_of(device, layers, 3), defined_store(layers, 3)
     assert (store.base_bytes, store.row_bytes) == (defined.base_bytes, defined.row_bytes)
-    assert store.n_bytes == defined.n_bytes == 3 * CudaStateStore(device, layers, 1).n_bytes
+    assert store.n_bytes == defined.n_bytes == 3 * store_of(device, layers, 1).n_bytes
     rng = np.random.default_rng(2)
     base = rng.standard_normal(store.base_bytes // 4).astype(np.float32).tobytes()
     parts = [array for layer in layers for array in draw(rng, layer, LOG)[-4:]]
@@ -371,7 +421,7 @@ def test_sequence_that_was_saved_goes_on(device):
 
 
 def test_layer_without_memory_is_refused(device):
-    store = CudaStateStore(device, [CONV], 1)
+    store = store_of(device, [CONV], 1)
     for op, layer in (("causal_conv", 1), ("delta_rule", 0)):
         node = Node(op, "blk.0.mixer", (), (), attrs={"layer": layer})
         with pytest.raises(BackendError, match=r"blk\.0\.mixer: recurrent layer has no memory"):

@@ -137,12 +137,16 @@ static const char *misfit_of_delta(const mtp_op *op, const mtp_bounds *bounds)
         return "rows of different shapes";
     if (k->n_heads < 1 || n_heads % k->n_heads)
         return "heads that do not share key heads evenly";
-    if (beta->n_heads != 1 || beta->width != n_heads ||
-        decays->n_heads != (op->n[3] ? n_heads : 1) ||
-        decays->width != (op->n[3] ? k->width : n_heads))
+    if (beta->n_heads != 1 || beta->width != n_heads || op->n[3] < 0 || op->n[3] >= DECAYS)
         return "not a decay and a beta for each head";
-    const mtp_delta shape = {n_heads,       k->n_heads,    k->width,     v->width,
-                             (int)op->n[2], (int)op->n[3], (int)op->n[4]};
+    const mtp_delta shape = {n_heads,       k->n_heads,    k->width,      v->width,
+                             (int)op->n[2], (int)op->n[3], (int)op->n[4], op->weights[0]};
+    const int by_head = shape.decays == DECAY_BY_HEAD;
+    if (decays->n_heads != (by_head ? 1 : n_heads) ||
+        decays->width != (by_head ? n_heads : mtp_delta_decays(&shape)))
+        return "not a decay and a beta for each head";
+    if ((shape.decays == DECAY_BY_COLUMN) != (shape.rates != NULL))
+        return "rates without decays of columns, or decays without rates";
     return fits_slot(bounds, op->n[0], mtp_delta_base(&shape)) &&
                    fits_slot(bounds, op->n[1], MTP_LOG * mtp_delta_logged(&shape))
                ? NULL

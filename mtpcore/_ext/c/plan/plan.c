@@ -93,8 +93,8 @@ size_t mtp_scratch_bytes(const mtp_op *op)
     switch (op->kind) {
     case MTP_ATTENTION:
         return attention_bytes(op->in[0].width, op->out[0].width, mtp_most_queries(shared));
-    case MTP_DELTA_RULE: /* two states of a block, and decays in whole lanes */
-        return (size_t)(op->in[1].width * 33 + 16) * sizeof(float);
+    case MTP_DELTA_RULE: /* two states of a block, and its factors */
+        return (size_t)op->in[1].width * 48 * sizeof(float);
     case MTP_ROUTE:
         return (size_t)op->in[0].width * 14;
     case MTP_EMBED_CODES: /* a row of the matrix */

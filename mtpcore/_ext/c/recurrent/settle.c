@@ -9,8 +9,8 @@ void mtp_delta_settle(const mtp_delta *d, const float *base, const float *log, c
     float *state = scratch, *factors = scratch + n;
     for (int64_t head = 0; head < d->n_heads; head++)
         for (int64_t block = 0; block < n_blocks; block++) {
-            delta_walk walk =
-                delta_walk_from(d, base + (head * n_blocks + block) * n, state, factors);
+            const int64_t at = (head * n_blocks + block) * n;
+            delta_walk walk = delta_walk_from(d, at, base + at, state, factors);
             for (int64_t i = 0; i < n_rows; i++) {
                 const delta_row row =
                     delta_row_of_log(d, log + rows[i] * mtp_delta_logged(d), head, block);

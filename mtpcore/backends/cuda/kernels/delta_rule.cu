@@ -5,13 +5,16 @@
  * ENTRIES: these are the four chains of a sum, (0 + 2) + (1 + 3) in the end. A CTA goes through the
  * advances of one sequence for 32 columns of a head. It reads the base once, and again for each
  * branch of a draft tree, and has the state in registers until the end. What rows bring waits in
- * shared memory, and that of the next few rows is fetched meanwhile. With BY_CHANNEL the entries of a
- * key have decays of their own. A row of a log has k of every key head, then v, decays and beta of
- * every head. Grid: (sequences, heads x columns / 32). Block: 128.
+ * shared memory, and that of the next few rows is fetched meanwhile. DECAYS says what has a decay of
+ * its own: 0 a head, 1 an entry of its key, 2 a column, which multiplies the rates of its entries. A
+ * row of a log has k of every key head, then v, decays and beta of every head. Grid: (sequences,
+ * heads x columns / 32). Block: 128.
  */
 #include "advance.cuh"
 #include "functions.cuh"
 
+#define BY_CHANNEL (DECAYS == 1)
+#define BY_COLUMN (DECAYS == 2)
 #define CHAINS 4
 #define COLUMNS 32
 #define THREADS (CHAINS * COLUMNS)
@@ -26,7 +29,7 @@ typedef float4 Chains[CHAINS * PITCH];
 
 /* The layer's rows and logs, and what of it the CTA and its thread have. */
 struct Part {
-    const float *q, *k, *v, *decays, *betas;
+    const float *q, *k, *v, *decays, *betas, *rates;
     float *bases, *logs;
     int n_heads, n_key_heads, k_width, v_width, n_decays;
     int head, key_head, chain, column, n_entries;
@@ -93,7 +96,15 @@ static __device__ __forceinline__ void write_base(const float (&state)[ENTRIES],
             *at = state[i];
 }
 
-/* Keep the CTA's columns of v; for one CTA of a head its decays and beta, of a key head k. */
+/* The rates of the thread's entries, one after CHAINS others: too many for registers. */
+static __device__ __forceinline__ const float *rates_of(const Part &part)
+{
+    const size_t column = (size_t)part.head * part.v_width + part.column;
+    return part.rates + column * part.k_width + part.chain;
+}
+
+/* Keep the CTA's columns of v, and their decays; for one CTA of a head its decays and beta, of a key
+ * head k. */
 static __device__ __forceinline__ void keep_row(const Part &part, const Advance &advance)
 {
     const Row row = row_of(part, advance);
@@ -101,8 +112,10 @@ static __device__ __forceinline__ void keep_row(const Part &part, const Advance 
     float *kept = part.logs + (size_t)advance.kept * at.end;
     if (part.chain == 0 && part.has_column)
         kept[at.v + part.column] = row.v[part.column];
+    if (BY_COLUMN && part.chain == 0 && part.has_column)
+        kept[at.decays + part.column] = row.decays[part.column];
     if (part.keeps_head) {
-        for (int i = threadIdx.x; i < part.n_decays; i += THREADS)
+        for (int i = threadIdx.x; !BY_COLUMN && i < part.n_decays; i += THREADS)
             kept[at.decays + i] = row.decays[i];
         if (threadIdx.x == 0)
             kept[at.beta] = *row.beta;
@@ -112,8 +125,8 @@ static __device__ __forceinline__ void keep_row(const Part &part, const Advance 
             kept[at.k + i] = row.k[i];
 }
 
-/* A thread's share of what ROWS rows bring: some entries of vectors, v of its column for the row of
- * its chain's number, and decay and beta for that of its own number. */
+/* A thread's share of what ROWS rows bring: some entries of vectors, v and perhaps the decay of its
+ * column for the row of its chain's number, and beta and else the decay for that of its own number. */
 struct Fetched {
     float q[SHARE], k[SHARE], decays[SHARE], v, decay, beta;
 };
@@ -136,19 +149,25 @@ static __device__ __forceinline__ void fetch(Fetched &to, const Part &part, cons
             to.decays[i] = row.decays[entry];
     }
     const bool is_there = part.chain < n && part.has_column;
-    to.v = is_there ? row_of(part, advances[part.chain]).v[part.column] : 0.0f;
-    to.decay = to.beta = 0.0f;
+    to.v = to.decay = to.beta = 0.0f;
+    if (is_there) {
+        const Row row = row_of(part, advances[part.chain]);
+        to.v = row.v[part.column];
+        if (BY_COLUMN)
+            to.decay = row.decays[part.column];
+    }
     if (threadIdx.x < ROWS && (int)threadIdx.x < n) {
         const Row row = row_of(part, advances[threadIdx.x]);
-        to.decay = BY_CHANNEL ? 0.0f : *row.decays;
+        if (DECAYS == 0)
+            to.decay = *row.decays;
         to.beta = *row.beta;
     }
 }
 
-/* What rows bring, in shared memory; decays are factors there. */
+/* What rows bring, in shared memory; decays are factors there, but those of columns. */
 struct Shelf {
     Chains q[ROWS], k[ROWS], factors[BY_CHANNEL ? ROWS : 1];
-    float v[ROWS][COLUMNS], factor[ROWS], beta[ROWS];
+    float v[ROWS][COLUMNS], decays[BY_COLUMN ? ROWS : 1][COLUMNS], factor[ROWS], beta[ROWS];
 };
 
 static __device__ __forceinline__ void put(Shelf &shelf, const Fetched &from, const Part &part)
@@ -164,6 +183,8 @@ static __device__ __forceinline__ void put(Shelf &shelf, const Fetched &from, co
             ((float *)shelf.factors[number])[place] = exponential(from.decays[i]);
     }
     shelf.v[part.chain][threadIdx.x / CHAINS] = from.v;
+    if (BY_COLUMN)
+        shelf.decays[part.chain][threadIdx.x / CHAINS] = from.decay;
     if (threadIdx.x < ROWS) {
         shelf.factor[threadIdx.x] = exponential(from.decay);
         shelf.beta[threadIdx.x] = from.beta;
@@ -186,6 +207,8 @@ static __device__ __forceinline__ void spread(float (&to)[4], float4 four)
 static __device__ __forceinline__ float decay(float (&state)[ENTRIES], const Shelf &shelf, int row,
                                               const Part &part)
 {
+    const float of_column = shelf.decays[BY_COLUMN ? row : 0][threadIdx.x / CHAINS];
+    const int n_rated = BY_COLUMN && part.has_column ? part.n_entries : 0;
     float sum = 0.0f;
 #pragma unroll
     for (int four = 0; four < FOURS; four++) {
@@ -196,7 +219,10 @@ static __device__ __forceinline__ float decay(float (&state)[ENTRIES], const She
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             const int i = 4 * four + j;
-            state[i] *= BY_CHANNEL ? factors[j] : shelf.factor[row];
+            if (i < n_rated)
+                state[i] *= exponential(of_column * rates_of(part)[i * CHAINS]);
+            else if (!BY_COLUMN)
+                state[i] *= BY_CHANNEL ? factors[j] : shelf.factor[row];
             sum = i < part.n_entries ? fmaf(state[i], k[j], sum) : sum;
         }
     }
@@ -228,7 +254,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, ENTRIES > 32 ? 2 : 4)
     delta_rule(float *bases, float *logs, const int *walks, int n_seq, int n_rows, int n_heads,
                int n_key_heads, int k_width, int v_width, int is_tiled, int corrects,
                const float *q = nullptr, const float *k = nullptr, const float *v = nullptr,
-               const float *decays = nullptr, const float *betas = nullptr, float *y = nullptr)
+               const float *decays = nullptr, const float *betas = nullptr,
+               const float *rates_of_columns = nullptr, float *y = nullptr)
 {
     __shared__ Shelf shelf;
     const int n_advances = walks[2 * blockIdx.x + 1];
@@ -244,13 +271,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, ENTRIES > 32 ? 2 : 4)
                        v,
                        decays,
                        betas,
+                       rates_of_columns,
                        bases,
                        logs,
                        n_heads,
                        n_key_heads,
                        k_width,
                        v_width,
-                       BY_CHANNEL ? k_width : 1,
+                       BY_COLUMN    ? v_width
+                       : BY_CHANNEL ? k_width
+                                    : 1,
                        head,
                        is_tiled ? head % n_key_heads : head / n_shared,
                        chain,

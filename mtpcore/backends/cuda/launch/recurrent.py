@@ -15,16 +15,17 @@ __all__ = ["KERNELS", "LAUNCHERS", "StepStates", "settle"]
 _CHAINS, _COLUMNS = 4, 32
 """Threads of a column of a delta rule's state, and columns of a block."""
 
+_BY_HEAD, _BY_CHANNEL, _BY_COLUMN = range(3)
+"""What has decays, as the kernel counts."""
+
 _ENTRIES = (16, 32, 64)
 """Entries of a column that a thread has, at most."""
 
 _CONVOLVE = Kernel("causal_conv")
 _ADVANCE = {
-    (entries, by_channel): Kernel(
-        "delta_rule", (("ENTRIES", str(entries)), ("BY_CHANNEL", str(int(by_channel))))
-    )
+    (entries, decays): Kernel("delta_rule", (("ENTRIES", str(entries)), ("DECAYS", str(decays))))
     for entries in _ENTRIES
-    for by_channel in (False, True)
+    for decays in (_BY_HEAD, _BY_CHANNEL, _BY_COLUMN)
 }
 KERNELS = (_CONVOLVE, *_ADVANCE.values())
 
@@ -74,18 +75,24 @@ def delta_rule(step: Step, n_rows: int) -> list[Launch]:
     """
     q, k, v, decays, betas = step.inputs
     y = step.outputs[0]
-    return [_advance(step.memory, n_rows, q=q, k=k, v=v, decays=decays, betas=betas, y=y)]
+    rows = {"q": q, "k": k, "v": v, "decays": decays, "betas": betas, "y": y}
+    return [_advance(step.memory, n_rows, step.weights[0] if step.weights else None, **rows)]
 
 
-def settle(states: StepStates) -> Launch:
+def settle(states: StepStates, rates: DeviceArray | None = None) -> Launch:
     """Write a delta rule's base after rows of a log, as the one sequence in ``walks`` says."""
-    return _advance(states, 1)
+    return _advance(states, 1, rates)
 
 
-def _advance(states: StepStates, n_rows: int, **rows: DeviceArray) -> Launch:
+def _advance(
+    states: StepStates, n_rows: int, rates: DeviceArray | None, **rows: DeviceArray
+) -> Launch:
     """Launch the kernel; ``rows`` are q, k, v, decays, betas and y, or none of them."""
     layer = states.layer
     assert isinstance(layer, DeltaLayer)
+    decays = _BY_CHANNEL if layer.by_channel else _BY_HEAD
+    if layer.rates is not None:
+        decays = _BY_COLUMN
     n_entries = -(-layer.k_width // _CHAINS)
     if n_entries > _ENTRIES[-1]:
         raise BackendError(
@@ -94,8 +101,9 @@ def _advance(states: StepStates, n_rows: int, **rows: DeviceArray) -> Launch:
             got=layer.k_width,
             fix="use backend='cpu'",
         )
-    entries = next(most for most in _ENTRIES if n_entries <= most)
-    kernel = _ADVANCE[entries, layer.by_channel]
+    kernel = _ADVANCE[next(most for most in _ENTRIES if n_entries <= most), decays]
+    if rates is not None:
+        rows["rates_of_columns"] = rates
     arguments = kernel.arguments(
         bases=states.bases,
         logs=states.logs,

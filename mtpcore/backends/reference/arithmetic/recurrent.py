@@ -25,14 +25,19 @@ def convolve(window: F32, w: F32, kind: str) -> F32:
     return total if kind == "none" else ACTIVATIONS[kind](total)
 
 
-def advance(state: F32, k: F32, v: F32, decay: F32, beta: F32, *, corrects: bool) -> F32:
+def advance(
+    state: F32, k: F32, v: F32, decay: F32, beta: F32, *, corrects: bool, rates: F32 | None = None
+) -> F32:
     """Return the state after one more row; all by head, [H, Dk, Dv].
 
-    The state times its decay is rounded before anything reads it; so are v less the sum, where it
-    corrects, and beta times that. The product of k and d is not.
+    The state times its decay is rounded before anything reads it; so are a decay times a rate, v
+    less the sum, where it corrects, and beta times that. The product of k and d is not.
     """
-    factor = exp(decay)
-    decayed = state * (factor[:, :, None] if factor.ndim == 2 else factor[:, None, None])
+    if rates is None:
+        decay = decay[:, :, None] if decay.ndim == 2 else decay[:, None, None]
+    else:
+        decay = decay[:, None] * rates
+    decayed = state * exp(decay)
     change = beta[:, None] * (v - read_state(decayed, k) if corrects else v)
     return fma(k[:, :, None], change[:, None], decayed)
 
