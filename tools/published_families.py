@@ -53,6 +53,12 @@ VISION = {
 }
 OF_FALCON = {"max_position_embeddings": 2048}
 WINDOW = {"sliding_window": 5}
+OF_JAMBA = {
+    "num_hidden_layers": 4,
+    "attn_layer_period": 4,
+    "attn_layer_offset": 2,
+    "mamba_d_state": 8,
+}
 
 GROWING = {
     "rope_type": "yarn",
@@ -129,6 +135,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Olmo2ForCausalLM": {},
     "Olmo3ForCausalLM": {"num_hidden_layers": 4, **WINDOW},
     "OlmoeForCausalLM": {"num_experts": 4, "num_experts_per_tok": 2},
+    "MambaForCausalLM": {"intermediate_size": 64, "state_size": 8, "time_step_rank": 3},
+    "FalconMambaForCausalLM": {
+        "intermediate_size": 64,
+        "tie_word_embeddings": False,
+        "mixer_rms_eps": 1e-5,
+    },
+    "JambaForCausalLM": OF_JAMBA | {"num_experts": 4, "expert_layer_period": 2},
+    "JambaForCausalLM, dense": OF_JAMBA | {"num_experts": 1, "num_experts_per_tok": 1},
     "SeedOssForCausalLM": {"head_dim": 16},
     "Exaone4ForCausalLM": {"sliding_window": None, "layer_types": ["full_attention"] * 2},
     "HunYuanDenseV1ForCausalLM": {"head_dim": 16},

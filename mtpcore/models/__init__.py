@@ -16,6 +16,7 @@ from mtpcore.models.latent import MINICPM3
 from mtpcore.models.lfm2 import LFM2, LFM2_MOE
 from mtpcore.models.llama import LLAMA
 from mtpcore.models.llama4 import LLAMA4
+from mtpcore.models.mamba import JAMBA, MAMBA
 from mtpcore.models.mamba2 import FALCON_H1, GRANITE_HYBRID, MAMBA2
 from mtpcore.models.maple import MAPLE
 from mtpcore.models.minimax_01 import MINIMAX_01
@@ -43,7 +44,7 @@ __all__ = [
 _OF_THEIR_OWN = (
     *(LLAMA, QWEN2, QWEN3, QWEN3_MOE, ARCTIC, COGVLM, COHERE2_MOE, DECI, HRM_TEXT, MUSE_GLIMMER),
     *(LFM2, LFM2_MOE, LLAMA4, MAPLE, GROK, MPT, REFACT, SMALLTHINKER, STABLELM, STEP35, TALKIE),
-    *(FALCON_H1, GRANITE_HYBRID, MAMBA2, MINIMAX_01, NEMOTRON_H, PLAMO2),
+    *(FALCON_H1, GRANITE_HYBRID, JAMBA, MAMBA, MAMBA2, MINIMAX_01, NEMOTRON_H, PLAMO2),
     *(BAILING_MOE3, DOTS3_NOTE, KIMI_LINEAR, MINICPM3, MINIMAX_M3),
 )
 """Families with layers of their own, not only a line in the table."""

@@ -53,7 +53,13 @@ def count_heads_once(fields: Fields) -> Fields:
     return fields.replace(known)
 
 
-def check_kernels(fields: Fields, tensors: Mapping[str, Tensor], weight: str, key: str) -> None:
+def check_kernels(
+    fields: Fields,
+    tensors: Mapping[str, Tensor],
+    weight: str,
+    key: str,
+    what: str = "the convolution",
+) -> None:
     """Check that convolutions are as long as the metadata say.
 
     Parameters
@@ -62,6 +68,8 @@ def check_kernels(fields: Fields, tensors: Mapping[str, Tensor], weight: str, ke
         Name of a block's convolution, [channels, kernel], without ``blk.{n}.``.
     key : str
         The metadata key of their length.
+    what : str
+        What the weight holds of each channel, if it is no convolution.
 
     Raises
     ------
@@ -74,7 +82,7 @@ def check_kernels(fields: Fields, tensors: Mapping[str, Tensor], weight: str, ke
         if found is not None and found.shape[-1] != kernel:
             raise fields.error(
                 key,
-                f"the convolution of block {n} is of another length",
+                f"{what} of block {n} is of another length",
                 wanted=found.shape[-1],
                 got=kernel,
             )

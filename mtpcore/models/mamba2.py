@@ -18,6 +18,8 @@ from mtpcore.graph import GraphBuilder, Value
 from mtpcore.models.hybrid import check_kernels, count_heads_once
 from mtpcore.models.ssm import SSM_EXACT, SSM_SCALES, Ssm, mamba2
 from mtpcore.models.variants import (
+    H,
+    LayerFunction,
     Variant,
     VariantHparams,
     attention,
@@ -27,7 +29,14 @@ from mtpcore.models.variants import (
     variant_spec,
 )
 
-__all__ = ["FALCON_H1", "GRANITE_HYBRID", "MAMBA2", "MambaHparams"]
+__all__ = [
+    "FALCON_H1",
+    "GRANITE_HYBRID",
+    "MAMBA2",
+    "MambaHparams",
+    "pure_layer",
+    "without_heads",
+]
 
 
 class MambaHparams(VariantHparams, frozen=True, kw_only=True):
@@ -56,12 +65,19 @@ _build = partial(build, layer=partial(layer, mixer=_mixed))
 _SCALED = (*ATTENTION_SCALES, *SSM_SCALES)
 
 
-def _pure_layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: MambaHparams) -> Value:
+def _recurrent(g: GraphBuilder, a: Value, positions: Value, n: int, h: MambaHparams) -> Value:
     assert h.ssm is not None
-    return g.add(x, mamba2(g, norm(g, x, f"blk.{n}.attn_norm", h), n, h, h.ssm))
+    return mamba2(g, a, n, h, h.ssm)
 
 
-def _without_heads(fields: Fields) -> Fields:
+def pure_layer(
+    g: GraphBuilder, x: Value, positions: Value, n: int, h: H, *, mixer: LayerFunction[H]
+) -> Value:
+    """Add what stands in place of attention to the residual stream: the layer has nothing else."""
+    return g.add(x, mixer(g, norm(g, x, f"blk.{n}.attn_norm", h), positions, n, h))
+
+
+def without_heads(fields: Fields) -> Fields:
     """Return metadata with a head, which no layer has."""
     keys = "{arch}.attention.head_count", "{arch}.attention.head_count_kv"
     return fields if fields.get(keys[0], int, 0) else fields.replace(dict.fromkeys(keys, 1))
@@ -94,7 +110,7 @@ MAMBA2 = variant_spec(
     "mamba2",
     Variant(scaled=("output", *SSM_SCALES)),
     hparams=MambaHparams,
-    build=partial(build, layer=_pure_layer),
-    adapt=_without_heads,
+    build=partial(build, layer=partial(pure_layer, mixer=_recurrent)),
+    adapt=without_heads,
     min_types=(SSM_EXACT,),
 )

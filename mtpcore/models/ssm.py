@@ -18,7 +18,15 @@ from mtpcore.graph import GraphBuilder, Value
 from mtpcore.models.blocks import weight_rows
 from mtpcore.models.hparams import Hparams
 
-__all__ = ["SSM_EXACT", "SSM_SCALES", "Ssm", "linear_attention", "mamba2", "state_space"]
+__all__ = [
+    "SSM_EXACT",
+    "SSM_SCALES",
+    "Ssm",
+    "convolve",
+    "linear_attention",
+    "mamba2",
+    "state_space",
+]
 
 SSM_EXACT: tuple[str, str] = ("blk.{n}.ssm_conv1d.weight", "F32")
 """Convolutions stay as they are: a kernel is no row of a matrix."""
@@ -79,10 +87,7 @@ def mamba2(g: GraphBuilder, a: Value, layer: int, h: Hparams, ssm: Ssm) -> Value
     width = (int(rows.shape[1]) - ssm.n_heads - 2 * n_keys) // 2
     ends = (0, width, 2 * width + 2 * n_keys, int(rows.shape[1]))
     gate, mixed, step = (g.slice(rows, *span) for span in pairwise(ends))
-    mixed = g.causal_conv(mixed, block + "ssm_conv1d.weight", layer=layer, kind="none")
-    if g.has(block + "ssm_conv1d.bias"):
-        mixed = g.shift_by(mixed, block + "ssm_conv1d.bias")
-    mixed = g.activation(mixed, "silu")
+    mixed = convolve(g, mixed, layer)
     x = g.split_heads(g.slice(mixed, 0, width), ssm.n_heads)
     b, c = (
         g.split_heads(g.slice(mixed, at, at + n_keys), ssm.n_groups)
@@ -94,6 +99,13 @@ def mamba2(g: GraphBuilder, a: Value, layer: int, h: Hparams, ssm: Ssm) -> Value
         y = g.rms_norm(g.split_heads(y, ssm.n_groups), None, h.norm_eps)
         y = g.merge_heads(g.scale_by(y, block + "ssm_norm.weight"))
     return g.matmul(y, block + "ssm_out.weight")
+
+
+def convolve(g: GraphBuilder, x: Value, layer: int) -> Value:
+    """Return SiLU of a layer's convolution, ``ssm_conv1d``, with its bias where there is one."""
+    name = f"blk.{layer}.ssm_conv1d"
+    x = g.causal_conv(x, f"{name}.weight", layer=layer, kind="none")
+    return g.activation(g.shift_by(x, f"{name}.bias") if g.has(f"{name}.bias") else x, "silu")
 
 
 def state_space(g: GraphBuilder, x: Value, b: Value, c: Value, step: Value, layer: int) -> Value:
@@ -116,19 +128,30 @@ def state_space(g: GraphBuilder, x: Value, b: Value, c: Value, step: Value, laye
 
 
 def linear_attention(
-    g: GraphBuilder, q: Value, k: Value, v: Value, decay: Value, beta: Value | None, layer: int
+    g: GraphBuilder,
+    q: Value,
+    k: Value,
+    v: Value,
+    decay: Value,
+    beta: Value | None,
+    layer: int,
+    *,
+    rates: str | None = None,
 ) -> Value:
     """Update each head's state, S = exp(decay) S + k (beta v)^T, and read it: S^T q.
 
     Parameters
     ----------
-    q, k, v, decay, beta, layer
+    q, k, v, decay, beta, layer, rates
         As in ``GraphBuilder.delta_rule``, which corrects nothing; None: beta is 1.
     """
     if beta is None:
-        nothing = g.scale(decay, 0.0)
-        beta = g.scale(g.activation(nothing, "sigmoid"), 2.0)
-    return g.delta_rule(q, k, v, decay, beta, layer=layer, key_heads="grouped", corrects=False)
+        is_flat = len(decay.shape) == 2
+        rows = decay if is_flat else g.slice(g.merge_heads(decay), 0, int(v.shape[1]))
+        beta = g.scale(g.activation(g.scale(rows, 0.0), "sigmoid"), 2.0)
+    return g.delta_rule(
+        q, k, v, decay, beta, layer=layer, key_heads="grouped", corrects=False, rates=rates
+    )
 
 
 def _times(g: GraphBuilder, x: Value, weight: str) -> Value:

@@ -18,7 +18,6 @@ _NEEDS = {
     "an encoder of images": ("clip",),
     "a decoder of sound": ("pockettts", "wavtokenizer-dec"),
     "the recurrence of RWKV": ("arwkv7", "rwkv6", "rwkv6qwen2", "rwkv7"),
-    "a recurrence whose decay differs by channel and state": ("jamba", "mamba"),
     "several streams of residuals, mixed by hyper-connections": (
         *("deepseek4", "glm5-next", "hy_v4", "kimi-k3", "qwen4exp"),
     ),

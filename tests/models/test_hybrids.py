@@ -11,7 +11,10 @@ from mtpcore.gguf import open_model_file
 from mtpcore.testing import Batching, Subject, check_graphs, check_rows
 from mtpcore.testing.machine import machine_of
 
-HYBRIDS = ("kimi-linear-moe", "falcon-h1-dense", "nemotron_h-dense", "plamo2-dense", "mamba2-dense")
+HYBRIDS = (
+    *("kimi-linear-moe", "falcon-h1-dense", "nemotron_h-dense", "plamo2-dense", "mamba2-dense"),
+    *("mamba-dense", "jamba-dense"),
+)
 
 
 @pytest.fixture(scope="module", params=HYBRIDS)
