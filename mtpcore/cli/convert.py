@@ -35,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--target",
         metavar="HF_DIR",
-        help="for a draft model: the folder of its target, whose tokenizer is used",
+        help="for a drafter alone: the folder of its target, whose tokenizer is used",
     )
     group.add_argument(
         "--ignore",

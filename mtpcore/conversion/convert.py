@@ -33,7 +33,7 @@ from mtpcore.conversion.tokenizer import tokenizer_metadata, with_control_tokens
 from mtpcore.conversion.types import OutType, TypeChoice
 from mtpcore.conversion.unread import refuse_unread
 from mtpcore.conversion.values import check_scales, read_values
-from mtpcore.declarations.checkpoint import Config
+from mtpcore.declarations.checkpoint import Checkpoint, Config
 from mtpcore.discovery.companions import companion_path
 from mtpcore.discovery.registry import Registry, registry
 from mtpcore.errors import ModelFileError
@@ -83,8 +83,8 @@ def convert(
         ``keep`` trunk and heads, ``only`` the heads (with the tables that they share with the
         trunk), or ``drop`` the heads.
     target : path, optional
-        Folder of the target's checkpoint, for a drafter with a file of its own: its tokenizer is
-        taken, and what the drafter's configuration does not say.
+        Folder of the target's checkpoint, for a drafter alone: its tokenizer is taken, what the
+        drafter's configuration does not say, and the tables that heads share with a trunk.
     ignore : collection of str
         Settings in ``config.json`` that are taken as null, by name or path: what the caller knows
         to change nothing, where the conversion would refuse it.
@@ -118,6 +118,8 @@ def convert(
     published = _read_all(folder, values, inner)
     family = find_family(values, published, folder, known)
     _check_options(family, folder, mtp, target)
+    if family.main.is_beside_target and target is not None:
+        published |= _shared_tables(family.main, target)
     if mtp != "drop" and family.n_declared not in (0, family.n_heads):
         log.warning(
             "%s: the configuration counts %d heads, the tensors are of %d: the model file gets %d",
@@ -176,6 +178,14 @@ def _read_all(
     return published
 
 
+def _shared_tables(main: Checkpoint, target: Path) -> dict[str, PublishedTensor]:
+    """Return the tensors of a target's checkpoint that its heads share with it."""
+    wanted = {rename.source for rename in main.tensors}
+    tensors = read_tensors(target, read_config(target).get("transformers_weights"))
+    spelled = canonical_names(main, tensors)
+    return {name: tensors[name] for one, name in spelled.items() if one in wanted}
+
+
 def _companion(
     family: Family,
     config: Config,
@@ -209,19 +219,19 @@ def _refuse_own_file(path: Path, *folders: Path | None) -> None:
 
 
 def _check_options(family: Family, folder: Path, mtp: MTP, target: Path | None) -> None:
-    if family.standalone and target is None:
+    if family.is_drafter and target is None:
         raise ModelFileError(
-            "a drafter with a file of its own takes its target's tokenizer",
+            "a drafter alone takes its target's tokenizer",
             where=str(folder),
             fix="give the folder of the target's checkpoint: --target FOLDER",
         )
-    if not family.standalone and target is not None:
+    if not family.is_drafter and target is not None:
         raise ModelFileError(
-            "only a drafter with a file of its own has a target",
+            "only a drafter alone has a target",
             where=str(folder),
             fix="leave --target out",
         )
-    check_parts(mtp, str(folder), standalone=family.standalone, has_heads=family.n_heads > 0)
+    check_parts(mtp, str(folder), standalone=family.is_drafter, has_heads=family.n_heads > 0)
 
 
 def _target_config(target: Path | None) -> Config | None:

@@ -53,6 +53,11 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     companion: Companion | None = None
 
     @property
+    def is_drafter(self) -> bool:
+        """Whether there is no trunk: a drafter in a file of its own, or a trunk's heads alone."""
+        return self.standalone or self.main.is_beside_target
+
+    @property
     def tables(self) -> list[Checkpoint]:
         """All tables by which the checkpoint is converted."""
         return [t for t in (self.main, self.main.companion, self.heads) if t is not None]
@@ -219,7 +224,13 @@ def _named(values: Mapping[str, Any]) -> set[str]:
 def _lacking(checkpoint: Checkpoint, values: Mapping[str, Any]) -> list[str]:
     """Return what a layout requires of a configuration that has not got it."""
     config = Config(values)
-    return [paths for paths in checkpoint.requires if config.get(*paths.split("|")) is None]
+
+    def holds(wanted: str) -> bool:
+        paths, _, said = wanted.partition("=")
+        value = config.get(*paths.split("|"))
+        return value == said if said else value is not None
+
+    return [wanted for wanted in checkpoint.requires if not holds(wanted)]
 
 
 def _nearest(

@@ -57,7 +57,7 @@ def unread(tables: Sequence[Checkpoint], config: Config) -> Iterator[tuple[str, 
         *(name for table in tables for names, _ in table.harmless for name in names.split()),
         *(path for table in tables for path, _ in table.constants),
         *(path for table in tables for path in (*table.counts, table.layers)),
-        *(path for table in tables for paths in table.requires for path in paths.split("|")),
+        *(path for t in tables for one in t.requires for path in one.split("=")[0].split("|")),
     }
     nested = [name for table in tables for name in table.nested]
     for path, value in _settings(config.values, nested):

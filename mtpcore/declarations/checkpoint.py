@@ -286,8 +286,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         ``architectures`` in the configuration; empty: whichever, for a layout that ``requires`` or
         ``has`` tells.
     requires : tuple of str
-        Paths that the configuration must have besides, or one of several with ``|`` in between; of
-        several declarations that match the one that requires most is taken.
+        Paths that the configuration must have besides, or one of several with ``|`` in between, or
+        a path and the text that it must hold, ``model_type=text``; of several declarations
+        that match the one that requires most is taken.
     has : str or tuple of str
         Names of tensors that checkpoints of this layout alone have, for layouts that configurations
         do not tell apart; a declaration that names one goes before others.
@@ -307,6 +308,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     layers : str
         The path in the configuration that says how many layers there are.
     tensors : tuple of Rename
+    is_beside_target : bool
+        Of a trunk: whether such checkpoints hold its heads alone. ``tensors``, the tables that
+        heads share with the trunk, come from the target's checkpoint then.
     dropped : tuple of str
         Names (``{n}``, ``{i}`` and ``{e}`` are any numbers, ``*`` is anything) that are knowingly
         left out.
@@ -357,6 +361,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     defaults: tuple[tuple[str, object], ...] = ()
     layers: str = "num_hidden_layers"
     tensors: tuple[Rename, ...] = ()
+    is_beside_target: bool = False
     dropped: tuple[str, ...] = ()
     made: tuple[tuple[str, Callable[[Config], TensorValues | None]], ...] = ()
     metadata: tuple[tuple[str, str | Key | Callable[[Config], object]], ...] = ()

@@ -21,6 +21,7 @@ from mtpcore_qwen_mtp.checkpoint import (
     QWEN3NEXT_CHECKPOINT,
     QWEN35_CHECKPOINT,
     QWEN35MOE_CHECKPOINT,
+    head_alone,
 )
 from mtpcore_qwen_mtp.graph import QwenHparams, QwenNextHparams, head, trunk
 
@@ -35,9 +36,13 @@ LINEAR_SCALED = (
 
 
 def model(
-    name: str, hparams: type[QwenHparams], checkpoint: Checkpoint, scaled: tuple[str, ...]
+    name: str,
+    hparams: type[QwenHparams],
+    checkpoint: Checkpoint,
+    scaled: tuple[str, ...],
+    model_type: str,
 ) -> ModelSpec:
-    """Return the declaration of a trunk."""
+    """Return the declaration of a trunk; ``model_type`` is transformers' name of its text model."""
     return ModelSpec(
         name=name,
         fit=trunk_fit(name),
@@ -48,16 +53,20 @@ def model(
         min_types=(*EXACT, ("blk.{n}.ssm_conv1d.weight", "F32")),
         unread=(("blk.{n}.ssm_in.weight", "attn_qkv and attn_gate count where both are there"),),
         checkpoint=checkpoint,
+        layouts=(head_alone(checkpoint, model_type),),
     )
 
 
-QWEN35 = model("qwen35", QwenHparams, QWEN35_CHECKPOINT, (*SCALED, *LINEAR_SCALED))
-QWEN35MOE = model("qwen35moe", QwenHparams, QWEN35MOE_CHECKPOINT, (*SCALED, *LINEAR_SCALED))
+QWEN35 = model("qwen35", QwenHparams, QWEN35_CHECKPOINT, (*SCALED, *LINEAR_SCALED), "qwen3_5_text")
+QWEN35MOE = model(
+    "qwen35moe", QwenHparams, QWEN35MOE_CHECKPOINT, (*SCALED, *LINEAR_SCALED), "qwen3_5_moe_text"
+)
 QWEN3NEXT = model(
     "qwen3next",
     QwenNextHparams,
     QWEN3NEXT_CHECKPOINT,
     tuple(name for name in SCALED if not name.endswith("attn_qkv")),
+    "qwen3_next",
 )
 
 MTP = DrafterSpec(

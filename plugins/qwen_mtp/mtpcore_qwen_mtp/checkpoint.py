@@ -293,8 +293,38 @@ QWEN3NEXT_CHECKPOINT = trunk(
     ),
     metadata=(*MIXTURE_KEYS, ("{arch}.expert_weights_norm", divides_shares)),
 )
+SPECULATORS_CLASS = "MTPDraftModel"
+
+
+def head_alone(of: Checkpoint, model_type: str) -> Checkpoint:
+    """Return the table of a head that speculators trained: its configuration is the target's."""
+    return msgspec.structs.replace(
+        of,
+        architectures=frozenset({SPECULATORS_CLASS}),
+        requires=(f"transformer_layer_config.model_type={model_type}",),
+        nested=("transformer_layer_config",),
+        tensors=zero_centred(TABLES[:2], optional(True, TABLES[2:])),  # as the target has them
+        is_beside_target=True,
+        prefixes=(
+            *of.prefixes,
+            ("mtp_layers.", "mtp.layers."),
+            ("mtp_layers.0.input_proj.", "mtp.fc."),
+            ("mtp_layers.0.token_layernorm.", "mtp.pre_fc_norm_embedding."),
+            ("mtp_layers.0.hidden_layernorm.", "mtp.pre_fc_norm_hidden."),
+            ("mtp_layers.0.final_layernorm.", "mtp.norm."),
+        ),
+        harmless=(
+            *of.harmless,
+            ("decoder_sparse_step mlp_only_layers", "of the trunk's layers"),
+            ("has_no_defaults_at_init", "of training"),
+        ),
+    )
+
+
 HEAD_CHECKPOINT = Checkpoint(
-    architectures=frozenset((*DENSE_CLASSES, *SPARSE_CLASSES, *NEXT_CLASSES)),
+    architectures=frozenset(
+        (*DENSE_CLASSES, *SPARSE_CLASSES, *NEXT_CLASSES, SPECULATORS_CLASS),
+    ),
     heads=HEAD + NORM,
     counts=("mtp_num_hidden_layers",),
     tensors=(
