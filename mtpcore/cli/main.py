@@ -20,6 +20,7 @@ from mtpcore.cli import (
     plugins,
     quantize,
     run,
+    serve,
     vocabulary,
 )
 from mtpcore.cli.foreign import FOREIGN
@@ -31,11 +32,24 @@ from mtpcore.version import version
 __all__ = ["main"]
 
 OK, FAILED, USAGE, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
-_COMMANDS = (run, chat, inspect, bench, convert, quantize, vocabulary, lookup, lend, fit, plugins)
-_TAKE_FOREIGN = (run, chat, inspect, bench)
+_COMMANDS = (
+    run,
+    chat,
+    serve,
+    inspect,
+    bench,
+    convert,
+    quantize,
+    vocabulary,
+    lookup,
+    lend,
+    fit,
+    plugins,
+)
+_TAKE_FOREIGN = (run, chat, serve, inspect, bench)
 _MEANT = {
     **dict.fromkeys(("generate", "complete", "completion", "cli"), "mtpcore run writes a text"),
-    **dict.fromkeys(("serve", "server"), "there is no server in this package"),
+    "server": "mtpcore serve answers clients over HTTP",
     **dict.fromkeys(
         ("pull", "download"), "hf download OWNER/REPO FILE.gguf gets a file; mtpcore run FILE.gguf"
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -78,6 +79,7 @@ def open_session(
     pack: bool = False,
     with_lookup: bool = True,
     others: int = 0,
+    n_seq_max: int = 1,
 ) -> Session:
     """Make the context, link the drafter, and make the plans.
 
@@ -91,7 +93,7 @@ def open_session(
     LinkError
         A drafter was asked for and none fits; says what to do.
     """
-    session = _link(options, model, n_ctx, with_lookup, others)
+    session = _link(options, model, n_ctx, with_lookup, others, n_seq_max)
     _make_plans(session.cross)
     if pack or not session.llm.backend.packs_after_runs:
         _pack(session.cross)
@@ -99,15 +101,21 @@ def open_session(
 
 
 def _link(
-    options: argparse.Namespace, model: Model, n_ctx: int, with_lookup: bool, others: int
+    options: argparse.Namespace,
+    model: Model,
+    n_ctx: int,
+    with_lookup: bool,
+    others: int,
+    n_seq_max: int,
 ) -> Session:
+    make = partial(make_context, options, model, n_ctx, n_seq_max)
     trained = getattr(model.hparams, "n_ctx_train", n_ctx)
     if n_ctx > trained:
         note(f"a context of {n_ctx} tokens; the model was trained on texts of up to {trained}")
     draft_model = open_draft_model(options, model) if options.draft else None
     chosen = _choose(options, model, draft_model, with_lookup, others)
     if not chosen:
-        return Session(model, link(make_context(options, model, n_ctx), []), None, 0)
+        return Session(model, link(make(), []), None, 0)
     drafter = next((spec for spec in chosen if spec.shape != "proposer"), chosen[0])
     for beside in model.sidecars:
         if beside.used and drafter.shape != "proposer":
@@ -122,7 +130,7 @@ def _link(
     }
     if drafter is not LOOKUP:  # of lookup it has a tree, which link refuses
         drafters[drafter.name] = drafter
-    llm = make_context(options, model, n_ctx)
+    llm = make()
     try:
         cross = link(
             llm,
@@ -135,7 +143,7 @@ def _link(
         if _insists(options) or options.draft_vocabulary:
             raise
         note(f"decoding without drafts, as the drafter cannot be used: {error}")
-        return Session(model, link(make_context(options, model, n_ctx), []), None, 0)
+        return Session(model, link(make(), []), None, 0)
     length, names = min(length, drafter.limit), tuple(spec.name for spec in chosen)
     return Session(model, cross, drafter, length, options.draft == "auto", names)
 
@@ -146,11 +154,14 @@ def _note_least(option: str, of_what: str, asked: int, drafter: DrafterSpec) -> 
         note(f"{option} {asked}: {drafter.limit} {of_what}, as {most}")
 
 
-def make_context(options: argparse.Namespace, model: Model, n_ctx: int) -> Context:
+def make_context(
+    options: argparse.Namespace, model: Model, n_ctx: int, n_seq_max: int = 1
+) -> Context:
     """Make a context for the target."""
     return Context(
         model,
         n_ctx,
+        n_seq_max=n_seq_max,
         n_batch=options.batch_size,
         kv_dtype=options.kv_dtype,
         checkpoint_bytes=options.checkpoint_bytes,

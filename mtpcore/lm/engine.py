@@ -13,6 +13,7 @@ from contextlib import suppress
 from threading import Lock, get_ident
 from types import FrameType
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 from mtpcore.acts.guards import Guard, act
 from mtpcore.acts.stack_frames import newest_frames
@@ -52,6 +53,9 @@ class Engine:
         self._n_rounds = 0
         self._waiting: deque[Lock] = deque()  # taken ones, which a round's end releases
         self._executor: tuple[int, Executor] | None = None
+        self._round_of: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Future[None]] = (
+            WeakKeyDictionary()
+        )
         self.is_closed = False
 
     @property
@@ -86,6 +90,21 @@ class Engine:
         """Call a function in the thread where rounds run for event loops."""
         self.check_open()
         return await asyncio.get_running_loop().run_in_executor(self.executor, function)
+
+    async def advance_together(self) -> None:
+        """Run a round as ``advance`` does, or wait for the end of the one that this loop runs.
+
+        Consumers of one event loop that wait ask for one round together: it serves all of them,
+        and what is asked of the thread meanwhile waits for that one alone.
+        """
+        loop = asyncio.get_running_loop()
+        running = self._round_of.get(loop)
+        if running is not None and not running.done():
+            await asyncio.wait([running])
+            return
+        running = asyncio.ensure_future(self.run(self.advance))
+        self._round_of[loop] = running
+        await running
 
     def close(self) -> None:
         """End all jobs; their consumers get an error."""

@@ -31,6 +31,7 @@ from mtpcore.lm.settings import (
     CHAT_DEFAULTS,
     TEXT_DEFAULTS,
     ChatOptions,
+    SamplingOptions,
     TextOptions,
     read_options,
     recommend_sampling,
@@ -162,8 +163,11 @@ class LM(Closing, Uncopied):
         self._sampling: Sampling | Mapping[str, Any] = recommend_sampling(self.model).defaults
 
     @classmethod
-    def of(cls, generator: Generator) -> LM:
+    def of(cls, generator: Generator, sampling: SamplingOptions | None = None) -> LM:
         """Make an LM from a generator, with its Cross, drafters and settings.
+
+        ``sampling`` are settings by name, as ``LM.sampling`` has them; where they have no seed, one
+        is drawn for each text. Default: the generator's, with its seed.
 
         Do not use the generator or its Cross elsewhere while a text is generated. ``close`` leaves
         them as they are.
@@ -181,7 +185,7 @@ class LM(Closing, Uncopied):
             )
         lm = cls.__new__(cls)
         lm._owned, lm._engine = [], Engine(generator)
-        lm._sampling = generator.sampling
+        lm._sampling = generator.sampling if sampling is None else {**sampling}
         return lm
 
     def _open(
@@ -708,7 +712,7 @@ class LM(Closing, Uncopied):
             engine.submit(jobs)
             with show_progress(len(jobs), progress) as show:
                 while not _are_done(jobs):
-                    await engine.run(engine.advance)
+                    await engine.advance_together()
                     show(sum(job.is_done for job in jobs))
             return [job.completion() for job in jobs]
         finally:

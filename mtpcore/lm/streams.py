@@ -141,6 +141,17 @@ class AsyncStream(Uncopied, AsyncIterator[Piece]):
         self._reader: _Reader | None = None
         self._is_closed = False
 
+    async def begin(self) -> None:
+        """Check prompt and settings, which the first piece does otherwise; no round runs yet.
+
+        Raises
+        ------
+        MtpcoreError
+            As ``LM.stream``.
+        """
+        if self._reader is None and not self._is_closed:
+            self._reader = _Reader(self._engine, await self._engine.run(self._make_job))
+
     async def __anext__(self) -> Piece:
         """Return the next piece.
 
@@ -152,13 +163,12 @@ class AsyncStream(Uncopied, AsyncIterator[Piece]):
             Whatever the text's logits processor raised, or a drafter.
         """
         try:
-            if self._reader is None and not self._is_closed:
-                self._reader = _Reader(self._engine, await self._engine.run(self._make_job))
+            await self.begin()
             while self._reader is not None and not self._reader.is_over():
                 piece = self._reader.take()
                 if piece is not None:
                     return piece
-                await self._engine.run(self._engine.advance)
+                await self._engine.advance_together()
         except BaseException:
             self._close()
             raise

@@ -32,7 +32,7 @@ STOREYS = [
     "plugin",
     "conversion decoding",
     "testing lm",
-    "names fitting",
+    "names fitting serving",
     "cli",
     "__main__",
     "__init__",
@@ -42,7 +42,7 @@ STOREYS = [
 FLOOR = {name: i for i, storey in enumerate(STOREYS) for name in storey.split()}
 
 ARCHITECTURE = re.compile(
-    r"glm|llama(?!\.cpp|-cpp|_cpp)|qwen|deepseek|mimo|eagle|medusa|dflash|gemma|mistral|gpt.?oss"
+    r"glm|(?<!o)llama(?!\.?cpp|-cpp|_cpp)|qwen|deepseek|mimo|eagle|medusa|dflash|gemma|mistral|gpt.?oss"
     r"|\bm?t5\b|csm|\bpard|\bxpress|dspark|domino|qwen_tts",
     re.I,
 )

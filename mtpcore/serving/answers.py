@@ -1,0 +1,285 @@
+"""Texts that are written for a request: begun together, read as one stream of events, counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import cached_property
+from time import perf_counter, time
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from mtpcore.lm import LM, AsyncStream, Completion, Piece
+from mtpcore.runtime.fingerprint import Fingerprint
+from mtpcore.sampling import Sampling
+from mtpcore.serving.metrics import Metrics
+from mtpcore.serving.refusals import Refusal
+from mtpcore.serving.settings import ServerSettings
+from mtpcore.version import version
+
+__all__ = ["Answer", "Desk", "TextEvent"]
+
+
+class TextEvent(NamedTuple):
+    """What happened to a text, by its number: a piece came, or it ended."""
+
+    text: int
+    piece: Piece | None = None
+    completion: Completion | None = None
+
+
+class Desk:
+    """Where answers begin: it knows the model, its limits, and how many texts wait.
+
+    Parameters
+    ----------
+    lm : LM
+    settings : ServerSettings
+    """
+
+    def __init__(self, lm: LM, settings: ServerSettings) -> None:
+        self.lm, self.settings = lm, settings
+        self.metrics = Metrics(lm)
+        self.n_texts = 0
+        self.name = settings.name or lm.model.path.stem
+        self.is_closing = False
+        self.created = int(time())
+        self.keep_alive = settings.keep_alive
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What texts depend on beside the request: weights, backend, type of keys and values."""
+        llm = self.lm.generator.cross.llm
+        found = Fingerprint.of(llm.runner)
+        return f"mtpcore-{version()}-{found.model[:12]}-{found.backend}-{found.kv_dtype}"
+
+    @property
+    def n_at_once(self) -> int:
+        """Texts that are written at once; further ones wait."""
+        return self.lm.generator.cross.llm.n_seq_max
+
+    async def begin(
+        self, prompts: Sequence[Sequence[int]], options: Mapping[str, Any], n: int = 1
+    ) -> Answer:
+        """Begin ``n`` texts of each prompt; their order is that of prompts, then of texts.
+
+        The first text of a prompt is the one that a request for one text would get. Others have
+        another stream of noise, so that a seed gives each of them again, too.
+
+        Raises
+        ------
+        Refusal
+            Too many texts, or a prompt that does not fit.
+        MtpcoreError
+            Options that make no sense.
+        """
+        n_texts = len(prompts) * n
+        if n_texts > self.settings.max_choices:
+            raise Refusal(
+                400, f"at most {self.settings.max_choices} texts a request", param="n", got=n_texts
+            )
+        for prompt in prompts:
+            self._check(prompt)
+        if self.is_closing:
+            raise Refusal(503, "the server is stopping", kind="overloaded_error", retry_after=5)
+        if self.n_texts + n_texts > self.n_at_once + self.settings.max_waiting:
+            self.metrics.count_refused()
+            raise Refusal(
+                429,
+                f"{self.n_texts} texts are being written or wait; try again later",
+                kind="rate_limit_error",
+                code="queue_full",
+                retry_after=1,
+            )
+        streams = []
+        for prompt in prompts:
+            for i in range(n):
+                streams.append(self.lm.astream(list(prompt), **self._with_stream(options, i)))
+        answer = Answer(self, streams, n)
+        try:
+            for stream in streams:
+                await stream.begin()
+        except BaseException:
+            await answer.close()
+            raise
+        return answer
+
+    def _with_stream(self, options: Mapping[str, Any], i: int) -> dict[str, Any]:
+        """Return the options of text ``i`` of a prompt."""
+        if not i:
+            return dict(options)
+        named = {name: options[name] for name in Sampling.__struct_fields__ if name in options}
+        rest = {name: value for name, value in options.items() if name not in named}
+        return rest | {"sampling": Sampling(**{**self.lm.sampling, **named, "stream": i})}
+
+    def _check(self, prompt: Sequence[int]) -> None:
+        if not prompt:
+            raise Refusal(400, "the prompt is empty")
+        if len(prompt) > self.lm.n_ctx:
+            raise Refusal(
+                400,
+                f"the prompt has {len(prompt)} tokens, which is more than the context of "
+                f"{self.lm.n_ctx} tokens holds",
+                kind="exceed_context_size_error",
+                code="context_length_exceeded",
+                n_prompt_tokens=len(prompt),
+                n_ctx=self.lm.n_ctx,
+            )
+
+
+class Answer:
+    """The texts of one request; leaving it ends those that are not finished.
+
+    Parameters
+    ----------
+    desk : Desk
+    streams : sequence of AsyncStream
+        One a text.
+    n : int
+        Texts of each prompt.
+    """
+
+    def __init__(self, desk: Desk, streams: Sequence[AsyncStream], n: int) -> None:
+        self._desk, self._streams, self._n = desk, streams, n
+        self._begin = perf_counter()
+        self._first = 0.0  # when the first piece came; 0: none has
+        self._is_open = True
+        desk.n_texts += len(streams)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End texts that are not finished, and free their sequences."""
+        if self._is_open:
+            self._is_open = False
+            self._desk.n_texts -= len(self._streams)
+            for stream in self._streams:
+                await stream.aclose()
+
+    async def events(self) -> AsyncIterator[TextEvent]:
+        """Yield what happens to the texts, those of one text in order.
+
+        Raises
+        ------
+        TimeoutError
+            They took longer than the settings allow.
+        Exception
+            What a text ended with, if it was not written to its end.
+        """
+        queue: asyncio.Queue[TextEvent | BaseException] = asyncio.Queue()
+        tasks = [
+            asyncio.create_task(self._read(i, stream, queue))
+            for i, stream in enumerate(self._streams)
+        ]
+        n_open, limit = len(tasks), self._desk.settings.seconds
+        try:
+            while n_open:
+                left = None if limit is None else self._begin + limit - perf_counter()
+                event = await asyncio.wait_for(queue.get(), left)
+                if isinstance(event, BaseException):
+                    raise event
+                n_open -= event.completion is not None
+                yield event
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.close()
+
+    async def _read(
+        self, index: int, stream: AsyncStream, queue: asyncio.Queue[TextEvent | BaseException]
+    ) -> None:
+        """Read one text into the queue, and count it."""
+        metrics, last = self._desk.metrics, 0.0
+        try:
+            async for piece in stream:
+                now = perf_counter()
+                metrics.observe_piece(now - self._begin if not last else now - last, not last)
+                self._first, last = self._first or now, now
+                queue.put_nowait(TextEvent(index, piece=piece))
+            completion = stream.completion
+            metrics.observe_text(completion)
+            queue.put_nowait(TextEvent(index, completion=completion))
+        except Exception as error:
+            queue.put_nowait(error)
+
+    async def finish(self) -> list[Completion]:
+        """Wait for all texts; raises what ``events`` raises."""
+        found: dict[int, Completion] = {}
+        async for event in self.events():
+            if event.completion is not None:
+                found[event.text] = event.completion
+        return [found[i] for i in range(len(self._streams))]
+
+    def usage(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        """Return how many tokens there were, as OpenAI's API counts them: a prompt once."""
+        stats = [one.stats for one in completions]
+        prompts = stats[:: self._n]
+        prompt = sum(one.prompt_tokens for one in prompts)
+        written, accepted = sum(one.tokens for one in stats), sum(one.accepted for one in stats)
+        rejected = sum(one.drafted for one in stats) - accepted
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": written,
+            "total_tokens": prompt + written,
+            "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in prompts)},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": rejected,
+            },
+        }
+
+    def figures(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        """Return what dashboards read of times and drafts, in two shapes."""
+        return {
+            "timings": self._timings(completions),
+            "metrics": {"speculative_decoding": self._speculation(completions)},
+        }
+
+    def _timings(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        """Return times and drafts in the shape of llama.cpp's server."""
+        stats = [one.stats for one in completions]
+        now = perf_counter()
+        first = self._first or now
+        read, wrote = 1e3 * (first - self._begin), 1e3 * (now - first)
+        n_cached = sum(one.cached_tokens for one in stats)
+        n_read = sum(one.prompt_tokens for one in stats) - n_cached
+        n_written = sum(one.tokens for one in stats)
+        timings: dict[str, Any] = {
+            "cache_n": n_cached,
+            "prompt_n": n_read,
+            "prompt_ms": read,
+            "prompt_per_token_ms": read / max(n_read, 1),
+            "prompt_per_second": 1e3 * n_read / max(read, 1e-6),
+            "predicted_n": n_written,
+            "predicted_ms": wrote,
+            "predicted_per_token_ms": wrote / max(n_written, 1),
+            "predicted_per_second": 1e3 * n_written / max(wrote, 1e-6),
+        }
+        if any(one.drafted for one in stats):
+            timings["draft_n"] = sum(one.drafted for one in stats)
+            timings["draft_n_accepted"] = sum(one.accepted for one in stats)
+        return timings
+
+    def _speculation(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        """Return what drafts brought, in the shape of vLLM's metrics of a request."""
+        stats = [one.stats for one in completions]
+        drafted, accepted = sum(one.drafted for one in stats), sum(one.accepted for one in stats)
+        passes = sum(one.passes for one in stats)
+        return {
+            "num_spec_steps": passes,
+            "num_draft_tokens": drafted,
+            "num_accepted_draft_tokens": accepted,
+            "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+            "mean_acceptance_length": sum(one.tokens for one in stats) / passes if passes else 0.0,
+        }

@@ -1,0 +1,117 @@
+"""The ASGI application: routes, and what is around them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mtpcore.lm import LM
+from mtpcore.serving import facts
+from mtpcore.serving.access import AccessCheck
+from mtpcore.serving.answers import Desk
+from mtpcore.serving.chat import answer_chat
+from mtpcore.serving.completions import answer_completions
+from mtpcore.serving.refusals import Refusal, refusal_of, shape_of
+from mtpcore.serving.replies import reply
+from mtpcore.serving.settings import ServerSettings
+
+__all__ = ["build_app"]
+
+Handler = Callable[[Desk, Request], Awaitable[Response]]
+
+_ROUTES: list[tuple[str, str, Handler]] = [
+    ("POST", "/v1/chat/completions", answer_chat),
+    ("POST", "/v1/completions", answer_completions),
+    ("GET", "/v1/models", facts.show_models),
+    ("GET", "/v1/models/{name:path}", facts.show_model),
+    ("GET", "/health", facts.show_health),
+    ("GET", "/v1/health", facts.show_health),
+    ("GET", "/props", facts.show_props),
+    ("GET", "/slots", facts.show_slots),
+    ("GET", "/metrics", facts.show_metrics),
+    ("POST", "/tokenize", facts.tokenize),
+    ("POST", "/detokenize", facts.detokenize),
+    ("POST", "/apply-template", facts.apply_template),
+]
+
+
+def build_app(lm: LM, settings: ServerSettings | None = None) -> Starlette:
+    """Return an ASGI application that serves an LM, for uvicorn or any other server.
+
+    The LM stays the caller's: close it after the application has ended.
+
+    Parameters
+    ----------
+    lm : LM
+    settings : ServerSettings, optional
+
+    Examples
+    --------
+    >>> from mtpcore import LM
+    >>> with LM("demo") as lm:
+    ...     app = build_app(lm)
+    """
+    settings = settings or ServerSettings()
+    desk = Desk(lm, settings)
+    # A path without its version is what older clients of llama.cpp's server ask for.
+    routes = [
+        Route(path, _serve(desk, handler), methods=[method])
+        for method, full, handler in _ROUTES
+        for path in dict.fromkeys((full, full.removeprefix("/v1")))
+    ]
+    middleware = []
+    if settings.origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(settings.origins),
+                allow_methods=["*"],
+                allow_headers=["*"],
+            )
+        )
+    middleware.append(Middleware(AccessCheck, settings=settings))
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        desk.is_closing = True
+
+    return Starlette(
+        routes=routes,
+        middleware=middleware,
+        exception_handlers={HTTPException: _refuse_path},
+        lifespan=lifespan,
+    )
+
+
+def _serve(desk: Desk, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint whose errors have the shape of the API."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await handler(desk, request)
+        except Exception as error:
+            refusal = refusal_of(error, is_asked=True)
+            body = shape_of(request.url.path, refusal)
+            return reply(body, refusal.status, refusal.headers)
+
+    return endpoint
+
+
+async def _refuse_path(request: Request, error: Exception) -> Response:
+    """Answer a path, or a method, that there is not."""
+    assert isinstance(error, HTTPException)
+    refusal = Refusal(
+        error.status_code,
+        f"{request.method} {request.url.path}: {error.detail}",
+        code="not_found" if error.status_code == 404 else None,
+    )
+    return reply(shape_of(request.url.path, refusal), refusal.status)

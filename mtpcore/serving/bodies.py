@@ -1,0 +1,72 @@
+"""Bodies of requests: read within limits, and checked."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from mtpcore.serving.refusals import Refusal
+
+__all__ = ["read_body", "read_fields"]
+
+T = TypeVar("T")
+log = logging.getLogger("mtpcore")
+_PATH = re.compile(r" - at `\$\.?(.*?)`$")
+_SAID: set[str] = set()
+"""Fields that were noted: each is once."""
+_MANY = 1000
+
+
+async def read_body(request: Request, most: int) -> dict[str, Any]:
+    """Return the JSON object of a request.
+
+    Raises
+    ------
+    Refusal
+        It is longer than ``most`` bytes, or no JSON object.
+    """
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > most:
+                raise Refusal(413, f"the request is longer than {most} bytes")
+    except ClientDisconnect:
+        raise Refusal(400, "the client left while it sent the request") from None
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Refusal(400, f"the request is no JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise Refusal(400, "the request is no JSON object")
+    return fields
+
+
+def read_fields(
+    fields: Mapping[str, Any], kind: type[T], harmless: frozenset[str] = frozenset()
+) -> T:
+    """Return the fields of a request, checked; null stands for a field that is left out.
+
+    A field that nobody reads is noted in the log once, unless it is known to be ``harmless``.
+
+    Raises
+    ------
+    Refusal
+        A field has a value that makes no sense; ``param`` is its path.
+    """
+    given = {name: value for name, value in fields.items() if value is not None}
+    known = {field.encode_name for field in msgspec.structs.fields(kind)}  # type: ignore[arg-type]
+    for name in given.keys() - known - harmless:
+        if name not in _SAID and len(_SAID) < _MANY:
+            _SAID.add(name)
+            log.warning("requests have a field that nothing reads: %r (said once)", name[:80])
+    try:
+        return msgspec.convert(given, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        message, found = str(error), _PATH.search(str(error))
+        raise Refusal(400, message, param=found[1] if found else None) from None

@@ -1,0 +1,146 @@
+"""Completions: OpenAI's ``/v1/completions``, which continues texts as they are."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Mapping
+from typing import Annotated, Any
+
+import anyio.to_thread
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mtpcore.lm import Completion, Piece
+from mtpcore.serving.answers import Answer, Desk
+from mtpcore.serving.bodies import read_body, read_fields
+from mtpcore.serving.fields import HARMLESS, SamplingFields, check_needless, options_of
+from mtpcore.serving.logprobs import legacy_logprobs
+from mtpcore.serving.refusals import Refusal, as_openai, refusal_of
+from mtpcore.serving.replies import DONE, reply, spell_finish
+from mtpcore.serving.streams import EventStream, encode_event, until_gone
+
+__all__ = ["answer_completions"]
+
+_DEFAULT = 16
+"""Tokens of a text where a request does not say (OpenAI's)."""
+PromptField = str | list[str | int | list[int]]
+"""A text, tokens, or several of either."""
+
+
+class CompletionFields(SamplingFields, kw_only=True):
+    """The fields of a request that are read."""
+
+    prompt: PromptField
+    echo: bool = False
+    suffix: str | None = None
+    best_of: int | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+
+
+async def answer_completions(desk: Desk, request: Request) -> Response:
+    """Continue texts."""
+    given = await read_body(request, desk.settings.max_body)
+    check_needless(given)
+    fields = read_fields(given, CompletionFields, HARMLESS)
+    if fields.best_of is not None and fields.best_of != fields.n:
+        raise Refusal(400, "best_of is not supported, other than n", param="best_of")
+    if fields.suffix:
+        raise Refusal(400, "suffix is not supported; leave it out", param="suffix")
+    prompts = await _encode(desk, fields.prompt)
+    options = {"max_tokens": _DEFAULT} | options_of(desk.lm, fields)
+    if fields.logprobs is not None:
+        options["logprobs"] = fields.logprobs
+    begins = [desk.lm.tokenizer.decode(one) if fields.echo else "" for one in prompts]
+    answer = await desk.begin(prompts, options, fields.n)
+    head = {
+        "id": f"cmpl-{secrets.token_hex(12)}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": fields.model or desk.name,
+        "system_fingerprint": desk.fingerprint,
+    }
+    of_texts = [begin for begin in begins for _ in range(fields.n)]
+    if fields.stream:
+        pieces = _stream(answer, head, fields, of_texts)
+        return EventStream(pieces, lambda one: encode_event(as_openai(one)), desk.keep_alive)
+    async with answer:
+        completions = await until_gone(request, answer.finish())
+    choices = [
+        _choice(i, of_texts[i] + one.text, fields, one, len(of_texts[i]))
+        for i, one in enumerate(completions)
+    ]
+    content = head | {"choices": choices, "usage": answer.usage(completions)}
+    return reply(content | answer.figures(completions))
+
+
+async def _encode(desk: Desk, prompt: PromptField) -> list[list[int]]:
+    """Return prompts as tokens."""
+    several: list[Any] = [prompt] if isinstance(prompt, str) else prompt
+    if several and all(isinstance(one, int) for one in several):
+        several = [several]
+    if not several or any(isinstance(one, int) for one in several):
+        raise Refusal(400, "a prompt is a text, tokens, or several of either", param="prompt")
+
+    def encode() -> list[list[int]]:
+        tokenizer = desk.lm.tokenizer
+        return [
+            tokenizer.encode(one, parse_special=True) if isinstance(one, str) else one
+            for one in several
+        ]
+
+    try:
+        return await anyio.to_thread.run_sync(encode)
+    except Exception as error:
+        raise refusal_of(error, is_asked=True) from error
+
+
+def _choice(
+    index: int, text: str, fields: CompletionFields, completion: Completion, begin: int = 0
+) -> dict[str, Any]:
+    has_logprobs = fields.logprobs is not None
+    return {
+        "index": index,
+        "text": text,
+        "finish_reason": spell_finish(completion),
+        "logprobs": legacy_logprobs(completion.logprobs or (), begin) if has_logprobs else None,
+    }
+
+
+async def _stream(
+    answer: Answer, head: Mapping[str, Any], fields: CompletionFields, begins: list[str]
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of completions."""
+    has_usage = fields.stream_options is not None and fields.stream_options.include_usage
+    lengths = [len(begin) for begin in begins]
+
+    def chunk(index: int, text: str, **more: Any) -> bytes:
+        choice = {"index": index, "text": text, "finish_reason": None, "logprobs": None}
+        return encode_event({**head, "choices": [choice | more]})
+
+    async with answer:
+        for i, begin in enumerate(begins):
+            if begin:
+                yield chunk(i, begin)
+        found: dict[int, Completion] = {}
+        async for event in answer.events():
+            i = event.text
+            if event.piece is not None:
+                yield chunk(
+                    i, str(event.piece), logprobs=_logprobs(event.piece, fields, lengths[i])
+                )
+                lengths[i] += len(event.piece)
+            elif event.completion is not None:
+                found[i] = event.completion
+                yield chunk(i, "", finish_reason=spell_finish(event.completion))
+        completions = [found[i] for i in sorted(found)]
+        last: dict[str, Any] = {**head, "choices": []} | answer.figures(completions)
+        if has_usage:
+            last["usage"] = answer.usage(completions)
+        yield encode_event(last)
+        yield DONE
+
+
+def _logprobs(piece: Piece, fields: CompletionFields, begin: int) -> dict[str, Any] | None:
+    return None if fields.logprobs is None else legacy_logprobs(piece.logprobs, begin)

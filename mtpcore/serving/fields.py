@@ -1,0 +1,165 @@
+"""Fields that requests of several APIs share, and the options of a text that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from mtpcore.lm import LM
+from mtpcore.serving.refusals import Refusal
+
+__all__ = ["HARMLESS", "SamplingFields", "StreamOptions", "check_needless", "options_of"]
+
+HARMLESS = frozenset(
+    (
+        *("user", "store", "metadata", "service_tier", "safety_identifier", "verbosity"),
+        *("modalities", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+        *("web_search_options", "prediction", "cache_prompt", "id_slot", "samplers"),
+        *("return_progress", "timings_per_token", "session_id", "priority", "cache_salt"),
+    )
+)
+"""Fields that change no text: who asks, what else is stored, hints for other servers."""
+
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "typical_p": (1, 0),
+    "typ_p": (1, 0),
+    "top_n_sigma": (-1, 0),
+    "xtc_probability": (0,),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "mirostat": (0,),
+    "adaptive_target": (-1,),
+    "min_tokens": (0,),
+    "grammar": ("",),
+    "json_schema": ({},),
+    "structured_outputs": ({},),
+    "guided_json": ({},),
+    "lora": ([],),
+    "reasoning_budget_tokens": (-1,),
+    "thinking_budget_tokens": (-1,),
+    "bad_words": ([],),
+    "allowed_token_ids": ([],),
+    "use_beam_search": (False,),
+    "truncate_prompt_tokens": (-1,),
+}
+"""Fields that would change a text and are not known here, with the values that change nothing."""
+
+
+class StreamOptions(msgspec.Struct):
+    """What a stream shows."""
+
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Speculative(msgspec.Struct, forbid_unknown_fields=True):
+    """How a text is drafted; it does not change the text.
+
+    ``tree`` is for servers whose drafters grow trees; it takes no other value here.
+    """
+
+    draft: Annotated[int, Meta(ge=0)] | Literal["auto"] | None = None
+    drafter: str | list[str] | None = None
+    p_min: Annotated[float, Meta(ge=0, le=1)] | None = None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """Fields that say how tokens are chosen, when a text ends, and how it is drafted."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1)] = 1
+    max_tokens: int | None = None
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    repeat_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    speculative: Speculative | bool | None = None
+
+
+def check_needless(fields: Mapping[str, Any]) -> None:
+    """Refuse fields that would change the text and that nothing here reads.
+
+    Raises
+    ------
+    Refusal
+        One has a value that would change it.
+    """
+    for name, neutral in _NEUTRAL.items():
+        value = fields.get(name)
+        if value is not None and not any(value == one for one in neutral):
+            raise Refusal(
+                400,
+                f"{name} is not supported; leave it out",
+                param=name,
+                code="unsupported_parameter",
+            )
+
+
+def options_of(lm: LM, fields: SamplingFields) -> dict[str, Any]:
+    """Return the options of ``LM.generate`` that a request means.
+
+    Raises
+    ------
+    Refusal
+        A drafter or a token that there is not.
+    """
+    n_vocab = lm.model.hparams.n_vocab
+    for token in (*(fields.logit_bias or ()), *fields.stop_token_ids):
+        if not 0 <= token < n_vocab:
+            raise Refusal(400, f"no such token: {token}; there are {n_vocab}")
+    stop: Sequence[str] = [fields.stop] if isinstance(fields.stop, str) else fields.stop
+    given = {
+        "temperature": fields.temperature,
+        "top_k": None if fields.top_k is None else max(fields.top_k, 0),  # -1 is off in vLLM
+        "top_p": fields.top_p,
+        "min_p": fields.min_p,
+        "repetition_penalty": fields.repetition_penalty or fields.repeat_penalty,
+        "frequency_penalty": fields.frequency_penalty,
+        "presence_penalty": fields.presence_penalty,
+        "logit_bias": fields.logit_bias or None,
+        "seed": fields.seed if fields.seed is None or fields.seed >= 0 else None,  # -1: draw one
+    }
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    options |= {"stop": [text for text in stop if text], "ignore_eos": fields.ignore_eos}
+    if fields.stop_token_ids:
+        options["stop_token_ids"] = fields.stop_token_ids
+    if fields.max_tokens is not None:
+        options["max_tokens"] = None if fields.max_tokens < 0 else fields.max_tokens
+    return options | _drafting(lm, fields.speculative)
+
+
+def _drafting(lm: LM, given: Speculative | bool | None) -> dict[str, Any]:
+    if given is False:
+        return {"draft": 0}
+    if given is None or given is True:
+        return {}
+    roles = {
+        drafter.spec.name if drafter.spec else role: role
+        for role, drafter in lm.generator.cross.drafters.items()
+    }
+    named = [given.drafter] if isinstance(given.drafter, str) else given.drafter
+    for name in named or ():
+        if name not in roles:
+            raise Refusal(
+                400,
+                f"no such drafter: {name!r}; there are {', '.join(roles) or 'none'}",
+                param="speculative.drafter",
+            )
+    asked = None if named is None else [roles[name] for name in named]
+    options = {"draft": given.draft, "drafters": asked, "p_min": given.p_min}
+    return {name: value for name, value in options.items() if value is not None}

@@ -1,0 +1,68 @@
+"""``mtpcore serve`` as a process: it answers, and ends when it is asked to."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+from mtpcore.cli import main
+
+COMMAND = [sys.executable, "-m", "mtpcore", "serve", "demo", "--port", "0", "-t", "1"]
+
+
+@pytest.fixture
+def served():
+    """Start the server; give the process and its address."""
+    process = subprocess.Popen(COMMAND, stderr=subprocess.PIPE, text=True)
+    try:
+        for line in process.stderr:
+            if found := re.search(r"http://\S+:\d+", line):
+                break
+        else:
+            pytest.fail("it does not listen")
+        yield process, found[0]
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def ask(address, **fields):
+    body = json.dumps({"prompt": "def f(", "ignore_eos": True} | fields).encode()
+    return urllib.request.urlopen(f"{address}/v1/completions", body, timeout=60)
+
+
+def test_it_answers_and_draws_a_seed_for_each_text(served):
+    _, address = served
+    texts = set()
+    for _ in range(3):
+        with ask(address, max_tokens=20, temperature=2) as answer:
+            texts.add(json.load(answer)["choices"][0]["text"])
+    assert len(texts) > 1
+
+
+def test_an_answer_that_has_begun_ends_before_the_server_does(served):
+    process, address = served
+    with ask(address, max_tokens=400, stream=True) as answer:
+        answer.readline()
+        process.send_signal(signal.SIGTERM)
+        lines = answer.read().decode().strip().splitlines()
+    assert lines[-1] == "data: [DONE]"
+    assert process.wait(30) in (0, -signal.SIGTERM)
+
+
+def test_a_port_that_is_taken_is_an_error(served, capsys):
+    _, address = served
+    port = address.rsplit(":", 1)[1]
+    assert main(["serve", "demo", "--port", port, "-t", "1"]) == 1
+    assert "Address already in use" in capsys.readouterr().err
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setattr("mtpcore.cli.serve.find_spec", lambda name: None)
+    assert main(["serve", "demo"]) == 1
+    assert "pip install mtpcore[serve]" in capsys.readouterr().err

@@ -1,0 +1,37 @@
+"""A server in a thread of its own, at a port that is free."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from mtpcore.lm import LM
+from mtpcore.serving import ServerSettings, build_app
+
+__all__ = ["serving"]
+
+
+@contextmanager
+def serving(lm: LM, settings: ServerSettings | None = None) -> Iterator[str]:
+    """Serve an LM; give the address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        config = uvicorn.Config(
+            build_app(lm, settings), log_level="error", timeout_graceful_shutdown=5, ws="none"
+        )
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive()
+                time.sleep(0.01)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.should_exit = True
+            thread.join()

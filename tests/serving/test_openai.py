@@ -1,0 +1,224 @@
+"""OpenAI's own client, unchanged: chat, completions, streams, errors."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+
+HI = [{"role": "user", "content": "hi"}]
+PROMPT = "def read_config(path):"
+
+
+def stream_text(stream):
+    return "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+
+
+def test_an_answer_is_that_of_the_lm(client, lm):
+    found = client.chat.completions.create(
+        model="demo", messages=HI, max_tokens=12, seed=3, temperature=0.9
+    )
+    own = lm.chat(HI, max_tokens=12, seed=3, temperature=0.9)
+    assert found.choices[0].message.content == own.text
+    assert found.choices[0].finish_reason == {"end": "stop"}.get(
+        own.finish_reason, own.finish_reason
+    )
+    assert found.usage.completion_tokens == len(own.tokens)
+    assert found.usage.prompt_tokens == own.stats.prompt_tokens
+    assert found.system_fingerprint.startswith("mtpcore-")
+
+
+def test_a_stream_has_the_same_text_its_usage_and_an_end(client, lm):
+    options = {"model": "demo", "messages": HI, "max_tokens": 12, "seed": 3}
+    whole = client.chat.completions.create(**options)
+    chunks = list(
+        client.chat.completions.create(
+            **options, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert stream_text(chunks) == whole.choices[0].message.content
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == (
+        whole.choices[0].finish_reason
+    )
+    assert [c.usage for c in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert chunks[-1].choices == []
+
+
+def test_the_helper_of_streams_reads_it(client):
+    with client.chat.completions.stream(
+        model="demo", messages=HI, max_tokens=60, seed=3, n=2, stop=list("aeiou ")
+    ) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_completion()
+    assert {"chunk", "content.done"} <= kinds
+    assert [choice.index for choice in final.choices] == [0, 1]
+
+
+def test_several_texts_of_one_prompt(client):
+    options = {"model": "demo", "messages": HI, "max_tokens": 12, "temperature": 1.5}
+    alone = client.chat.completions.create(**options, seed=7)
+    several, again = (client.chat.completions.create(**options, seed=7, n=3) for _ in range(2))
+    texts = [choice.message.content for choice in several.choices]
+    assert texts[0] == alone.choices[0].message.content
+    assert len(set(texts)) == 3
+    assert texts == [choice.message.content for choice in again.choices]
+    assert several.usage.prompt_tokens == alone.usage.prompt_tokens
+
+
+def test_logprobs_of_a_chat(client, lm):
+    options = {"messages": HI, "max_tokens": 6, "temperature": 0}
+    found = client.chat.completions.create(model="demo", **options, logprobs=True, top_logprobs=2)
+    own = lm.chat(**options, logprobs=2)
+    content = found.choices[0].logprobs.content
+    assert [one.logprob for one in content] == [one.logprob for one in own.logprobs]
+    assert all(len(one.top_logprobs) == 2 for one in content)
+    assert b"".join(bytes(one.bytes) for one in content).decode() == own.text
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, [PROMPT, "x ="], [5, 6, 7], [[5, 6], [7]]])
+def test_completions_take_texts_and_tokens(client, lm, prompt):
+    found = client.completions.create(model="demo", prompt=prompt, max_tokens=5, temperature=0)
+    several = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
+    own = lm.generate(several, max_tokens=5, temperature=0)
+    assert [choice.text for choice in found.choices] == [one.text for one in own]
+
+
+def test_completions_echo_and_show_logprobs(client, lm):
+    found = client.completions.create(
+        model="demo", prompt=PROMPT, max_tokens=4, temperature=0, echo=True, logprobs=1
+    )
+    choice = found.choices[0]
+    assert choice.text.startswith(PROMPT)
+    assert choice.logprobs.text_offset[0] == len(PROMPT)
+    for text, at in zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True):
+        assert choice.text[at : at + len(text)] == text
+    chunks = client.completions.create(
+        model="demo", prompt=PROMPT, max_tokens=4, temperature=0, echo=True, logprobs=1, stream=True
+    )
+    assert "".join(c.choices[0].text for c in chunks if c.choices) == choice.text
+
+
+def test_texts_end_before_stops(client, lm):
+    text = lm.generate(PROMPT, max_tokens=30, temperature=0).text
+    found = client.completions.create(
+        model="demo", prompt=PROMPT, max_tokens=30, temperature=0, stop=text[10:14]
+    )
+    assert found.choices[0].text == text[: text.index(text[10:14])]
+    assert found.choices[0].finish_reason == "stop"
+
+
+def test_drafts_are_chosen_a_request_and_change_nothing(client):
+    options = {"model": "demo", "prompt": PROMPT, "max_tokens": 24, "seed": 5}
+    found = {
+        str(one): client.completions.create(**options, extra_body={"speculative": one})
+        for one in (False, {"draft": 3}, {"draft": 3, "drafter": "lookup"}, {"draft": "auto"})
+    }
+    assert len({one.choices[0].text for one in found.values()}) == 1
+    plain, drafted = found["False"], found["{'draft': 3}"]
+    assert not hasattr(plain, "timings") or "draft_n" not in plain.timings
+    details = drafted.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens == drafted.timings["draft_n_accepted"] > 0
+    assert drafted.metrics["speculative_decoding"]["num_draft_tokens"] == drafted.timings["draft_n"]
+
+
+def test_a_seed_gives_the_same_text_alone_and_among_32(client, lm):
+    def ask(i):
+        draft = False if i % 2 else {"draft": 1 + i % 5}
+        found = client.chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": f"say {i % 8}"}],
+            max_tokens=10 + i % 3,
+            seed=i % 8,
+            extra_body={"speculative": draft},
+        )
+        return found.choices[0].message.content
+
+    with ThreadPoolExecutor(32) as pool:
+        among = list(pool.map(ask, range(32)))
+    for i, text in enumerate(among):
+        alone = lm.chat(f"say {i % 8}", max_tokens=10 + i % 3, seed=i % 8, draft=0)
+        assert text == alone.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": -1}, None),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"n": 0}, "n"),
+        ({"n": 9}, "n"),
+        ({"mirostat": 2}, "mirostat"),
+        ({"speculative": {"drafts": 3}}, "speculative"),
+        ({"speculative": {"drafter": "nobody"}}, "speculative.drafter"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logit_bias": {"9999999": 1}}, None),
+        ({"messages": [{"role": "nobody", "content": ""}]}, None),
+        ({"messages": []}, None),
+        ({"messages": [{"role": "user", "content": "long " * 500}]}, None),
+    ],
+)
+def test_what_makes_no_sense_is_a_400(client, fields, param):
+    options = {"messages": HI, "max_tokens": 3} | fields
+    messages = options.pop("messages")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="demo", messages=messages, extra_body=options)
+    assert caught.value.message
+    if param:
+        assert caught.value.param == param
+
+
+def test_a_prompt_that_is_too_long_says_by_how_much(http):
+    body = {"prompt": [5] * 300, "max_tokens": 3}
+    error = http.post("/v1/completions", json=body).json()["error"]
+    assert error["type"] == "exceed_context_size_error"
+    assert (error["n_prompt_tokens"], error["n_ctx"]) == (300, 200)
+    assert "context" in error["message"]
+
+
+def test_null_is_a_field_that_is_left_out(client, http):
+    nothing = dict.fromkeys(("temperature", "stop", "seed", "n", "logit_bias", "stream"))
+    body = {"prompt": PROMPT, "max_tokens": 3} | nothing
+    assert http.post("/v1/completions", json=body).status_code == 200
+
+
+def test_a_template_gets_its_variables_and_tools(http):
+    tools = [{"type": "function", "function": {"name": "clock", "parameters": {}}}]
+    body = {"messages": HI, "tools": tools, "chat_template_kwargs": {"mood": "glad"}}
+    found = http.post("/apply-template", json=body).json()
+    assert found["prompt"] == "<tool>clock</tool>\n<user>hi\nglad<assistant>"
+    found = http.post("/apply-template", json=body | {"tool_choice": "none"}).json()
+    assert found["prompt"] == "<user>hi\nglad<assistant>"
+
+
+def test_models_say_how_long_texts_may_be(client):
+    (model,) = client.models.list().data
+    assert (model.id, model.max_model_len, model.meta["n_ctx"]) == ("demo", 200, 200)
+    assert client.models.retrieve("demo").id == "demo"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+
+
+def test_texts_and_tokens(http, lm):
+    text = "naïve 漢字"
+    tokens = http.post("/tokenize", json={"content": text}).json()["tokens"]
+    assert tokens == lm.tokenizer.encode(text, add_special=False, parse_special=True)
+    assert http.post("/detokenize", json={"tokens": tokens}).json()["content"] == text
+    pieces = http.post("/tokenize", json={"content": text, "with_pieces": True}).json()["tokens"]
+    raw = b"".join(
+        bytes(one["piece"]) if isinstance(one["piece"], list) else one["piece"].encode()
+        for one in pieces
+    )
+    assert raw.decode() == text
+
+
+def test_every_event_of_a_stream_is_json(http):
+    body = {"messages": HI, "max_tokens": 5, "stream": True}
+    with http.stream("POST", "/v1/chat/completions", json=body) as found:
+        assert found.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in found.iter_lines() if line]
+    assert lines[0].startswith(":")
+    assert lines[-1] == "data: [DONE]"
+    for line in filter(lambda line: line != ":", lines[:-1]):
+        json.loads(line.removeprefix("data: "))
