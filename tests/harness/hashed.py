@@ -176,6 +176,9 @@ class HashBackend:
     def store(self, layers, n_pages, dtype):
         return ListStore(n_pages)
 
+    def state_store(self, layers, n_slots, source):
+        raise AssertionError("its models have no recurrent layers")
+
     def plan(self, program, source, *, n_batch, n_ctx, threads, stores, states=None):
         return HashPlan(program, stores[0] if stores else None, self)
 
