@@ -13,6 +13,7 @@ import numpy as np
 from mtpcore._ext._cpu import available_fetches, available_isas, fetch, isa
 from mtpcore.backends.cpu.estimate import estimate_packed_bytes
 from mtpcore.backends.cpu.states import slot_bytes_of
+from mtpcore.cli.llama_cpp import judge_for_llama_cpp
 from mtpcore.cross import find_drafter
 from mtpcore.declarations.spec import TARGET, DrafterSpec
 from mtpcore.discovery.companions import unread
@@ -81,6 +82,7 @@ def describe_model(
         "metadata": plain_metadata(model.metadata),
         "tokenizer": repr(model.tokenizer) if model.has_tokenizer else None,
         "chat_template": "tokenizer.chat_template" in model.metadata,
+        "llama_cpp": _for_llama_cpp(model.architecture, model.metadata, model.tensors.values()),
         "sampling": _sampling(model.metadata),
         **_tensors(model.tensors.values(), lambda name: _role_in(model, name)),
         "unread": _unread(model),
@@ -120,6 +122,7 @@ def describe_file(file: ModelFile, error: MtpcoreError) -> dict[str, Any]:
         "metadata": plain_metadata(file.metadata),
         "tokenizer": repr(tokenizer) if tokenizer else None,
         "chat_template": "tokenizer.chat_template" in file.metadata,
+        "llama_cpp": _for_llama_cpp(file.architecture, file.metadata, file.tensors.values()),
         "sampling": _sampling(file.metadata),
         **_tensors(file.tensors.values(), lambda name: None),
         "unread": None,
@@ -129,6 +132,13 @@ def describe_file(file: ModelFile, error: MtpcoreError) -> dict[str, Any]:
         "plan": None,
         **_machine(),
     }
+
+
+def _for_llama_cpp(
+    architecture: str, metadata: Mapping[str, Any], tensors: Iterable[Tensor]
+) -> dict[str, Any]:
+    types = {tensor.name: tensor.type_name for tensor in tensors}
+    return judge_for_llama_cpp(architecture or None, metadata, types)
 
 
 def _sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:

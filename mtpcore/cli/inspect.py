@@ -217,7 +217,18 @@ def _overview(described: dict[str, Any]) -> list[str]:
         f"tokenizer     {described['tokenizer'] or 'none that is supported'}"
         + (", with a chat template" if described["chat_template"] else ""),
         *_sampling(described["sampling"]),
+        f"llama.cpp     {_for_llama_cpp(described['llama_cpp'])}",
     ]
+
+
+def _for_llama_cpp(judged: dict[str, Any]) -> str:
+    of = f"of {judged['of']}"
+    if judged["unknown"]:
+        return f"{of} does not know {', '.join(judged['unknown'])}"
+    head = "" if judged["head"] is None else f", and {judged['head']} the head"
+    if judged["head"] == "refuses":
+        head = ", and refuses files with its head"
+    return f"{of} knows architecture, tokenizer and types{head}"
 
 
 def _machine(described: dict[str, Any]) -> list[str]:

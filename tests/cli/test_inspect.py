@@ -6,11 +6,14 @@ import re
 import numpy as np
 import pytest
 from harness import hybrid_family
+from harness.architectures import NAMES, architecture_of, header
+from harness.headed import HEADED, SKIPPED
 from harness.headers import build, entry, tensor, text
 
 import mtpcore
 from mtpcore.cli import inspect
 from mtpcore.cli.anatomy import describe_model, role_of
+from mtpcore.cli.llama_cpp import judge_for_llama_cpp
 from mtpcore.cli.terminal import spell_bytes
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import write_model_file
@@ -276,6 +279,54 @@ def test_every_file_that_can_be_read_is_shown(command, tmp_path, entries, tensor
     code, out, err = command("run", path, "hi")
     assert (code, out) == (1, "")
     assert err == f"mtpcore: {found['error']}\n"
+
+
+def vocabulary(model, pre):
+    return [
+        entry("tokenizer.ggml.model", 8, text(model)),
+        entry("tokenizer.ggml.pre", 8, text(pre)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "entries", "names", "kind", "said"),
+    [
+        ("llama", [], ["t"], 0, "knows architecture, tokenizer and types"),
+        ("qwen35", [], ["blk.1.nextn.eh_proj.weight"], 0, "and runs the head"),
+        ("bailingmoe2", [], ["blk.1.nextn.eh_proj.weight"], 0, "and skips the head"),
+        ("llama", [], ["blk.1.nextn.eh_proj.weight"], 0, "and refuses files with its head"),
+        ("mtpcore", [], ["blk.1.nextn.eh_proj.weight"], 0, "not know architecture mtpcore"),
+        ("llama", vocabulary("gpt2", "qwen2"), ["t"], 8, "knows architecture"),
+        ("llama", vocabulary("gpt2", "later"), ["t"], 0, "does not know pre-tokenizer later"),
+        ("llama", vocabulary("llama", "later"), ["t"], 0, "knows architecture"),
+        ("llama", vocabulary("other", "later"), ["t"], 0, "does not know tokenizer other"),
+        ("llama", [], ["t"], 99, "does not know type 99"),
+        ("new", vocabulary("gpt2", "x"), ["t"], 0, "know architecture new, pre-tokenizer x"),
+    ],
+)
+def test_what_llama_cpp_would_do(command, tmp_path, architecture, entries, names, kind, said):
+    head = entry("general.architecture", 8, text(architecture))
+    tensors = [tensor(name, [32], kind, 0) for name in names]
+    path = write_file(tmp_path / "odd.gguf", [head, *entries], tensors, 128)
+    (line,) = (x for x in command("inspect", path)[1].splitlines() if x.startswith("llama.cpp "))
+    assert said in line
+    assert "of 1 October 2026" in line
+    found = json.loads(command("inspect", path, "--json")[1])["llama_cpp"]
+    assert all(f"not know {', '.join(found['unknown'])}" in line for _ in found["unknown"])
+    assert ("head" in line) == (found["head"] is not None)
+
+
+def test_the_tables_are_of_the_llama_cpp_that_the_tests_compare_with():
+    """Its generator writes a file of each architecture that it knows."""
+    for name in NAMES:
+        judged = judge_for_llama_cpp(architecture_of(header(name)), {}, {})
+        assert judged == {"of": "1 October 2026", "unknown": [], "head": None}
+
+
+@pytest.mark.parametrize("architecture", HEADED)
+def test_heads_are_run_or_skipped_as_the_tests_saw(architecture):
+    judged = judge_for_llama_cpp(architecture, {}, {"blk.1.nextn.eh_proj.weight": "F32"})
+    assert judged["head"] == ("skips" if architecture in SKIPPED else "runs")
 
 
 def test_the_size_of_a_newer_type_is_not_known(command, tmp_path):
