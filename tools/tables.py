@@ -4,14 +4,15 @@ They stand in a page of docs/ between ``<!-- table: NAME -->`` and ``<!-- end --
 in when the documentation is built; ``python tools/tables.py NAME`` prints one. Tables:
 ``supported`` (architectures and drafters of the trunks and plugins here), ``effort`` (what a
 drafter cost to add, here and in other engines), ``architectures`` (those that llama.cpp's generator
-writes: which run here, and what the others need), ``conversions`` (published classes whose
-conversion is held by transformers' logits, and by llama.cpp's converter), ``modules`` (what each
-module of the package is for, as its docstring says).
+writes: which run here, in how many lines, and what the others need), ``conversions`` (published
+classes whose conversion is held by transformers' logits, and by llama.cpp's converter), ``modules``
+(what each module of the package is for, as its docstring says).
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -82,12 +83,57 @@ def architectures() -> Iterable[str]:
     for file in files:
         name, kind = file.rsplit("-", 1)
         kinds.setdefault(name, []).append("experts" if kind == "moe" else kind)
-    yield "| architecture | files | here |"
-    yield "| --- | --- | --- |"
+    path = ROOT / "benchmarks" / "results" / "llama_cpp_lines.json"
+    theirs = json.loads(path.read_text("utf-8"))["lines"]
+    yield "| architecture | files | here | lines here | lines in llama.cpp |"
+    yield "| --- | --- | --- | --- | --- |"
+    counted: dict[str, int] = {}
     for name, of in kinds.items():
+        spec = known.architectures.get(name)
+        here = _declared_in(spec) if spec else {}
+        counted |= here if name not in here else {}
         needs = known.unsupported.get(name, "a declaration")
-        runs = "runs" if name in known.architectures else f"needs {needs}"
-        yield _row(f"`{name}`", ", ".join(of), runs)
+        runs = "runs" if spec else f"needs {needs}"
+        ours = sum(here.values()) or ""
+        yield _row(f"`{name}`", ", ".join(of), runs, ours, theirs[name])
+    running = sum(theirs[name] for name in kinds if name in known.architectures)
+    ours = f"{sum(counted.values()) + _n_lines(VARIANTS.read_text('utf-8')):,}"
+    yield _row("all that run, each file once", "", "", ours, f"{running:,}")
+
+
+def _declared_in(spec: ModelSpec) -> dict[str, int]:
+    """Return the lines that are an architecture's own, by what they are.
+
+    They are a declaration in the table of variants, the module of a family with layers of its own,
+    or a plugin's package.
+    """
+    if (folder := ROOT / "plugins" / spec.plugin).is_dir():
+        return {str(file): _n_lines(file.read_text("utf-8")) for file in folder.rglob("*.py")}
+    for file in sorted((ROOT / "mtpcore" / "models").glob("*.py")):
+        text = file.read_text("utf-8")
+        for call in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)):
+            named = [*call.args[:1], *(k.value for k in call.keywords if k.arg == "name")]
+            if file.stem in _NO_TRUNKS or spec.name not in map(_text, named):
+                continue
+            if file == VARIANTS:
+                return {spec.name: _n_lines(ast.get_source_segment(text, call) or "")}
+            return {str(file): _n_lines(text)}
+    raise ValueError(f"{spec.name}: declared nowhere")
+
+
+VARIANTS = ROOT / "mtpcore" / "models" / "families.py"
+_NO_TRUNKS = ("unsupported", "variant_heads")
+"""Modules that name families and declare none."""
+
+
+def _text(node: ast.expr) -> object:
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def _n_lines(text: str) -> int:
+    """Count lines that are neither empty nor a comment alone."""
+    lines = (line.strip() for line in text.splitlines())
+    return sum(bool(line) and not line.startswith("#") for line in lines)
 
 
 def conversions() -> Iterable[str]:
