@@ -330,6 +330,8 @@ cdef class Executor:
         elif op.kind in (MTP_ATTENTION, MTP_MERGE):
             wanted = op.out[0].n_heads
             refuse_unless(0 <= op.n[6] < MOST, "impossible distance", f"0 to {MOST - 1}", op.n[6])
+        elif op.kind == MTP_XIELU:
+            wanted = 4
         elif op.kind == MTP_SCALE_CHOSEN:
             wanted = op.n[0]
         elif op.kind in (MTP_SCALE_BY, MTP_SHIFT_BY) and op.n[0]:

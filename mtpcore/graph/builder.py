@@ -514,6 +514,41 @@ class GraphBuilder:
         """
         return self.add_node("activation", [x], name=name, kind=kind)[0]
 
+    def xielu(
+        self,
+        x: Value,
+        *,
+        alpha_p: float,
+        alpha_n: float,
+        beta: float,
+        eps: float,
+        name: str | None = None,
+    ) -> Value:
+        """Apply the expanded integral of ELU, a parabola above 0 and an exponential below.
+
+        That is ``alpha_p`` x**2 + ``beta`` x where x > 0, and elsewhere ``alpha_n``
+        (expm1(min(x, ``eps``)) - x) + ``beta`` x (Huang and Schlag 2024, "Deriving Activation
+        Functions Using Integration", arXiv 2411.13010).
+        """
+        return self.add_node(
+            "xielu",
+            [x],
+            name=name,
+            alpha_p=float(alpha_p),
+            alpha_n=float(alpha_n),
+            beta=float(beta),
+            eps=float(eps),
+        )[0]
+
+    def gaussian_topk(self, x: Value, n_deviations: float, *, name: str | None = None) -> Value:
+        """Return by how much values of the last axis are above a cutoff, 0 for those below.
+
+        The cutoff is the mean plus ``n_deviations`` standard deviations: of normally distributed
+        values the largest are left, about as many as the normal distribution has above it (You et
+        al. 2025, "Spark Transformer", arXiv 2506.06644).
+        """
+        return self.add_node("gaussian_topk", [x], name=name, n_deviations=float(n_deviations))[0]
+
     def gated(
         self,
         gate: Value,

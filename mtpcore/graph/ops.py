@@ -204,6 +204,17 @@ def _clamp(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures
     return _same(x, w, a)
 
 
+def _xielu(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
+    for name in ("alpha_p", "alpha_n", "beta", "eps"):
+        _want(abs(a[name]) < float("inf"), name, "a finite number", a[name])
+    return _same(x, w, a)
+
+
+def _gaussian_topk(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
+    _want(abs(a["n_deviations"]) < float("inf"), "no cutoff", "a finite number", a["n_deviations"])
+    return _same(x, w, a)
+
+
 def _scale_by_position(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     _want(x[0][0] == x[1][0], "each row has a position", x[1][0], x[0][0])
     for name, least in (("n", 1), ("offset", 0)):
@@ -714,6 +725,20 @@ OPS: dict[str, OpRule] = {
         (1,),
     ),
     "activation": _rule(1, 0, "kind", _activation, "kind(x)"),
+    "xielu": _rule(
+        1,
+        0,
+        "alpha_p alpha_n beta eps",
+        _xielu,
+        "alpha_p x^2 + beta x where x > 0, else alpha_n (exp(min(x, eps)) - 1 - x) + beta x",
+    ),
+    "gaussian_topk": _rule(
+        1,
+        0,
+        "n_deviations",
+        _gaussian_topk,
+        "max(0, x - mean - n_deviations * sqrt(mean((x - mean)^2))) over the last axis",
+    ),
     "gated": _rule(
         2,
         0,

@@ -260,6 +260,8 @@ WIDE_SIZES = {"capacities": [N_BATCH * 4 * WIDE] * 3, "arena_bytes": 1024}
         ("units that are not", [prepare(), matmul([view(INNER)], ints=[0, 1 << 62, 32])], {}),
         ("different shapes", [("take", 0, [view(X)], [view(Y)], {})], {}),
         ("different shapes", [("clamp", 0, [view(X, width=3)], [view(Y)], {})], {}),
+        ("numbers of xIELU", [("xielu", *ONE_ROW, {})], {}),
+        ("different shapes", [("gaussian_topk", 0, [view(X, width=3)], [view(Y)], {})], {}),
         ("factor for each head", [("mul_heads", 0, [view(X), view(X)], [view(Y)], {})], {}),
         ("factor for each head", [("mul_heads", 0, [view(X), HALVES], [view(Y)], {})], {}),
         ("no parts of these", [("scale_by_position", *ONE_ROW, {"ints": [0, 0]})], {}),
@@ -336,6 +338,13 @@ def test_factors_are_those_of_experts_that_a_route_chose(steps):
         made.add(kind, 0, axis, inputs, outputs, **further)
     with pytest.raises(BackendError, match=r"ids of more experts|different shapes"):
         made.finish(0.0, 0.0, 0.0)
+
+
+def test_numbers_of_xielu_are_four():
+    made, numbers = executor(n_ops=1), np.ones(5, np.float32)
+    for n in (3, 5):
+        with pytest.raises(BackendError, match="not a weight for each value"):
+            made.add("xielu", 0, *ONE_ROW, weights=[numbers[:n]])
 
 
 def test_factors_are_one_for_each_expert():

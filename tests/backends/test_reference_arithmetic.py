@@ -207,6 +207,8 @@ def test_values_one_by_one(data, isa, width, n):
             "mul": g.mul(a, b),
             "scale": g.scale(a, -1.7),
             "clamp": g.clamp(a, 0.3),
+            "xielu": g.xielu(a, alpha_p=0.7, alpha_n=1.3, beta=0.5, eps=-1e-6),
+            "other_xielu": g.xielu(a, alpha_p=-2.0, alpha_n=0.0, beta=1e-3, eps=0.2),
             "scale_by": g.scale_by(a, "w.weight"),
             "shift_by": g.shift_by(a, "w.weight"),
             **{kind: g.activation(a, kind) for kind in ACTIVATIONS},
@@ -248,7 +250,10 @@ def test_activations_everywhere():
     x = np.concatenate([x, x / 100, x / 1e4, x * 1e30, SPECIAL])[None]
     compare(
         available_isas(),
-        lambda g: {k: g.activation(g.inputs["x"], k) for k in ACTIVATIONS},
+        lambda g: {
+            "xielu": g.xielu(g.inputs["x"], alpha_p=0.7, alpha_n=1.3, beta=0.5, eps=-1e-6),
+            **{k: g.activation(g.inputs["x"], k) for k in ACTIVATIONS},
+        },
         {},
         {"x": x},
     )
@@ -273,6 +278,19 @@ def test_norms(data, isa, width, n, eps):
 
     rows = {"a": data.draw(values(n, width)), "heads": data.draw(values(n, 21))}
     compare([isa], make, tensors, rows)
+
+
+@each_operation
+@given(st.data(), isas, widths, counts, st.sampled_from([1.6, 0.0, -0.5]))
+def test_cutoffs(data, isa, width, n, n_deviations):
+    def make(g):
+        a, heads = g.inputs["a"], g.split_heads(g.inputs["heads"], 3)
+        return {
+            "rows": g.gaussian_topk(a, n_deviations),
+            "heads": g.merge_heads(g.gaussian_topk(heads, n_deviations)),
+        }
+
+    compare([isa], make, {}, {"a": data.draw(values(n, width)), "heads": data.draw(values(n, 21))})
 
 
 @each_operation

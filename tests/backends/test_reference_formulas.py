@@ -70,6 +70,24 @@ def test_activations(kind, at_one, at_minus_two):
     assert found == pytest.approx([2 * at_one, 0], abs=1e-8)
 
 
+def test_xielu_bends_at_zero():
+    """A parabola above, below what an exponential approaches; near 0 both have the slope beta."""
+    numbers = {"alpha_p": 2.0, "alpha_n": 3.0, "beta": 0.5, "eps": -1e-6}
+    found = formulas.xielu(np.array([2.0, -1.0, -50.0, 1e-9, -1e-5]), **numbers)
+    below = 3 * (math.exp(-1) - 1 + 1) - 0.5
+    assert found == pytest.approx([9, below, 3 * 49 - 25, 5e-10, -5e-6], rel=1e-4)
+
+
+def test_about_as_many_values_are_left_as_a_normal_distribution_has(rng):
+    x = 3 * rng.normal(size=(2, 20000)) + 7
+    left = formulas.gaussian_topk(x, n_deviations=1.6448536)
+    assert (left > 0).mean(axis=1) == pytest.approx([0.05, 0.05], abs=0.005)
+    for row, found in zip(x, left, strict=True):
+        mean = sum(row) / len(row)
+        cutoff = mean + 1.6448536 * math.sqrt(sum((v - mean) ** 2 for v in row) / len(row))
+        assert found == pytest.approx([max(v - cutoff, 0) for v in row])
+
+
 def test_factors_of_positions_are_one_before_the_first_part():
     """Llama 4 counts positions from 1: the 8192nd is the first with another factor."""
     factors = [

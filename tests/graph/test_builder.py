@@ -284,6 +284,10 @@ WRONG = {
     "clamp, nothing left": lambda g, x: g.clamp(x, 0.0),
     "clamp, no limit": lambda g, x: g.clamp(x, float("inf")),
     "clamp, no number": lambda g, x: g.clamp(x, float("nan")),
+    "xielu, no number": lambda g, x: g.xielu(
+        x, alpha_p=1.0, alpha_n=float("nan"), beta=0.5, eps=0.0
+    ),
+    "gaussian_topk, no number": lambda g, x: g.gaussian_topk(x, float("inf")),
     "scale_by_position, no parts": lambda g, x: sharpened(g, x, n=0),
     "scale_by_position, offset": lambda g, x: sharpened(g, x, offset=-1),
     "scale_by_position, large": lambda g, x: sharpened(g, x, n=1 << 31),

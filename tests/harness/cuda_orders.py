@@ -45,17 +45,35 @@ def columns_of_threads(x):
 def normalised(x, w=None, bias=None, *, n, eps, centred=False):
     """Normalise rows: a thread takes eight columns of every 2048."""
     if centred:
-        sums = np.zeros((*x.shape[:-1], THREADS), np.float32)
-        for own in columns_of_threads(x):
-            sums = sums + own
-        x = x - (total_of_threads(sums) / np.float32(x.shape[-1]))[..., None]
+        x = x - mean_of_row(x)
+    mean = sum_of_squares(x) / np.float32(n)
+    y = x * (np.float32(1) / np.sqrt(mean + np.float32(eps)))
+    y = y if w is None else y * w
+    return y if bias is None else y + bias
+
+
+def above_cutoff(x, n_deviations):
+    """Return what is above the mean and so many deviations; sums are those of norms."""
+    x = x - mean_of_row(x)
+    deviation = np.sqrt(sum_of_squares(x) / np.float32(x.shape[-1]))
+    y = x - np.float32(n_deviations) * deviation
+    return np.where(y < 0, np.float32(0), y)
+
+
+def mean_of_row(x):
+    """Return the mean over the last axis, [..., width] -> [..., 1]."""
+    sums = np.zeros((*x.shape[:-1], THREADS), np.float32)
+    for own in columns_of_threads(x):
+        sums = sums + own
+    return (total_of_threads(sums) / np.float32(x.shape[-1]))[..., None]
+
+
+def sum_of_squares(x):
+    """Return the sum of squares over the last axis, [..., width] -> [..., 1]."""
     squares = np.zeros((*x.shape[:-1], THREADS), np.float32)
     for own in columns_of_threads(x):
         squares = fma(own, own, squares)
-    mean = total_of_threads(squares) / np.float32(n)
-    y = x * (np.float32(1) / np.sqrt(mean + np.float32(eps)))[..., None]
-    y = y if w is None else y * w
-    return y if bias is None else y + bias
+    return total_of_threads(squares)[..., None]
 
 
 class Product:

@@ -125,6 +125,13 @@ class Grower(Writer):
     def clamp(self):
         return self.g.clamp(self.pick(), self.draw(st.sampled_from([0.1, 1.0])))
 
+    def xielu(self):
+        eps = self.draw(st.sampled_from([-1e-6, 0.3]))
+        return self.g.xielu(self.pick(), alpha_p=0.7, alpha_n=1.3, beta=0.5, eps=eps)
+
+    def gaussian_topk(self):
+        return self.g.gaussian_topk(self.pick(), self.draw(st.sampled_from([1.6, -0.2])))
+
     def scale_by_position(self):
         x = self.pick(lambda v: v.shape[0] == TOKENS)
         positions, n = self.g.inputs.positions, self.draw(st.integers(1, 9))
@@ -284,7 +291,7 @@ class Grower(Writer):
         embed, embed_by_position, embed_positions, embed_codes, embedding_rows, matmul_by_position,
         matmul, matmul, norm_of_any,
         two, two, scale, scale_any_by, shift_any_by, activate, clamp, multiply_each_head,
-        scale_by_position,
+        scale_by_position, xielu, gaussian_topk,
         concat, concat, concat, slice, slice, slice, split, split, join, join, repeat, turn,
         attention, attention, route, expert_matmul, expert_matmul, scale_chosen, mix, head_matmul,
         output_rows,

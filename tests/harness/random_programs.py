@@ -101,6 +101,7 @@ class Writer:
     def combine(self, x):
         other = self.product(x, x.shape[1])
         hows = ["add", "mul", "gated", "activation", "scale", "scale_by", "shift_by", "clamp"]
+        hows += ["xielu", "gaussian_topk"]
         how = self.draw(st.sampled_from(hows))
         if how == "activation":
             return self.g.activation(x, self.draw(st.sampled_from(ACTIVATIONS)))
@@ -108,6 +109,10 @@ class Writer:
             return self.g.scale(other, self.draw(st.sampled_from([0.5, -1.7, 0.0])))
         if how == "clamp":
             return self.g.clamp(other, 0.4)
+        if how == "xielu":
+            return self.g.xielu(other, alpha_p=0.7, alpha_n=1.3, beta=0.5, eps=-1e-6)
+        if how == "gaussian_topk":
+            return self.g.gaussian_topk(other, 0.4)
         if how == "scale_by":
             return self.scale_by(other)
         if how == "shift_by":

@@ -190,12 +190,12 @@ class Lowering:
 
     # Values one by one
 
-    def _lower_elementwise(self, node: Node) -> None:
+    def _lower_elementwise(self, node: Node, **fields: Any) -> None:
         inputs = self._in(node)
         kind = node.attrs.get("kind")
         ints = [] if kind is None else [ACTIVATIONS.index(kind), node.attrs.get("offset", 0)]
         number = node.attrs.get("factor", node.attrs.get("limit", 0.0))
-        self._add(node, node.op, inputs, ints=ints, f=number)
+        self._add(node, node.op, inputs, ints=ints, f=number, **fields)
         width = self._views[node.outputs[0]].width
         step, axis = self.steps[-1], self._axis(node.outputs[0])
         if all(view.has_contiguous_heads for view in (*inputs, *step.outputs)) and width % _LANES:
@@ -204,6 +204,13 @@ class Lowering:
 
     _lower_add = _lower_scale = _lower_clamp = _lower_elementwise
     _lower_activation = _lower_gated = _lower_elementwise
+
+    def _lower_xielu(self, node: Node) -> None:
+        numbers = [node.attrs[name] for name in ("alpha_p", "alpha_n", "beta", "eps")]
+        self._lower_elementwise(node, weights=[np.array(numbers, np.float32)])
+
+    def _lower_gaussian_topk(self, node: Node) -> None:
+        self._add(node, node.op, self._in(node), f=node.attrs["n_deviations"])
 
     def _lower_mul(self, node: Node) -> None:
         a, b = (self._shape(i) for i in node.inputs)

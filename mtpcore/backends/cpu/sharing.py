@@ -51,8 +51,9 @@ BARRIER_NS = 2000.0
 _BYTES_PER_NS = 40.0  # of weights in its caches that one thread multiplies with
 _LANES = 16  # values of a cache line, which two threads should not share
 _EACH_VALUE = {"add", "mul", "scale", "clamp", "scale_by", "shift_by", "activation", "gated"}
-_EACH_VALUE |= {"copy", "take", "block_mean", "block_mix"}
+_EACH_VALUE |= {"xielu", "copy", "take", "block_mean", "block_mix"}
 _EACH_HEAD = {"rms_norm", "l2_norm", "layer_norm", "rope", "mul_heads", "scale_by_position"}
+_EACH_HEAD |= {"gaussian_topk"}
 _MATMULS = {"matmul", "expert_matmul"}
 
 

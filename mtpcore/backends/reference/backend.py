@@ -87,6 +87,8 @@ class ReferenceBackend:
         "scale_by_position": by_row(formulas.scale_by_position),
         "shift_by": by_row(formulas.shift_by),
         "activation": by_row(formulas.activation),
+        "xielu": by_row(formulas.xielu),
+        "gaussian_topk": by_row(formulas.gaussian_topk),
         "gated": by_row(formulas.gated),
         "concat": by_row(formulas.concat),
         "slice": by_row(formulas.slice_),

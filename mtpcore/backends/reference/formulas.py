@@ -35,6 +35,7 @@ __all__ = [
     "embedding_rows",
     "expert_matmul",
     "gated",
+    "gaussian_topk",
     "head_matmul",
     "keep_best",
     "split_heads",
@@ -56,6 +57,7 @@ __all__ = [
     "scale_chosen",
     "shift_by",
     "slice_",
+    "xielu",
     "find_best",
     "embed_ids",
     "rank_matmul",
@@ -209,6 +211,19 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 def activation(x: Array, *, kind: str) -> Array:
     """Return kind(x)."""
     return np.asarray(ACTIVATIONS[kind](x))
+
+
+def xielu(x: Array, *, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Array:
+    """Return alpha_p x^2 + beta x above 0, else alpha_n (expm1(min(x, eps)) - x) + beta x."""
+    curved = np.where(x > 0, alpha_p * x * x, alpha_n * (np.expm1(np.minimum(x, eps)) - x))
+    return np.asarray(curved + beta * x)
+
+
+def gaussian_topk(x: Array, *, n_deviations: float) -> Array:
+    """Return what is above the mean plus so many standard deviations, less these; else 0."""
+    deviation = np.std(x, axis=-1, keepdims=True)
+    cutoff = np.mean(x, axis=-1, keepdims=True) + n_deviations * deviation
+    return np.asarray(np.maximum(x - cutoff, 0))
 
 
 def gated(gate: Array, up: Array, *, kind: str, limit: float, offset: int) -> Array:

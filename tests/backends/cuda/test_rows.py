@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from harness.cuda_orders import normalised
+from harness.cuda_orders import above_cutoff, normalised
 from harness.cuda_steps import carry_out
 
 from mtpcore.backends.cuda.launch.codes import Codes, quantise
@@ -123,6 +123,26 @@ def test_activations_are_those_of_the_definition(device, kind):
         attrs = {"kind": kind, "limit": limit, "offset": offset}
         made = carried_out(device, "gated", [x, up], [], (300,), **attrs)
         assert same(made, elementwise.gated(x, up, **attrs))
+
+
+def test_xielu_is_that_of_the_definition(device):
+    x = of_all_sizes(24, 5, 3, 100)
+    for alpha_p, alpha_n, beta, eps in ((0.7, 1.3, 0.5, -1e-6), (-2.0, 0.0, 1e-3, 0.2)):
+        numbers = {"alpha_p": alpha_p, "alpha_n": alpha_n, "beta": beta, "eps": eps}
+        made = carried_out(device, "xielu", [x], [], (3, 100), **numbers)
+        assert same(made, elementwise.xielu(x, **numbers))
+
+
+@pytest.mark.parametrize("shape", [(3, 64), (2, 300), (1, 2), (2, 3, 100), (1, 1030), (2, 6147)])
+def test_cutoffs_sum_in_their_order(device, shape):
+    x = 2 * floats(25, *shape) + 1
+    for n in (1.5, -0.5):
+        made = carried_out(device, "gaussian_topk", [x], [], shape[1:], n_deviations=n)
+        assert same(made, above_cutoff(x, n))
+        formula = formulas.gaussian_topk(x.astype(np.float64), n_deviations=n)
+        assert np.allclose(made, formula, rtol=2e-6, atol=3e-6)
+        alone = carried_out(device, "gaussian_topk", [x[-1:]], [], shape[1:], n_deviations=n)
+        assert same(alone, made[-1:])
 
 
 @pytest.mark.parametrize("shape", [(3, 64), (2, 300), (1, 1), (2, 3, 100), (1, 1030), (2, 6147)])

@@ -46,13 +46,22 @@ INLINE lanes lanes_exp(lanes x)
                          lanes_if_less(large, x, lanes_all(INFINITY), scaled));
 }
 
+INLINE lanes lanes_magnitude(lanes x) { return lanes_larger(x, lanes_sub(lanes_all(0), x)); }
+
+/* exp(x) - 1, near 0 by the series of (exp(x) - 1) / x. */
+INLINE lanes lanes_expm1(lanes x)
+{
+    const lanes series =
+        POLYNOMIAL(x, 1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f);
+    const lanes far = lanes_sub(lanes_exp(x), lanes_all(1));
+    return lanes_if_less(lanes_magnitude(x), lanes_all(0.3f), lanes_mul(x, series), far);
+}
+
 INLINE lanes lanes_sigmoid(lanes x)
 {
     const lanes one = lanes_all(1);
     return lanes_div(one, lanes_add(one, lanes_exp(lanes_sub(lanes_all(0), x))));
 }
-
-INLINE lanes lanes_magnitude(lanes x) { return lanes_larger(x, lanes_sub(lanes_all(0), x)); }
 
 /* Near 0 by the series of tanh(x) / x, elsewhere 1 - 2 / (exp(2 |x|) + 1) with the sign of x. */
 INLINE lanes lanes_tanh(lanes x)

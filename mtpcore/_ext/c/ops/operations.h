@@ -30,6 +30,8 @@
     X(SCALE_CHOSEN, scale_chosen, ROWS)                                                            \
     X(SCALE_BY_POSITION, scale_by_position, ROWS)                                                  \
     X(ACTIVATION, activation, ROWS)                                                                \
+    X(XIELU, xielu, ROWS)                                                                          \
+    X(GAUSSIAN_TOPK, gaussian_topk, ROWS)                                                          \
     X(GATED, gated, ROWS)                                                                          \
     X(ANGLES, angles, ROWS)                                                                        \
     X(ROPE, rope, ROWS)                                                                            \

@@ -200,6 +200,7 @@ static int is_cut_evenly(const mtp_op *op)
     case MTP_RMS_NORM:
     case MTP_L2_NORM:
     case MTP_LAYER_NORM:
+    case MTP_GAUSSIAN_TOPK:
     case MTP_ROPE:
     case MTP_MUL_HEADS:
     case MTP_SCALE_BY_POSITION:
@@ -218,6 +219,7 @@ static int is_cut_evenly(const mtp_op *op)
     case MTP_SCALE_BY:
     case MTP_SHIFT_BY:
     case MTP_ACTIVATION:
+    case MTP_XIELU:
     case MTP_GATED:
     case MTP_MIX:
     case MTP_SCALE_CHOSEN:
@@ -485,12 +487,17 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
         if (op->n[0] != 0 && op->n[0] != out->width)
             return "weights of a head that are not for each of its values";
         return is_alike(in, out) ? NULL : "rows of different shapes";
+    case MTP_XIELU:
+        if (!op->weights[0])
+            return "no numbers of xIELU";
+        return is_alike(in, out) ? NULL : "rows of different shapes";
     case MTP_TAKE:
         return op->axis == MTP_OUTPUTS && is_alike(in, out) ? NULL : "rows of different shapes";
     case MTP_COPY:
     case MTP_RMS_NORM:
     case MTP_L2_NORM:
     case MTP_LAYER_NORM:
+    case MTP_GAUSSIAN_TOPK:
     case MTP_SCALE:
     case MTP_CLAMP:
     case MTP_ACTIVATION:

@@ -30,12 +30,19 @@ __device__ __forceinline__ float exponential(float x)
     return x < -87.3f ? 0.0f : x > 88.37f ? __uint_as_float(0x7f800000u) : scaled;
 }
 
+__device__ __forceinline__ float magnitude(float x) { return x > 0.0f - x ? x : 0.0f - x; }
+
+/* exp(x) - 1, near 0 by the series of (exp(x) - 1) / x. */
+__device__ __forceinline__ float exponential_less_one(float x)
+{
+    const float series[] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f};
+    return magnitude(x) < 0.3f ? x * polynomial(x, series) : exponential(x) - 1.0f;
+}
+
 __device__ __forceinline__ float sigmoid(float x)
 {
     return __fdiv_rn(1.0f, 1.0f + exponential(0.0f - x));
 }
-
-__device__ __forceinline__ float magnitude(float x) { return x > 0.0f - x ? x : 0.0f - x; }
 
 /* Near 0 by the series of tanh(x) / x, elsewhere 1 - 2 / (exp(2 |x|) + 1) with the sign of x. */
 __device__ __forceinline__ float hyperbolic_tangent(float x)

@@ -56,6 +56,7 @@ _ROPE = {style: Kernel("rope", (("PAIRS", str(i)),)) for i, style in enumerate((
 _COPY, _MIX, _NOT_FINITE = Kernel("copy"), Kernel("mix"), Kernel("not_finite")
 _KEEP_BEST, _FIND_BEST = Kernel("keep_best"), Kernel("find_best")
 _SCALE_BY_POSITION = Kernel("scale_by_position")
+_XIELU, _GAUSSIAN_TOPK = Kernel("xielu"), Kernel("gaussian_topk")
 KERNELS = (
     *_ELEMENTWISE.values(),
     *_NORMALISE.values(),
@@ -66,6 +67,8 @@ KERNELS = (
     _KEEP_BEST,
     _FIND_BEST,
     _SCALE_BY_POSITION,
+    _XIELU,
+    _GAUSSIAN_TOPK,
 )
 
 
@@ -167,6 +170,25 @@ def scale_chosen(step: Step, n_rows: int) -> list[Launch]:
 def activation(step: Step, n_rows: int) -> list[Launch]:
     """Apply an activation."""
     return _elementwise("ACTIVATION", step, n_rows, kind=step.attrs["kind"])
+
+
+def xielu(step: Step, n_rows: int) -> list[Launch]:
+    """Apply the expanded integral of ELU."""
+    n = n_rows * n_of_row(step.outputs[0])
+    arguments = _XIELU.arguments(x=step.inputs[0], y=step.outputs[0], n=n, **step.attrs)
+    return [Launch(_XIELU, (blocks_of(n), 1), arguments)]
+
+
+def gaussian_topk(step: Step, n_rows: int) -> list[Launch]:
+    """Cut the last axis by its mean and deviation; heads are rows of their own."""
+    x, y = step.inputs[0], step.outputs[0]
+    arguments = _GAUSSIAN_TOPK.arguments(
+        x=x,
+        y=y,
+        width=x.shape[-1],
+        n_deviations=step.attrs["n_deviations"],
+    )
+    return [Launch(_GAUSSIAN_TOPK, (n_parts_of(x, n_rows), 1), arguments)]
 
 
 def gated(step: Step, n_rows: int) -> list[Launch]:
@@ -492,6 +514,8 @@ LAUNCHERS: dict[str, Launcher] = {
     "shift_by": shift_by,
     "scale_chosen": scale_chosen,
     "activation": activation,
+    "xielu": xielu,
+    "gaussian_topk": gaussian_topk,
     "gated": gated,
     "rms_norm": rms_norm,
     "l2_norm": l2_norm,

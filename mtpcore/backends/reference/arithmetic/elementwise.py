@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.reference.arithmetic.functions import ACTIVATIONS, log
+from mtpcore.backends.reference.arithmetic.functions import ACTIVATIONS, expm1, log
 from mtpcore.backends.reference.arithmetic.fused import F32, fma
 from mtpcore.backends.reference.arithmetic.sums import sum_of_row, sum_of_squares
 
@@ -16,12 +16,14 @@ __all__ = [
     "activation",
     "clamp",
     "gated",
+    "gaussian_topk",
     "l2_norm",
     "layer_norm",
     "rms_norm",
     "rope",
     "scale",
     "scale_by_position",
+    "xielu",
 ]
 
 
@@ -49,6 +51,18 @@ def scale_by_position(
 def activation(x: F32, *, kind: str) -> F32:
     """Return kind(x)."""
     return ACTIVATIONS[kind](x)
+
+
+def xielu(x: F32, *, alpha_p: float, alpha_n: float, beta: float, eps: float) -> F32:
+    """Return (alpha_p x + beta) x above 0, else alpha_n (expm1(min(x, eps)) - x) + beta x.
+
+    The numbers are rounded to float32; the products with both alphas are not rounded. What is not
+    a number stays.
+    """
+    up, down, slope, most = map(np.float32, (alpha_p, alpha_n, beta, eps))
+    above = fma(up, x, slope) * x
+    below = fma(down, expm1(np.where(most < x, most, x)) - x, slope * x)
+    return np.where(x > 0, above, below)
 
 
 def gated(gate: F32, up: F32, *, kind: str, limit: float, offset: int) -> F32:
@@ -85,6 +99,18 @@ def layer_norm(x: F32, w: F32 | None = None, bias: F32 | None = None, *, eps: fl
     y = centred * inverse_size(centred, x.shape[-1], eps)
     y = y if w is None else w * y
     return np.asarray(y if bias is None else y + bias)
+
+
+def gaussian_topk(x: F32, *, n_deviations: float) -> F32:
+    """Return c - cutoff where that is not below 0, else 0; c = x - mean is rounded, as in norms.
+
+    The cutoff is the number of deviations, rounded to float32, times one, sqrt(sum(c^2) / n).
+    """
+    n = np.float32(x.shape[-1])
+    centred = x - (sum_of_row(x) / n)[..., None]
+    deviation = np.sqrt(sum_of_squares(centred) / n)
+    y = centred - (np.float32(n_deviations) * deviation)[..., None]
+    return np.where(y < 0, np.float32(0), y)
 
 
 def rope(

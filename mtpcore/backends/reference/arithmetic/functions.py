@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mtpcore.backends.reference.arithmetic.fused import F32, fma
 
-__all__ = ["ACTIVATIONS", "exp", "log", "sigmoid"]
+__all__ = ["ACTIVATIONS", "exp", "expm1", "log", "sigmoid"]
 
 F64 = NDArray[np.float64]
 _f = np.float32
@@ -69,6 +69,14 @@ def log(x: F64) -> F64:
         p = p * z + 2.0 / n
     high, low = LN2_PARTS
     return np.asarray(e * high + (2.0 * s + (s * z * p + e * low)))
+
+
+EXPM1_SERIES = [ONE / _f(n) for n in (5040, 720, 120, 24, 6, 2, 1)]
+
+
+def expm1(x: F32) -> F32:
+    """Return exp(x) - 1, below 0.3 x times the series of (exp(x) - 1) / x."""
+    return np.where(magnitude(x) < _f(0.3), x * polynomial(x, *EXPM1_SERIES), exp(x) - ONE)
 
 
 def sigmoid(x: F32) -> F32:

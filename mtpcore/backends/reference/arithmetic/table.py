@@ -62,6 +62,8 @@ OPERATIONS: dict[str, Operation] = {
     "clamp": at_once(elementwise.clamp),
     "scale_by_position": at_once(elementwise.scale_by_position),
     "activation": at_once(elementwise.activation),
+    "xielu": at_once(elementwise.xielu),
+    "gaussian_topk": at_once(elementwise.gaussian_topk),
     "gated": at_once(elementwise.gated),
     "rope": at_once(elementwise.rope),
     "attention": attention,
