@@ -24,7 +24,12 @@ from mtpcore.conversion.family import (
     open_config,
     read_config,
 )
-from mtpcore.conversion.metadata import family_metadata, general_metadata, table_metadata
+from mtpcore.conversion.metadata import (
+    family_metadata,
+    general_metadata,
+    held_metadata,
+    table_metadata,
+)
 from mtpcore.conversion.output import Report, write_checked
 from mtpcore.conversion.parts import MTP, check_parts
 from mtpcore.conversion.plan import ConversionPlan, PlannedTensor, make_plan
@@ -147,6 +152,8 @@ def convert(
         spelled: published[name]
         for spelled, name in canonical_names(family.main, published).items()
     }
+    held, taken = held_metadata(family.main, config, tensors)
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in taken}
     plan = make_plan(family, config, tensors, n_experts, mtp)
     check_scales(plan, config)
     first_head = None if family.standalone else config.n_layers
@@ -156,7 +163,7 @@ def convert(
     streamed: dict[bool, list[StreamedTensor]] = {False: [], True: []}
     for planned in plan.tensors:
         streamed[planned.is_beside].append(_streamed(planned, plan, config, choice))
-    merged = {**general, **tokens, **metadata}
+    merged = {**general, **tokens, **metadata, **held}
     model = StreamedFile(path, family.architecture, merged, streamed[False])
     companion = _companion(family, config, path, general, streamed[True])
     refuse_unread(family.tables, config)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ from gguf import Metadata as Card
 
 from mtpcore.conversion.declared import ask
 from mtpcore.conversion.plan import PlannedTensor
-from mtpcore.conversion.published import check_small_files
+from mtpcore.conversion.published import PublishedTensor, check_small_files
 from mtpcore.declarations.checkpoint import Checkpoint, Config, Key
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import MetadataValue
 from mtpcore.gguf.writer import take_values
 
-__all__ = ["family_metadata", "general_metadata", "table_metadata"]
+__all__ = ["family_metadata", "general_metadata", "held_metadata", "table_metadata"]
 
 
 def family_metadata(
@@ -77,6 +78,39 @@ def _read(key: str, source: Any, config: Config) -> Any:
             fix="take config.json from the published model",
         )
     return list(value)
+
+
+def held_metadata(
+    table: Checkpoint, config: Config, tensors: Mapping[str, PublishedTensor]
+) -> tuple[dict[str, MetadataValue], set[str]]:
+    """Return the keys whose values are tensors of the checkpoint, and the names of these.
+
+    Raises
+    ------
+    ModelFileError
+        A tensor is missing, or holds something else than one finite number.
+    """
+    taken: set[str] = set()
+
+    def value(name: str) -> float:
+        tensor = tensors.get(name)
+        taken.add(name)
+        values = None if tensor is None or math.prod(tensor.shape) != 1 else tensor.rows()
+        if values is None or not np.isfinite(values).all():
+            raise ModelFileError(
+                "not a number where the checkpoint should hold one",
+                where=f"{tensor.file if tensor else config.file}: tensor {name!r}",
+                wanted="one finite value",
+                got="no such tensor" if tensor is None else f"shape {list(tensor.shape)}",
+                fix="download the checkpoint again",
+            )
+        return float(values.item())
+
+    held: dict[str, MetadataValue] = {}
+    for key, source in table.numbers:
+        by_layer = [value(source.replace("{n}", str(n))) for n in range(config.n_layers)]
+        held[key] = [*by_layer] if "{n}" in source else by_layer[0]
+    return held, taken
 
 
 def general_metadata(

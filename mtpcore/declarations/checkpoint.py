@@ -322,6 +322,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         that must be there, a ``Key`` with a default (None: no key), or ``value(config)``, which
         may return None for no key. ``{arch}.block_count`` and ``{arch}.nextn_predict_layers`` are
         written by ``convert`` itself. Floats must be floats: see ``number``.
+    numbers : tuple of (str, str)
+        Keys whose values the checkpoint holds as tensors of one value: key and tensor. Where the
+        name has ``{n}`` there is one for each layer, and the key holds a list. Of trunks alone.
     heads : str
         Of heads, after a trunk or in a file of their own: name of a tensor that each has, with
         ``{n}`` or ``{i}``. They are counted by it.
@@ -365,6 +368,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     dropped: tuple[str, ...] = ()
     made: tuple[tuple[str, Callable[[Config], TensorValues | None]], ...] = ()
     metadata: tuple[tuple[str, str | Key | Callable[[Config], object]], ...] = ()
+    numbers: tuple[tuple[str, str], ...] = ()
     heads: str = ""
     counts: tuple[str, ...] = ()
     prefixes: tuple[tuple[str, str], ...] = ()

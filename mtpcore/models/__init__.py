@@ -2,6 +2,7 @@
 
 from mtpcore.declarations.spec import DrafterSpec, ModelSpec, Unsupported
 from mtpcore.discovery.hookspecs import hookimpl
+from mtpcore.models.apertus import APERTUS
 from mtpcore.models.arctic import ARCTIC
 from mtpcore.models.bailingmoe3 import BAILING_MOE3, BAILING_MOE3_HEAD
 from mtpcore.models.cogvlm import COGVLM
@@ -42,7 +43,19 @@ __all__ = [
 ]
 
 _OF_THEIR_OWN = (
-    *(LLAMA, QWEN2, QWEN3, QWEN3_MOE, ARCTIC, COGVLM, COHERE2_MOE, DECI, HRM_TEXT, MUSE_GLIMMER),
+    *(
+        LLAMA,
+        QWEN2,
+        QWEN3,
+        QWEN3_MOE,
+        APERTUS,
+        ARCTIC,
+        COGVLM,
+        COHERE2_MOE,
+        DECI,
+        HRM_TEXT,
+        MUSE_GLIMMER,
+    ),
     *(LFM2, LFM2_MOE, LLAMA4, MAPLE, GROK, MPT, REFACT, SMALLTHINKER, STABLELM, STEP35, TALKIE),
     *(FALCON_H1, GRANITE_HYBRID, JAMBA, MAMBA, MAMBA2, MINIMAX_01, NEMOTRON_H, PLAMO2),
     *(BAILING_MOE3, DOTS3_NOTE, KIMI_LINEAR, MINICPM3, MINIMAX_M3),

@@ -21,8 +21,6 @@ _NEEDS = {
     "several streams of residuals, mixed by hyper-connections": (
         *("deepseek4", "glm5-next", "hy_v4", "kimi-k3", "qwen4exp"),
     ),
-    "AltUp, LAuReL and layers that cut activations by their spread": ("gemma3n",),
-    "the activation xIELU": ("apertus",),
 }
 
 UNSUPPORTED = [

@@ -20,6 +20,9 @@ GIVEN = {
     "MistralForCausalLM": {"sliding_window": None},
     "Mistral3ForConditionalGeneration": {"text_config.sliding_window": None},
     "Exaone4ForCausalLM": {"sliding_window": None},
+    # More than the layers of a small model.
+    "Gemma3nForCausalLM": {"num_kv_shared_layers": 2},
+    "Gemma3nForConditionalGeneration": {"text_config.num_kv_shared_layers": 2},
     # No default.
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
     "Dots1ForCausalLM": {"n_routed_experts": 128, "num_experts_per_tok": 6},

@@ -46,4 +46,4 @@ def _values(name: str, shape: list[int]) -> np.ndarray:
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     middle = float("norm" in name and name.endswith("weight"))
     spread = 0.3 if len(shape) < 2 else 1.5 * shape[-1] ** -0.5
-    return (middle + rng.normal(0, spread, shape)).astype(np.float32)
+    return np.asarray(middle + rng.normal(0, spread, shape), np.float32)

@@ -29,9 +29,16 @@ from mtpcore.models.published import (
     switched_window,
     without_window,
 )
-from mtpcore.models.rope_conversion import ROPE_KEYS, layered_rope_keys, rope_keys
+from mtpcore.models.rope_conversion import (
+    FACTORED_ROPE_KEYS,
+    ROPE_KEYS,
+    layered_rope_keys,
+    long_context_factors,
+    rope_keys,
+)
 
 __all__ = [
+    "APERTUS",
     "ARCEE",
     "ERNIE4_5",
     "EXAONE4",
@@ -83,6 +90,31 @@ def _without_rotation(config: Config) -> None:
         raise ValueError(f"layers that rotate are {said}, where files mean {meant}")
 
 
+def _with_llama3_rotation(config: Config) -> dict[str, object]:
+    """Return the rotation of Apertus, where the configuration describes none."""
+    if config.get("rope_parameters") is not None or config.get("rope_scaling") is not None:
+        return {}
+    return {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": config.get("rope_theta", default=12e6, type=float),
+            "factor": 8.0,
+            "original_max_position_embeddings": 8192,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        }
+    }
+
+
+def _stated_long_context_factors(config: Config) -> np.ndarray | None:
+    """Return them where the configuration says for which context the rotation was made."""
+    factors = long_context_factors(config)
+    if factors is not None:
+        name = "original_max_position_embeddings"
+        config.require(f"rope_parameters.{name}|rope_scaling.{name}")
+    return factors
+
+
 GRANITE = replace(
     LLAMA,
     architectures=frozenset({"GraniteForCausalLM"}),
@@ -110,6 +142,40 @@ ARCEE = replace(
     made=(),
     constants=(("hidden_act", ("relu2",)), *CONSTANTS[1:]),
     metadata=(*_PLAIN_LLAMA, ("{arch}.vocab_size", "vocab_size")),
+)
+APERTUS = Checkpoint(
+    architectures=frozenset({"ApertusForCausalLM"}),
+    completed=_with_llama3_rotation,
+    defaults=(
+        *STATED,
+        ("rms_norm_eps", 1e-5),
+        ("rope_theta", 12e6),
+    ),
+    tensors=(
+        *TABLES,
+        *block_renames(
+            {
+                "attention_layernorm.weight": "attn_norm.weight",
+                "feedforward_layernorm.weight": "ffn_norm.weight",
+            }
+        ),
+        *(one for one in ATTENTION if "norm" not in one.tensor),
+        *optional(lacks_attention_bias, BIASES, OUTPUT_BIAS),
+        *HEAD_NORMS,
+        *(one for one in SWIGLU if "gate" not in one.tensor),
+    ),
+    made=(("rope_freqs.weight", _stated_long_context_factors),),
+    numbers=tuple(
+        (f"xielu.{name}", f"model.layers.{{n}}.mlp.act_fn.{name}")
+        for name in ("alpha_p", "alpha_n", "beta", "eps")
+    ),
+    constants=(("hidden_act", ("xielu",)), *CONSTANTS[1:], ("qk_norm", (True,))),
+    metadata=(
+        *DECODER,
+        *FACTORED_ROPE_KEYS,
+        ("{arch}.rope.dimension_count", head_width),
+        ("{arch}.vocab_size", "vocab_size"),
+    ),
 )
 SEED_OSS = Checkpoint(
     architectures=frozenset({"SeedOssForCausalLM"}),

@@ -1,4 +1,4 @@
-"""Gemma 4 (``gemma4``) and its assistant, a drafter that reads the target's KV cache."""
+"""Gemma 3n, Gemma 4, and the assistant of the latter, which reads the KV cache of its target."""
 
 from mtpcore.plugin import (
     ATTENTION_SCALES,
@@ -17,8 +17,12 @@ from mtpcore.plugin import (
 )
 from mtpcore_gemma4.assistant import AssistantHparams, assistant, layers_of_target
 from mtpcore_gemma4.checkpoint import ASSISTANT_CHECKPOINT, CHECKPOINT, UNIFIED_CHECKPOINT
+from mtpcore_gemma4.gemma3n import Gemma3nHparams, gemma3n_trunk
+from mtpcore_gemma4.gemma3n_checkpoint import CHECKPOINT as GEMMA3N_CHECKPOINT
 from mtpcore_gemma4.graph import trunk
 from mtpcore_gemma4.hparams import GemmaHparams
+
+_SHARES = "the layer reads what another one stores"
 
 GEMMA4 = ModelSpec(
     name="gemma4",
@@ -30,6 +34,28 @@ GEMMA4 = ModelSpec(
     min_types=(ROUTER_TYPE,),
     checkpoint=CHECKPOINT,
     layouts=(UNIFIED_CHECKPOINT,),
+)
+
+GEMMA3N = ModelSpec(
+    name="gemma3n",
+    fit=trunk_fit("gemma3n", also=("altup_proj.weight",)),
+    hparams=Gemma3nHparams.read,
+    build=gemma3n_trunk,
+    ties=(OUTPUT_TIE,),
+    min_types=(
+        # As llama.cpp keeps them.
+        ("blk.{n}.altup_*_coef.weight", "F32"),
+        ("altup_*.weight", "F16"),
+        ("blk.{n}.altup_router.weight", "F16"),
+        ("blk.{n}.laurel_*.weight", "F16"),
+        ("per_layer_model_proj.weight", "F16"),
+    ),
+    unread=(
+        ("blk.{n}.attn_k.weight", _SHARES),
+        ("blk.{n}.attn_v.weight", _SHARES),
+        ("blk.{n}.attn_k_norm.weight", _SHARES),
+    ),
+    checkpoint=GEMMA3N_CHECKPOINT,
 )
 
 ASSISTANT = DrafterSpec(
@@ -64,8 +90,8 @@ ASSISTANT = DrafterSpec(
 
 @hookimpl
 def mtpcore_models() -> list[ModelSpec]:
-    """Offer the trunk."""
-    return [GEMMA4]
+    """Offer the trunks."""
+    return [GEMMA3N, GEMMA4]
 
 
 @hookimpl

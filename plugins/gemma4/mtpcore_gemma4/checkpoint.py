@@ -135,6 +135,17 @@ EMBEDDINGS = block_renames(
     }
 )
 
+OF_LAYERS = (
+    Rename("model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight"),
+    Rename("model.per_layer_model_projection.weight", "per_layer_model_proj.weight"),
+    Rename("model.per_layer_projection_norm.weight", "per_layer_proj_norm.weight"),
+)
+TABLES = (
+    Rename("model.embed_tokens.weight", "token_embd.weight"),
+    Rename("model.norm.weight", "output_norm.weight"),
+    Rename("lm_head.weight", "output.weight", optional=True, copy_of="model.embed_tokens.weight"),
+)
+
 
 def frequency_divisors(config: Config) -> np.ndarray:
     """Return the divisors of rotary frequencies of layers that see all, float32[width / 2].
@@ -196,19 +207,20 @@ def n_ff(config: Config) -> int | list[int]:
     return [width if i < n else 2 * width for i in range(config.n_layers)]
 
 
-def near_rotation(config: Config) -> float:
-    """Return the base of the rotation of layers with a window.
+def plain_rotation(of: str) -> Callable[[Config], float]:
+    """Return a source of metadata: the base of the rotation of layers of a kind, of whole heads.
 
-    Raises
-    ------
-    ValueError
-        It is none that files can hold.
+    It raises ValueError where the rotation is another one than files can hold.
     """
-    at = f"rope_parameters.{SLIDING}."
-    kind = config.get(at + "rope_type", default="default")
-    if kind != "default" or config.get(at + "partial_rotary_factor", default=1.0) != 1:
-        raise ValueError(f"layers with a window have another rotation (rope_type {kind})")
-    return float(config.require(at + "rope_theta", float))
+    at = f"rope_parameters.{of}."
+
+    def read(config: Config) -> float:
+        kind = config.get(at + "rope_type", default="default")
+        if kind != "default" or config.get(at + "partial_rotary_factor", default=1.0) != 1:
+            raise ValueError(f"layers of {of} have another rotation (rope_type {kind})")
+        return float(config.require(at + "rope_theta", float))
+
+    return read
 
 
 def wide_rotation(config: Config) -> float:
@@ -250,7 +262,7 @@ SIZES = (
         lambda config: [kind == SLIDING for kind in kinds(config)],
     ),
     ("{arch}.rope.freq_base", wide_rotation),
-    ("{arch}.rope.freq_base_swa", near_rotation),
+    ("{arch}.rope.freq_base_swa", plain_rotation(SLIDING)),
     ("{arch}.rope.dimension_count", wide_head),
     ("{arch}.rope.dimension_count_swa", "head_dim"),
     ("{arch}.embedding_length_per_layer_input", width_by_layer),
@@ -267,24 +279,13 @@ CHECKPOINT = Checkpoint(
     completed=completed,
     defaults=(*EPSILON, ("hidden_size_per_layer_input", None)),
     tensors=(
-        Rename("model.embed_tokens.weight", "token_embd.weight"),
-        Rename("model.norm.weight", "output_norm.weight"),
-        Rename(
-            "lm_head.weight", "output.weight", optional=True, copy_of="model.embed_tokens.weight"
-        ),
+        *TABLES,
         *LAYER,
         *on_layers(storing, STORED),
         *on_layers(with_values, block_renames({"self_attn.v_proj.weight": "attn_v.weight"})),
         *on_layers(with_experts, EXPERTS),
         *on_layers(with_embeddings, EMBEDDINGS),
-        *optional(
-            lambda config: not width_by_layer(config),
-            (
-                Rename("model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight"),
-                Rename("model.per_layer_model_projection.weight", "per_layer_model_proj.weight"),
-                Rename("model.per_layer_projection_norm.weight", "per_layer_proj_norm.weight"),
-            ),
-        ),
+        *optional(lambda config: not width_by_layer(config), OF_LAYERS),
     ),
     dropped=(
         # Of layers that share; the model does not read them.

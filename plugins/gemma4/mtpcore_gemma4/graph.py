@@ -1,4 +1,7 @@
-"""The trunk of Gemma 4, dense, with experts, and with embeddings for each layer."""
+"""The trunk of Gemma 4, dense, with experts, and with embeddings for each layer.
+
+Gemma 3n shares its attention, its embeddings for each layer and the way to its logits.
+"""
 
 from mtpcore.plugin import (
     GraphBuilder,
@@ -93,11 +96,18 @@ def layer(
     x = g.add(x, normed(y, "post_attention_norm"))
     x = g.add(x, normed(feed_forward(g, x, n, h), "post_ffw_norm"))
     if own is not None:
-        gated = g.gated(g.matmul(x, f"{block}.inp_gate.weight"), own, GELU)
-        x = g.add(x, normed(g.matmul(gated, f"{block}.proj.weight"), "post_norm"))
+        x = g.add(x, from_own_embedding(g, x, own, n, h))
     if g.has(f"{block}.layer_output_scale.weight"):
         x = g.scale_by(x, f"{block}.layer_output_scale.weight")
     return x
+
+
+def from_own_embedding(g: GraphBuilder, x: Value, own: Value, n: int, h: GemmaHparams) -> Value:
+    """Return what layer n makes of its own embedding of each token, which rows of x gate."""
+    block = f"blk.{n}"
+    gated = g.gated(g.matmul(x, f"{block}.inp_gate.weight"), own, GELU)
+    made = g.matmul(gated, f"{block}.proj.weight")
+    return g.rms_norm(made, f"{block}.post_norm.weight", h.norm_eps)
 
 
 def embeddings_by_layer(g: GraphBuilder, inputs: Inputs, x: Value, h: GemmaHparams) -> Value:
@@ -122,6 +132,11 @@ def trunk(g: GraphBuilder, inputs: Inputs, h: GemmaHparams) -> Outputs:
         own = None if of_layers is None else g.slice(of_layers, begin, end)
         x = layer(g, x, inputs.positions, n, h, own)
     g.tap(f"layer_input:{h.n_layers}", x)  # what would enter one more layer
+    return outputs(g, x, h)
+
+
+def outputs(g: GraphBuilder, x: Value, h: GemmaHparams) -> Outputs:
+    """Return logits of the output rows, and offer the last states."""
     g.tap("residual", x)
     hidden = g.tap("hidden", g.rms_norm(x, "output_norm.weight", h.norm_eps))
     logits = g.matmul(g.output_rows(hidden), "output.weight")
