@@ -17,7 +17,7 @@ from mtpcore.cross import DraftSampler
 from mtpcore.cross.by_sequence import read_names
 from mtpcore.decoding.logprobs import TokenLogprobs
 from mtpcore.decoding.options import RequestOptions
-from mtpcore.decoding.written_text import WrittenText
+from mtpcore.decoding.written_text import StopPlace, WrittenText
 from mtpcore.errors import BatchError, spell
 from mtpcore.gguf import Tokenizer
 from mtpcore.runtime.prompt import Prompt
@@ -65,7 +65,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     text_ends: list[int]
     logprobs: list[TokenLogprobs]
     text: WrittenText
-    cut: int | None = None
+    cut: StopPlace | None = None
     reason: FinishReason | None = None
 
 
@@ -190,7 +190,7 @@ class Request(Uncopied):
         self._written = WrittenText(
             tokenizer, self.stop, special=self.special, start=bool(self.source)
         )
-        self._cut: int | None = None
+        self._cut: StopPlace | None = None
 
     def __repr__(self) -> str:
         return (
@@ -206,7 +206,12 @@ class Request(Uncopied):
     @property
     def text(self) -> str:
         """The generated text; bytes of an unfinished character are held back until the end."""
-        return self._written.text[: self._cut]
+        return self._written.text[: self._cut.place if self._cut is not None else None]
+
+    @property
+    def stopped_at(self) -> str | None:
+        """The stop string before which the text ended; None where it ended otherwise, or runs."""
+        return None if self._cut is None else self._cut.stop
 
     def token_text(self, token: int) -> str:
         """Return what a token writes; empty without a tokenizer, and where it does not know it."""
@@ -290,7 +295,7 @@ class Request(Uncopied):
         text = copy(self._written)
         taken: list[int] = []
         text_ends: list[int] = []
-        cut: int | None = None
+        cut: StopPlace | None = None
         reason: FinishReason | None = None
         for token in tokens:
             if token in ends:

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from itertools import pairwise
+from typing import NamedTuple
 
 from mtpcore.gguf import TextStream, Tokenizer
 
-__all__ = ["WrittenText"]
+__all__ = ["StopPlace", "WrittenText"]
+
+
+class StopPlace(NamedTuple):
+    """Where a text ends, and the stop string that begins there."""
+
+    place: int
+    stop: str
 
 
 class WrittenText:
@@ -57,17 +65,17 @@ class WrittenText:
         """The text so far; bytes of an unfinished character are held back."""
         return self._shown.text if self._shown is not None else ""
 
-    def push(self, token: int) -> int | None:
-        """Take a token; return where in the text the first stop string begins that it completes."""
+    def push(self, token: int) -> StopPlace | None:
+        """Take a token; return the first stop string that it completes."""
         if self._shown is None:
             return None
         mark = len(self._shown.text)
         cut = self._shown.push(token)
         if self._spelled is not None:
             self._marks = (*self._marks, (len(self._spelled.text), mark))
-            place = self._spelled.push(token)
-            if place is not None:
-                shown = self._shown_place(place)
+            spelled = self._spelled.push(token)
+            if spelled is not None:
+                shown = StopPlace(self._shown_place(spelled.place), spelled.stop)
                 cut = shown if cut is None else min(cut, shown)
             self._forget_marks(len(self._spelled.text) - self._spelled.longest)
         return cut
@@ -115,13 +123,14 @@ class _Spelling:
         other.text = self.text
         return other
 
-    def push(self, token: int) -> int | None:
-        """Take a token; return where the first stop string begins that it completes."""
+    def push(self, token: int) -> StopPlace | None:
+        """Take a token; return the first stop string that it completes."""
         begin = max(len(self.text) - self.longest + 1, 0)
         self.text += self.stream.push(token)
         if not self.stop:  # as of most texts, and each token passes here
             return None
-        return min((at for s in self.stop if (at := self.text.find(s, begin)) >= 0), default=None)
+        found = (StopPlace(self.text.find(s, begin), s) for s in self.stop)
+        return min((cut for cut in found if cut.place >= 0), default=None)
 
     @property
     def n_settled(self) -> int:

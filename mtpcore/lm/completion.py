@@ -91,6 +91,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         ``end`` (the model ended the text), ``stop`` (a stop string or token), ``length``
         (``max_tokens``, or the context is full) or ``no_token`` (no token was left to choose:
         settings or the logits processor forbid all).
+    stop : str or None
+        The stop string before which the text ended, where it was one.
     logprobs : tuple of TokenLogprobs, or None
         One for each token, where they were asked for.
     sampling : Sampling
@@ -102,6 +104,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     tokens: tuple[int, ...]
     finish_reason: FinishReason
+    stop: str | None
     logprobs: tuple[TokenLogprobs, ...] | None
     sampling: Sampling
     stats: CompletionStats

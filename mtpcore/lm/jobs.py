@@ -117,6 +117,7 @@ class Job:
             text=request.text,
             tokens=tuple(request.tokens),
             finish_reason=request.finish_reason,
+            stop=request.stopped_at,
             logprobs=None if request.n_logprobs is None else tuple(request.logprobs),
             sampling=request.sampling,
             stats=CompletionStats(

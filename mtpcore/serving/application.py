@@ -19,6 +19,7 @@ from mtpcore.serving.access import AccessCheck
 from mtpcore.serving.answers import Desk
 from mtpcore.serving.chat import answer_chat
 from mtpcore.serving.completions import answer_completions
+from mtpcore.serving.messages import answer_messages, count_tokens
 from mtpcore.serving.refusals import Refusal, refusal_of, shape_of
 from mtpcore.serving.replies import reply
 from mtpcore.serving.settings import ServerSettings
@@ -30,6 +31,8 @@ Handler = Callable[[Desk, Request], Awaitable[Response]]
 _ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/chat/completions", answer_chat),
     ("POST", "/v1/completions", answer_completions),
+    ("POST", "/v1/messages", answer_messages),
+    ("POST", "/v1/messages/count_tokens", count_tokens),
     ("GET", "/v1/models", facts.show_models),
     ("GET", "/v1/models/{name:path}", facts.show_model),
     ("GET", "/health", facts.show_health),

@@ -12,13 +12,13 @@ from starlette.requests import ClientDisconnect, Request
 
 from mtpcore.serving.refusals import Refusal
 
-__all__ = ["read_body", "read_fields"]
+__all__ = ["note_once", "read_body", "read_fields"]
 
 T = TypeVar("T")
 log = logging.getLogger("mtpcore")
 _PATH = re.compile(r" - at `\$\.?(.*?)`$")
 _SAID: set[str] = set()
-"""Fields that were noted: each is once."""
+"""What was noted: each is once."""
 _MANY = 1000
 
 
@@ -62,11 +62,16 @@ def read_fields(
     given = {name: value for name, value in fields.items() if value is not None}
     known = {field.encode_name for field in msgspec.structs.fields(kind)}  # type: ignore[arg-type]
     for name in given.keys() - known - harmless:
-        if name not in _SAID and len(_SAID) < _MANY:
-            _SAID.add(name)
-            log.warning("requests have a field that nothing reads: %r (said once)", name[:80])
+        note_once(f"requests have a field that nothing reads: {name[:80]!r}")
     try:
         return msgspec.convert(given, kind, str_keys=True)
     except msgspec.ValidationError as error:
         message, found = str(error), _PATH.search(str(error))
         raise Refusal(400, message, param=found[1] if found else None) from None
+
+
+def note_once(text: str) -> None:
+    """Note in the log what is not done of requests, once for each text."""
+    if text not in _SAID and len(_SAID) < _MANY:
+        _SAID.add(text)
+        log.warning("%s (said once)", text[:200])

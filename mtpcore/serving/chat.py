@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import Annotated, Any
 
-import anyio.to_thread
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,16 +14,22 @@ from starlette.responses import Response
 from mtpcore.lm import Completion, Piece
 from mtpcore.serving.answers import Answer, Desk
 from mtpcore.serving.bodies import read_body, read_fields
-from mtpcore.serving.fields import HARMLESS, SamplingFields, check_needless, options_of
+from mtpcore.serving.conversations import (
+    TemplateInput,
+    check_tool_choice,
+    encode_conversation,
+    thinking_options,
+)
+from mtpcore.serving.fields import HARMLESS, TextsFields, check_needless, options_of
 from mtpcore.serving.logprobs import chat_logprobs
-from mtpcore.serving.refusals import Refusal, as_openai, refusal_of
+from mtpcore.serving.refusals import Refusal, as_openai
 from mtpcore.serving.replies import DONE, reply, spell_finish
 from mtpcore.serving.streams import EventStream, encode_event, until_gone
 
-__all__ = ["ChatFields", "answer_chat", "encode_conversation"]
+__all__ = ["ChatFields", "answer_chat", "conversation_of"]
 
 
-class ChatFields(SamplingFields, kw_only=True):
+class ChatFields(TextsFields, kw_only=True):
     """The fields of a request that are read."""
 
     messages: list[dict[str, Any]]
@@ -48,7 +53,7 @@ async def answer_chat(desk: Desk, request: Request) -> Response:
     check_needless(given)
     fields = read_fields(given, ChatFields, HARMLESS)
     _check(fields)
-    prompt = await encode_conversation(desk, fields)
+    prompt = await encode_conversation(desk, conversation_of(fields))
     options = options_of(desk.lm, fields)
     if fields.max_completion_tokens is not None:
         options["max_tokens"] = fields.max_completion_tokens
@@ -79,8 +84,6 @@ async def answer_chat(desk: Desk, request: Request) -> Response:
 
 def _check(fields: ChatFields) -> None:
     """Refuse what cannot be answered as it is asked."""
-    if not fields.messages:
-        raise Refusal(400, "a conversation has messages", param="messages")
     if fields.top_logprobs and not fields.logprobs:
         raise Refusal(400, "top_logprobs needs logprobs", param="top_logprobs")
     kind = (fields.response_format or {}).get("type", "text")
@@ -91,45 +94,21 @@ def _check(fields: ChatFields) -> None:
             param="response_format",
             code="unsupported_parameter",
         )
-    if fields.tools and fields.tool_choice not in ("auto", "none"):
-        raise Refusal(
-            400,
-            "tools are offered to the model, but it cannot be made to call one: tool_choice is "
-            "'auto' or 'none'",
-            param="tool_choice",
-            code="unsupported_parameter",
-        )
+    if fields.tools:
+        choice = fields.tool_choice
+        check_tool_choice(choice if isinstance(choice, str) else "named")
 
 
-async def encode_conversation(desk: Desk, fields: ChatFields) -> list[int]:
-    """Return a conversation as tokens, written by the chat template in a thread of its own.
-
-    Raises
-    ------
-    Refusal
-        The template refuses it, or fails; or there is none.
-    """
-    more: dict[str, Any] = {}
-    if fields.reasoning_effort == "none":
-        more["enable_thinking"] = False
-    elif fields.reasoning_effort is not None:
-        more["reasoning_effort"] = fields.reasoning_effort
-    more |= fields.chat_template_kwargs or {}
+def conversation_of(fields: ChatFields) -> TemplateInput:
+    """Return the conversation of a request."""
     last = fields.messages[-1] if fields.messages else {}
-    continues = fields.continue_final_message or last.get("prefix") is True
-
-    def encode() -> list[int]:
-        return desk.lm.encode_chat(
-            [_without(message, "prefix") for message in fields.messages],
-            tools=fields.tools if fields.tools and fields.tool_choice != "none" else None,
-            template_options=more or None,
-            continue_final_message=continues,
-        )
-
-    try:
-        return await anyio.to_thread.run_sync(encode)
-    except Exception as error:
-        raise refusal_of(error, is_asked=True) from error
+    return TemplateInput(
+        messages=[_without(message, "prefix") for message in fields.messages],
+        tools=(fields.tools or []) if fields.tool_choice != "none" else [],
+        template_options=thinking_options(effort=fields.reasoning_effort)
+        | (fields.chat_template_kwargs or {}),
+        continues=fields.continue_final_message or last.get("prefix") is True,
+    )
 
 
 def _without(message: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from mtpcore.lm import Completion, Piece
 from mtpcore.serving.answers import Answer, Desk
 from mtpcore.serving.bodies import read_body, read_fields
-from mtpcore.serving.fields import HARMLESS, SamplingFields, check_needless, options_of
+from mtpcore.serving.fields import HARMLESS, TextsFields, check_needless, options_of
 from mtpcore.serving.logprobs import legacy_logprobs
 from mtpcore.serving.refusals import Refusal, as_openai, refusal_of
 from mtpcore.serving.replies import DONE, reply, spell_finish
@@ -29,7 +29,7 @@ PromptField = str | list[str | int | list[int]]
 """A text, tokens, or several of either."""
 
 
-class CompletionFields(SamplingFields, kw_only=True):
+class CompletionFields(TextsFields, kw_only=True):
     """The fields of a request that are read."""
 
     prompt: PromptField

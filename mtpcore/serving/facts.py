@@ -12,7 +12,8 @@ from starlette.responses import Response
 from mtpcore.gguf import Tokenizer
 from mtpcore.serving.answers import Desk
 from mtpcore.serving.bodies import read_body, read_fields
-from mtpcore.serving.chat import ChatFields, encode_conversation
+from mtpcore.serving.chat import ChatFields, conversation_of
+from mtpcore.serving.conversations import encode_conversation
 from mtpcore.serving.refusals import Refusal, refusal_of
 from mtpcore.serving.replies import reply
 from mtpcore.version import version
@@ -156,7 +157,7 @@ async def detokenize(desk: Desk, request: Request) -> Response:
 async def apply_template(desk: Desk, request: Request) -> Response:
     """Write a conversation as the model reads it."""
     fields = read_fields(await read_body(request, desk.settings.max_body), ChatFields)
-    tokens = await encode_conversation(desk, fields)
+    tokens = await encode_conversation(desk, conversation_of(fields))
     return reply({"prompt": desk.lm.tokenizer.decode(tokens, special=True)})
 
 

@@ -11,7 +11,14 @@ from msgspec import Meta
 from mtpcore.lm import LM
 from mtpcore.serving.refusals import Refusal
 
-__all__ = ["HARMLESS", "SamplingFields", "StreamOptions", "check_needless", "options_of"]
+__all__ = [
+    "HARMLESS",
+    "SamplingFields",
+    "StreamOptions",
+    "TextsFields",
+    "check_needless",
+    "options_of",
+]
 
 HARMLESS = frozenset(
     (
@@ -72,8 +79,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
-    n: Annotated[int, Meta(ge=1)] = 1
     max_tokens: int | None = None
     stop: str | list[str] = []
     stop_token_ids: list[int] = []
@@ -89,6 +94,13 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     logit_bias: dict[int, float] | None = None
     seed: int | None = None
     speculative: Speculative | bool | None = None
+
+
+class TextsFields(SamplingFields, kw_only=True):
+    """Fields of APIs that write several texts of a prompt."""
+
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1)] = 1
 
 
 def check_needless(fields: Mapping[str, Any]) -> None:

@@ -118,7 +118,7 @@ def as_ollama(refusal: Refusal) -> dict[str, Any]:
 
 def shape_of(path: str, refusal: Refusal) -> dict[str, Any]:
     """Return the body of an error in the shape of the API that a path belongs to."""
-    if path.startswith("/v1/messages"):
+    if path.removeprefix("/v1").startswith("/messages"):
         return as_anthropic(refusal)
     if path.startswith("/api/"):
         return as_ollama(refusal)

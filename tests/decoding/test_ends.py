@@ -73,7 +73,7 @@ def test_a_stop_text_at_each_index_of_a_run(end, draft):
     at = letters.index(stop)
     agree(request, generator, TRUTH[: at + 2])
     assert request.text == letters[:at]
-    assert request.finish_reason == "stop"
+    assert (request.finish_reason, request.stopped_at) == ("stop", stop)
 
 
 def test_a_single_stop_text_needs_no_list():
@@ -361,6 +361,7 @@ def test_control_tokens_and_ids_stop_at_one_place(
                 piece for (_, piece), begin in zip(shown, ends, strict=True) if begin < place
             )
     assert (request.tokens, request.finish_reason, request.text) == (wanted, reason, text)
+    assert request.stopped_at == (stop if reason == "stop" and stop and not ids else None)
     assert len(request.logprobs) == len(wanted)
     assert all(text.startswith(part) for part in settled)
     assert cross.tokens(0) == []

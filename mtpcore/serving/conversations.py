@@ -1,0 +1,122 @@
+"""Conversations of all APIs, in the one form that chat templates read; written as tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import anyio.to_thread
+import msgspec
+
+from mtpcore.errors import MtpcoreError
+from mtpcore.serving.answers import Desk
+from mtpcore.serving.refusals import Refusal, refusal_of
+
+__all__ = ["TemplateInput", "check_tool_choice", "encode_conversation", "thinking_options"]
+
+_INSTRUCTIONS = ("system", "developer")
+
+
+class TemplateInput(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chat template writes.
+
+    Attributes
+    ----------
+    messages : list of mappings
+        As OpenAI's API has them, which is the form that ``LM.encode_chat`` takes.
+    tools : list of mappings
+        In its form, too.
+    template_options : mapping
+        Variables of the template.
+    continues : bool
+        Whether the text goes on where the last message ends.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = []
+    template_options: Mapping[str, Any] = {}
+    continues: bool = False
+
+
+async def encode_conversation(desk: Desk, conversation: TemplateInput) -> list[int]:
+    """Return a conversation as tokens, written by the chat template in a thread of its own.
+
+    Some programs put instructions between messages, which templates refuse that know them at the
+    beginning alone. What such a template gets has all of them there, in their order.
+
+    Raises
+    ------
+    Refusal
+        There are no messages; or the template refuses them, or fails; or there is none.
+    """
+    if not conversation.messages:
+        raise Refusal(400, "a conversation has messages", param="messages")
+
+    def encode(messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        return desk.lm.encode_chat(
+            messages,
+            tools=conversation.tools or None,
+            template_options=conversation.template_options or None,
+            continue_final_message=conversation.continues,
+        )
+
+    def encode_somehow() -> list[int]:
+        messages = conversation.messages
+        try:
+            return encode(messages)
+        except MtpcoreError:
+            if not any(_instructs(message) for message in messages[1:]):
+                raise
+            return encode(_with_instructions_first(messages))
+
+    try:
+        return await anyio.to_thread.run_sync(encode_somehow)
+    except Exception as error:
+        raise refusal_of(error, is_asked=True) from error
+
+
+def _instructs(message: Mapping[str, Any]) -> bool:
+    return message.get("role") in _INSTRUCTIONS
+
+
+def _with_instructions_first(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    parts: list[Any] = []
+    for message in filter(_instructs, messages):
+        content = message.get("content") or []
+        parts += [{"type": "text", "text": content}] if isinstance(content, str) else content
+    others = [message for message in messages if not _instructs(message)]
+    return [{"role": "system", "content": parts}, *others]
+
+
+def check_tool_choice(choice: str) -> None:
+    """Refuse a choice of tools other than the model's own or none.
+
+    Raises
+    ------
+    Refusal
+        The model would have to call one.
+    """
+    if choice not in ("auto", "none"):
+        raise Refusal(
+            400,
+            "tools are offered to the model, but it cannot be made to call one: tool_choice is "
+            "'auto' or 'none'",
+            param="tool_choice",
+            code="unsupported_parameter",
+        )
+
+
+def thinking_options(*, is_on: bool | None = None, effort: str | None = None) -> dict[str, Any]:
+    """Return the variables by which templates are told whether to think, and how much.
+
+    Parameters
+    ----------
+    is_on : bool, optional
+        Default: what the template does by itself.
+    effort : str, optional
+        A word of the model's; ``none``: it does not think.
+    """
+    if effort == "none":
+        is_on, effort = False, None
+    options = {"enable_thinking": is_on, "reasoning_effort": effort}
+    return {name: value for name, value in options.items() if value is not None}

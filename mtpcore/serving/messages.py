@@ -1,0 +1,323 @@
+"""Messages: Anthropic's ``/v1/messages``, and the count of their tokens."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mtpcore.lm import Completion
+from mtpcore.serving.answers import Answer, Desk
+from mtpcore.serving.bodies import note_once, read_body, read_fields
+from mtpcore.serving.conversations import (
+    TemplateInput,
+    check_tool_choice,
+    encode_conversation,
+    thinking_options,
+)
+from mtpcore.serving.fields import HARMLESS, SamplingFields, check_needless, options_of
+from mtpcore.serving.refusals import Refusal, as_anthropic
+from mtpcore.serving.replies import reply
+from mtpcore.serving.streams import EventStream, encode_event, until_gone
+
+__all__ = ["answer_messages", "count_tokens"]
+
+_HARMLESS = HARMLESS | {
+    *("cache_control", "diagnostics", "inference_geo", "speed", "context_management"),
+    *("user_profile_id", "workspace_id"),
+}
+"""Where and how fast a service computes; what it keeps, and drops of conversations by itself."""
+_BILLING = "x-anthropic-billing-header:"
+"""How the instructions begin that are for a service and no model: they differ in each request, so
+that nothing after them could be shared."""
+
+
+class Thinking(msgspec.Struct):
+    """Whether the model is to think first.
+
+    ``budget_tokens`` is no bound here: ``max_tokens`` bounds all of a text.
+    """
+
+    type: str
+    budget_tokens: int | None = None
+
+
+class OutputConfig(msgspec.Struct):
+    """How the answer is to be."""
+
+    effort: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class ToolChoice(msgspec.Struct):
+    """Which tools may be called."""
+
+    type: str = "auto"
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class MessageFields(SamplingFields, kw_only=True):
+    """The fields of a request that are read; options of sampling are those of all APIs."""
+
+    messages: list[dict[str, Any]]
+    system: str | list[dict[str, Any]] = ""
+    stop_sequences: list[str] = msgspec.field(default_factory=list)
+    tools: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    tool_choice: ToolChoice = msgspec.field(default_factory=ToolChoice)
+    thinking: Thinking | None = None
+    output_config: OutputConfig = msgspec.field(default_factory=OutputConfig)
+    output_format: dict[str, Any] | None = None
+    container: str | dict[str, Any] | None = None
+    mcp_servers: list[dict[str, Any]] | None = None
+
+
+async def answer_messages(desk: Desk, request: Request) -> Response:
+    """Answer a conversation."""
+    fields = await _read(desk, request)
+    prompt = await encode_conversation(desk, _conversation(fields))
+    fields.stop = fields.stop_sequences
+    answer = await desk.begin([prompt], options_of(desk.lm, fields))
+    head = {
+        "id": f"msg_{secrets.token_hex(12)}",
+        "type": "message",
+        "role": "assistant",
+        "model": fields.model or desk.name,
+    }
+    if fields.stream:
+        pieces = _stream(answer, head, len(prompt))
+        return EventStream(
+            pieces, lambda one: encode_event(as_anthropic(one), "error"), desk.keep_alive
+        )
+    async with answer:
+        (completion,) = await until_gone(request, answer.finish())
+    content = [_text_block(completion.text)] if completion.text else []
+    return reply(
+        head
+        | {"content": content, **_ending(completion), "usage": _usage(completion)}
+        | answer.figures([completion])
+    )
+
+
+async def count_tokens(desk: Desk, request: Request) -> Response:
+    """Say how many tokens a conversation has as the model reads it."""
+    fields = await _read(desk, request)
+    return reply({"input_tokens": len(await encode_conversation(desk, _conversation(fields)))})
+
+
+async def _read(desk: Desk, request: Request) -> MessageFields:
+    given = await read_body(request, desk.settings.max_body)
+    check_needless(given)
+    fields = read_fields(given, MessageFields, _HARMLESS)
+    for name, value in (
+        ("output_config.format", fields.output_config.format),
+        ("output_format", fields.output_format),
+        ("container", fields.container),
+        ("mcp_servers", fields.mcp_servers),
+    ):
+        if value:
+            raise Refusal(400, f"{name} is not supported; leave it out", param=name)
+    if fields.tools:
+        check_tool_choice(fields.tool_choice.type)
+    return fields
+
+
+def _conversation(fields: MessageFields) -> TemplateInput:
+    """Return the conversation of a request, as chat templates read it."""
+    messages = [*_instructions(fields.system)]
+    names: dict[str, str] = {}  # of the tools that were called, by the calls' ids
+    for i, message in enumerate(fields.messages):
+        role = message.get("role")
+        content = _blocks(message.get("content"), f"messages[{i}].content")
+        if role == "assistant":
+            messages.append(_said(content, f"messages[{i}].content", names))
+        elif role == "user":
+            messages += _heard(content, f"messages[{i}].content", names)
+        else:
+            messages.append({"role": role, "content": _texts(content, f"messages[{i}].content")})
+    is_on = None
+    if fields.thinking is not None:
+        is_on = fields.thinking.type != "disabled"
+    last = messages[-1] if messages else {}
+    return TemplateInput(
+        messages=messages,
+        tools=[*_tools(fields)],
+        template_options=thinking_options(is_on=is_on, effort=fields.output_config.effort),
+        continues=last.get("role") == "assistant" and "tool_calls" not in last,
+    )
+
+
+def _instructions(system: str | Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    parts = _texts(_blocks(system, "system"), "system")
+    parts = [part for part in parts if not part["text"].startswith(_BILLING)]
+    if any(part["text"] for part in parts):
+        yield {"role": "system", "content": parts}
+
+
+def _blocks(content: Any, where: str) -> list[Mapping[str, Any]]:
+    """Return content as a list of blocks, which each have a type."""
+    if isinstance(content, str):
+        return [_text_block(content)]
+    if content is None:
+        return []
+    if not isinstance(content, Sequence) or not all(
+        isinstance(block, Mapping) and isinstance(block.get("type"), str) for block in content
+    ):
+        raise Refusal(400, f"{where}: content is a text or a list of blocks", param=where)
+    return list(content)
+
+
+def _texts(blocks: Iterable[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
+    """Return blocks of texts as parts of a message; what else a block says is dropped.
+
+    That is where caches may begin, and quotations.
+    """
+    parts = []
+    for block in blocks:
+        if block["type"] != "text":
+            raise Refusal(
+                400, f"{where}: blocks of type {block['type']!r} are not supported", param=where
+            )
+        parts.append(_text_block(_word(block, "text", where)))
+    return parts
+
+
+def _word(block: Mapping[str, Any], name: str, where: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise Refusal(400, f"{where}: {name} of a {block['type']!r} block is a text", param=where)
+    return value
+
+
+def _text_block(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _said(blocks: Sequence[Mapping[str, Any]], where: str, names: dict[str, str]) -> dict[str, Any]:
+    """Return what the model said as one message: its thoughts, texts and calls."""
+    thoughts, texts, calls = list[str](), list[Mapping[str, Any]](), list[dict[str, Any]]()
+    for block in blocks:
+        if block["type"] == "thinking":
+            thoughts.append(_word(block, "thinking", where))
+        elif block["type"] == "tool_use":
+            name = names[_word(block, "id", where)] = _word(block, "name", where)
+            call = {"name": name, "arguments": block.get("input") or {}}
+            calls.append({"id": block["id"], "type": "function", "function": call})
+        elif block["type"] != "redacted_thinking":  # encrypted: nobody but its service reads it
+            texts.append(block)
+    text = "".join(part["text"] for part in _texts(texts, where))
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _heard(
+    blocks: Sequence[Mapping[str, Any]], where: str, names: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    """Yield what the model was told: results of tools are messages of their own, in order.
+
+    Whether a result is an error is for services; the result says it to the model.
+    """
+    texts: list[Mapping[str, Any]] = []
+    for block in blocks:
+        if block["type"] != "tool_result":
+            texts.append(block)
+            continue
+        if texts:
+            yield {"role": "user", "content": _texts(texts, where)}
+            texts = []
+        id = _word(block, "tool_use_id", where)
+        result = {"role": "tool", "tool_call_id": id, "content": _result(block, where)}
+        yield result | ({"name": names[id]} if id in names else {})
+    if texts or not blocks:
+        yield {"role": "user", "content": _texts(texts, where)}
+
+
+def _result(block: Mapping[str, Any], where: str) -> str:
+    parts = _texts(_blocks(block.get("content"), where), where)
+    return "\n".join(part["text"] for part in parts)
+
+
+def _tools(fields: MessageFields) -> Iterator[dict[str, Any]]:
+    """Yield tools as templates read them; a service's own tools are left out."""
+    for i, tool in enumerate(fields.tools):
+        kind = tool.get("type") or "custom"
+        if kind != "custom":
+            note_once(f"requests have tools of type {kind!r}, which are not offered to the model")
+        elif not isinstance(tool.get("name"), str):
+            raise Refusal(400, f"tools[{i}]: a tool has a name", param=f"tools[{i}].name")
+        elif fields.tool_choice.type != "none":
+            yield {
+                "type": "function",
+                "function": {
+                    "name": tool["name"],
+                    "description": tool.get("description") or "",
+                    "parameters": tool.get("input_schema") or {"type": "object", "properties": {}},
+                },
+            }
+
+
+def _ending(completion: Completion) -> dict[str, Any]:
+    """Return why a text ended."""
+    if completion.stop is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": completion.stop}
+    is_cut = completion.finish_reason == "length"
+    return {"stop_reason": "max_tokens" if is_cut else "end_turn", "stop_sequence": None}
+
+
+def _usage(completion: Completion) -> dict[str, Any]:
+    stats = completion.stats
+    return {
+        "input_tokens": stats.prompt_tokens - stats.cached_tokens,
+        "cache_read_input_tokens": stats.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": stats.tokens,
+    }
+
+
+async def _stream(
+    answer: Answer, head: Mapping[str, Any], n_prompt: int
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of an answer.
+
+    How much of the prompt was cached is known when the text has begun, and said at its end.
+    """
+
+    def event(name: str, **more: Any) -> bytes:
+        return encode_event({"type": name, **more}, name)
+
+    async with answer:
+        usage = {
+            "input_tokens": n_prompt,
+            "cache_read_input_tokens": 0,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": 0,
+        }
+        begun = {**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        yield event("message_start", message=begun)
+        is_open = False
+        async for one in answer.events():
+            if one.piece:
+                if not is_open:
+                    is_open = True
+                    yield event("content_block_start", index=0, content_block=_text_block(""))
+                delta = {"type": "text_delta", "text": str(one.piece)}
+                yield event("content_block_delta", index=0, delta=delta)
+            elif one.completion is not None:
+                completion = one.completion
+        if is_open:
+            yield event("content_block_stop", index=0)
+        yield event(
+            "message_delta",
+            delta=_ending(completion),
+            usage=_usage(completion),
+            **answer.figures([completion]),
+        )
+        yield event("message_stop")
