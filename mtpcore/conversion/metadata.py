@@ -95,16 +95,19 @@ def held_metadata(
     def value(name: str) -> float:
         tensor = tensors.get(name)
         taken.add(name)
-        values = None if tensor is None or math.prod(tensor.shape) != 1 else tensor.rows()
-        if values is None or not np.isfinite(values).all():
+        got: float | str = "no such tensor"
+        if tensor is not None:
+            is_one = math.prod(tensor.shape) == 1
+            got = tensor.rows().item() if is_one else f"shape {list(tensor.shape)}"
+        if isinstance(got, str) or not math.isfinite(got):
             raise ModelFileError(
                 "not a number where the checkpoint should hold one",
                 where=f"{tensor.file if tensor else config.file}: tensor {name!r}",
                 wanted="one finite value",
-                got="no such tensor" if tensor is None else f"shape {list(tensor.shape)}",
+                got=got,
                 fix="download the checkpoint again",
             )
-        return float(values.item())
+        return float(got)
 
     held: dict[str, MetadataValue] = {}
     for key, source in table.numbers:
