@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from harness import csm, gemma4, gpt_oss, qwen_tts, t5
+from harness import csm, gemma4, gpt_oss, published_families, qwen_tts, t5
 from harness.cuda_definition import definition
 from harness.fixtures import DATA
 from harness.published import tokenizer, write_checkpoint
@@ -48,6 +48,20 @@ def test_gemma4(name, backend, tmp_path):
     tensors = gemma4.published(s, gemma4.weights(s))
     path = model_file(tmp_path, gemma4.configuration(s), tensors, gemma4.N_VOCAB)
     check_trunk(path, backend, gemma4.tokens(), references("gemma4", name))
+
+
+@pytest.mark.parametrize("name", ["ApertusForCausalLM", "Gemma3nForCausalLM"])
+def test_published_families(name, backend, tmp_path):
+    """xIELU; streams that are mixed and corrected, and gates cut by their spread."""
+    family, text = published_families.known()[name], published_families.tokens()
+    tensors = published_families.tensors(family["shapes"])
+    path = model_file(tmp_path, family["config"], tensors, published_families.N_VOCAB)
+    with load_model(path) as model:
+        context = Context(model, 64, kv_dtype="f32", backend=backend)
+        parts = ((0, text[:9]), (9, text[9:10]), (10, text[10:]))
+        outs = [context.process(Batch.of(part, pos=at, outputs="all")) for at, part in parts]
+    found = np.concatenate([out.logits for out in outs])
+    assert np.abs(found - published_families.logits(name)).max() < CLOSE
 
 
 def test_gpt_oss(backend, tmp_path):
