@@ -1,0 +1,261 @@
+"""The form of answers: where a model's text holds reasoning, calls of tools, and what is said.
+
+Files say how a conversation is written, and not how an answer is to be read. So short conversations
+are rendered, with reasoning and with calls, and what stands around them are the marks; llama.cpp's
+differential parser (``common/chat-diff-analyzer.cpp``) finds them in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from mtpcore.errors import MtpcoreError
+from mtpcore.gguf.chat import ChatTemplate
+
+__all__ = ["AnswerFormat", "CallFormat", "derive_format"]
+
+_SAID, _THOUGHT = "probecontent", "probereasoning"
+_NAME, _ARGUMENTS = "probetool", {"probeplace": "probevalue", "probetime": "probehour"}
+_ID = "call0000"  # and a digit: nine characters, as some templates want it
+_QUESTION = {"role": "user", "content": "probequestion"}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "a tool",
+        "parameters": {
+            "type": "object",
+            "properties": {name: {"type": "string", "description": name} for name in _ARGUMENTS},
+            "required": [*_ARGUMENTS],
+        },
+    },
+}
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+_TAG = re.compile(r"(<[^<>\s]+>|\[[A-Z_]+\])\s*\Z")
+Probing = Callable[..., str]
+
+
+class CallFormat(msgspec.Struct, frozen=True):
+    """How calls of tools are written.
+
+    Attributes
+    ----------
+    begin : str
+        The mark from which on a text holds calls.
+    kind : {"json", "named", "tagged"}
+        JSON with name and arguments; a name, then JSON with the arguments alone; or name and
+        arguments each between marks.
+    name, arguments : str
+        Of JSON the keys.
+    open, middle : str
+        Regular expressions of what stands before a name, and between it and its arguments.
+    argument, close : str
+        Of tagged ones regular expressions of an argument, with the groups ``key`` and ``value``,
+        and of what ends a call.
+    """
+
+    begin: str
+    kind: Literal["json", "named", "tagged"]
+    name: str = "name"
+    arguments: str = "arguments"
+    open: str = ""
+    middle: str = ""
+    argument: str = ""
+    close: str = ""
+
+
+class AnswerFormat(msgspec.Struct, frozen=True):
+    """The form of answers.
+
+    Attributes
+    ----------
+    reasoning : (str, str), optional
+        The marks around reasoning.
+    content : str
+        The mark before what is said, where answers without reasoning have one.
+    calls : CallFormat, optional
+        How calls are written.
+    """
+
+    reasoning: tuple[str, str] | None = None
+    content: str = ""
+    calls: CallFormat | None = None
+
+
+def derive_format(template: ChatTemplate) -> AnswerFormat:
+    """Find the form of answers of a template; what is not found is None."""
+
+    def render(*messages: Mapping[str, Any], **more: Any) -> str:
+        more = {"add_generation_prompt": False} | more
+        try:
+            return template.render([_QUESTION, *messages], **more)
+        except MtpcoreError:  # it refuses such a conversation
+            return ""
+
+    reasoning = _find_reasoning(render, template.source)
+    content = _find_content(render, reasoning or ())
+    return AnswerFormat(reasoning, content, _find_calls(render, reasoning or ()))
+
+
+def _find_content(render: Probing, reasoning: Sequence[str]) -> str:
+    """Find the mark before what is said."""
+    before = render({"role": "assistant", "content": _SAID}).partition(_SAID)[0]
+    found = _after(before, render(add_generation_prompt=True)).strip()
+    return "" if any(mark in found for mark in reasoning) else found
+
+
+def _find_reasoning(render: Probing, source: str) -> tuple[str, str] | None:
+    """Find the marks around reasoning: of an answer that has some, or one that a prompt opens."""
+    prompt = render(add_generation_prompt=True)
+    plain = render({"role": "assistant", "content": _SAID})
+    for key in _REASONING_KEYS:
+        text = render({"role": "assistant", "content": _SAID, key: _THOUGHT})
+        before, found, after = text.partition(_THOUGHT)
+        between, said, _ = after.partition(_SAID)
+        if not found or not said:
+            continue
+        opened, closed = _after(before, prompt).strip() or _last_tag(before), between.strip()
+        is_empty = re.search(rf"{re.escape(opened)}\s*{re.escape(closed)}", plain)
+        is_own = opened not in plain or is_empty or prompt.rstrip().endswith(opened)
+        if opened and closed and is_own:
+            return opened, closed
+    opened = _last_tag(prompt)
+    closed = f"</{opened[1:]}"
+    if opened.startswith("<") and not opened.startswith("</") and closed in source:
+        return opened, closed
+    return None
+
+
+def _after(text: str, prompt: str) -> str:
+    """Return what follows in a text where it no longer is the prompt; no mark is cut."""
+    n = _n_common(text, prompt)
+    begin = text.rfind("<", 0, n)
+    return text[begin if begin > text.rfind(">", 0, n) else n :]
+
+
+def _n_common(one: str, other: str) -> int:
+    """Return with how many equal characters two texts begin."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def _last_tag(text: str) -> str:
+    found = _TAG.search(text)
+    return found[1] if found else ""
+
+
+def _find_calls(render: Probing, reasoning: Sequence[str]) -> CallFormat | None:
+    """Find what stands around the parts of a call."""
+
+    def say(n: int) -> str:
+        function = {"name": _NAME, "arguments": _ARGUMENTS}
+        calls = [{"id": f"{_ID}{i}", "type": "function", "function": function} for i in range(n)]
+        return render({"role": "assistant", "content": "", "tool_calls": calls}, tools=[_TOOL])
+
+    text = say(1)
+    body = _after(text, render(tools=[_TOOL], add_generation_prompt=True)).strip()
+    plain = render({"role": "assistant", "content": _SAID}, tools=[_TOOL])
+    body = body.removesuffix(plain.partition(_SAID)[2].strip()).rstrip()
+    for mark in reasoning:
+        body = body.removeprefix(mark).lstrip()
+    if _NAME not in body:
+        return None
+    opened = body.partition(_NAME)[0]
+    before_second = say(2).rpartition(_NAME)[0]
+    opened = before_second[len(before_second) - _n_common(opened[::-1], before_second[::-1]) :]
+    opened = re.sub(r"\A[^<\[]*[>\]]", "", opened).strip()  # no part of a mark
+    opened = opened or body.partition(_NAME)[0].strip()
+    found = _find_json(body) or _find_named(body, opened) or _find_tagged(body, opened)
+    probes = (_NAME, _ID, *_ARGUMENTS, *_ARGUMENTS.values())
+    is_clean = found and not any(
+        word in part for word in probes for part in msgspec.structs.astuple(found)
+    )
+    return found if is_clean else None
+
+
+def _begin(before: str) -> str:
+    """Return the first mark of what stands before a call."""
+    words = before.split()
+    return words[0] if words and not words[0].startswith("</") else ""
+
+
+def _find_json(body: str) -> CallFormat | None:
+    """Find JSON that has both name and arguments."""
+    for found in re.finditer(r"[\[{]", body[: body.index(_NAME)]):
+        value = _decode(body, found.start())
+        one = value[0] if isinstance(value, list) and value else value
+        if isinstance(one, dict) and isinstance(one.get("function"), dict):
+            one = one["function"]
+        if not isinstance(one, dict):
+            continue
+        names = [key for key, said in one.items() if said == _NAME]
+        wanted = (_ARGUMENTS, json.dumps(_ARGUMENTS))
+        arguments = [key for key, said in one.items() if said in wanted]
+        begin = _begin(body[: found.start()])
+        if names and arguments and begin:
+            return CallFormat(begin, "json", names[0], arguments[0])
+    return None
+
+
+def _find_named(body: str, opened: str) -> CallFormat | None:
+    """Find a name that JSON with the arguments follows."""
+    before, _, after = body.partition(_NAME)
+    brace = after.find("{")
+    begin = _begin(before)
+    if brace < 0 or not begin or _decode(after, brace) != _ARGUMENTS:
+        return None
+    middle = _loosely(re.sub(r"\d+", "\0", after[:brace])).replace("\0", r"\d+")
+    return CallFormat(begin, "named", open=_loosely(opened), middle=middle)
+
+
+def _find_tagged(body: str, opened_call: str) -> CallFormat | None:
+    """Find a name and arguments between marks."""
+    (first, second), (one, two) = _ARGUMENTS.keys(), _ARGUMENTS.values()
+    parts, rest = [], body
+    for word in (_NAME, first, one, second, two):
+        part, found, rest = rest.partition(word)
+        if not found:
+            return None
+        parts.append(part)
+    before, to_first, between, to_second = parts[:4]
+    begin = _begin(before)
+    opened = to_first[len(to_first) - _n_common(to_first[::-1], to_second[::-1]) :]
+    closed = to_second[: len(to_second) - len(opened)]
+    ended = to_first[: len(to_first) - len(opened)]
+    if not begin or not (opened.strip() and between.strip() and closed.strip()):
+        return None
+    if not rest.startswith(closed):
+        return None
+    words = rest[len(closed) :].split()
+    n_words = next((i for i, word in enumerate(words, 1) if "<" in word or "[" in word), 1)
+    close = _loosely(" ".join(words[:n_words]))
+    return CallFormat(
+        begin,
+        "tagged",
+        open=_loosely(opened_call),
+        middle=_loosely(ended) if ended.strip() else f"(?={_loosely(opened)}|{close})",
+        argument=f"{_loosely(opened)}(?P<key>.+?){_loosely(between)}"
+        f"(?P<value>.*?){_loosely(closed)}",
+        close=close,
+    )
+
+
+def _decode(text: str, begin: int) -> Any:
+    try:
+        return json.JSONDecoder().raw_decode(text, begin)[0]
+    except ValueError:
+        return None
+
+
+def _loosely(text: str) -> str:
+    """Return a regular expression of a text.
+
+    Spaces and line breaks count for nothing in it, and attributes may have any value.
+    """
+    spelt = r"\s*".join(re.escape(word) for word in re.sub(r'="\w+"', '="\1"', text).split())
+    return rf"\s*{spelt}\s*".replace("\1", '[^"]*') if spelt else r"\s*"
