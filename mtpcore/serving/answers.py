@@ -9,6 +9,7 @@ from time import perf_counter, time
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from mtpcore.gguf.answer_format import AnswerFormat, derive_format
 from mtpcore.lm import LM, AsyncStream, Completion, Piece
 from mtpcore.runtime.fingerprint import Fingerprint
 from mtpcore.sampling import Sampling
@@ -45,6 +46,12 @@ class Desk:
         self.is_closing = False
         self.created = int(time())
         self.keep_alive = settings.keep_alive
+
+    @cached_property
+    def answer_format(self) -> AnswerFormat:
+        """The form of answers to conversations."""
+        template = self.lm.model.chat_template
+        return AnswerFormat() if template is None else derive_format(template)
 
     @cached_property
     def fingerprint(self) -> str:

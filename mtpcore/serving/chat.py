@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mtpcore.decoding import TokenLogprobs
+from mtpcore.gguf.answer_reader import AnswerPart
 from mtpcore.lm import Completion, Piece
 from mtpcore.serving.answers import Answer, Desk
 from mtpcore.serving.bodies import read_body, read_fields
@@ -22,6 +24,7 @@ from mtpcore.serving.conversations import (
 )
 from mtpcore.serving.fields import HARMLESS, TextsFields, check_needless, options_of
 from mtpcore.serving.logprobs import chat_logprobs
+from mtpcore.serving.parting import Parting, find_parting, parted_message, spell_call
 from mtpcore.serving.refusals import Refusal, as_openai
 from mtpcore.serving.replies import DONE, reply, spell_finish
 from mtpcore.serving.streams import EventStream, encode_event, until_gone
@@ -53,8 +56,11 @@ async def answer_chat(desk: Desk, request: Request) -> Response:
     check_needless(given)
     fields = read_fields(given, ChatFields, HARMLESS)
     _check(fields)
-    prompt = await encode_conversation(desk, conversation_of(fields))
-    options = options_of(desk.lm, fields)
+    conversation = conversation_of(fields)
+    prompt = await encode_conversation(desk, conversation)
+    is_raw = fields.reasoning_format == "none" and not conversation.tools
+    parting = await find_parting(desk, conversation, prompt, is_raw=is_raw)
+    options = options_of(desk.lm, fields) | parting.options
     if fields.max_completion_tokens is not None:
         options["max_tokens"] = fields.max_completion_tokens
     if fields.logprobs:
@@ -67,7 +73,7 @@ async def answer_chat(desk: Desk, request: Request) -> Response:
         "system_fingerprint": desk.fingerprint,
     }
     if fields.stream:
-        pieces = _stream(answer, head, fields)
+        pieces = _stream(answer, head, fields, parting)
         return EventStream(pieces, lambda one: encode_event(as_openai(one)), desk.keep_alive)
     async with answer:
         completions = await until_gone(request, answer.finish())
@@ -75,7 +81,7 @@ async def answer_chat(desk: Desk, request: Request) -> Response:
         head
         | {
             "object": "chat.completion",
-            "choices": [_choice(i, one, fields) for i, one in enumerate(completions)],
+            "choices": [_choice(i, one, fields, parting) for i, one in enumerate(completions)],
             "usage": answer.usage(completions),
         }
         | answer.figures(completions)
@@ -115,17 +121,61 @@ def _without(message: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in message.items() if key != name}
 
 
-def _choice(index: int, completion: Completion, fields: ChatFields) -> dict[str, Any]:
+def _choice(
+    index: int, completion: Completion, fields: ChatFields, parting: Parting
+) -> dict[str, Any]:
+    message = parted_message(parting.read(completion.text))
     return {
         "index": index,
-        "message": {"role": "assistant", "content": completion.text},
-        "finish_reason": spell_finish(completion),
-        "logprobs": chat_logprobs(completion.logprobs or ()) if fields.logprobs else None,
+        "message": message,
+        "finish_reason": _finish(completion, "tool_calls" in message),
+        "logprobs": chat_logprobs(completion.logprobs or (), parting.tokenizer)
+        if fields.logprobs
+        else None,
     }
 
 
+def _finish(completion: Completion, has_calls: bool) -> str:
+    """Return why an answer ended: a call that is whole waits for its result."""
+    reason = spell_finish(completion)
+    return "tool_calls" if has_calls and reason == "stop" else reason
+
+
+class _Choice:
+    """One answer of a stream: how far it was parted, and what was not sent yet."""
+
+    def __init__(self, parting: Parting) -> None:
+        self._reader, self.tokenizer = parting.reader(), parting.tokenizer
+        self._n_calls = 0
+        self.logprobs: list[TokenLogprobs] = []  # of tokens whose text is held back
+
+    def take(self, piece: Piece) -> Iterator[dict[str, Any]]:
+        """Yield what a piece adds to the answer."""
+        self.logprobs += piece.logprobs
+        yield from self._spell(self._reader.feed(str(piece)))
+
+    def finish(self) -> Iterator[dict[str, Any]]:
+        """Yield what was held back."""
+        yield from self._spell(self._reader.finish())
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether tools were called."""
+        return self._n_calls > 0
+
+    def _spell(self, parts: Iterable[AnswerPart]) -> Iterator[dict[str, Any]]:
+        for part in parts:
+            if part.kind == "content":
+                yield {"content": part.text}
+            elif part.kind == "reasoning":
+                yield {"reasoning_content": part.text, "reasoning": part.text}
+            elif part.call is not None:
+                yield {"tool_calls": [{"index": self._n_calls} | spell_call(part.call)]}
+                self._n_calls += 1
+
+
 async def _stream(
-    answer: Answer, head: Mapping[str, Any], fields: ChatFields
+    answer: Answer, head: Mapping[str, Any], fields: ChatFields, parting: Parting
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a chat."""
     head = {**head, "object": "chat.completion.chunk"}
@@ -133,35 +183,46 @@ async def _stream(
 
     def chunk(index: int, delta: Mapping[str, Any], **more: Any) -> bytes:
         choice = {"index": index, "delta": delta, "finish_reason": None, "logprobs": None}
-        facts = {name: more.pop(name) for name in ("mtpcore",) if name in more}
+        facts = more.pop("facts", {})
         return encode_event({**head, "choices": [choice | more], **facts})
 
     async with answer:
-        begun: set[int] = set()
+        choices: dict[int, _Choice] = {}
         found: dict[int, Completion] = {}
         async for event in answer.events():
-            if event.text not in begun:
-                begun.add(event.text)
-                yield chunk(event.text, {"role": "assistant", "content": ""})
+            i = event.text
+            if i not in choices:
+                choices[i] = _Choice(parting)
+                yield chunk(i, {"role": "assistant", "content": ""})
+            one = choices[i]
             if event.piece is not None:
-                yield chunk(
-                    event.text, {"content": str(event.piece)}, **_facts(event.piece, fields)
-                )
+                for delta in one.take(event.piece):
+                    yield chunk(i, delta, **_facts(event.piece, one, fields))
             elif event.completion is not None:
-                found[event.text] = event.completion
-                reason = spell_finish(event.completion)
-                yield chunk(event.text, {}, finish_reason=reason)
-        completions = [found[i] for i in sorted(found)]
-        last: dict[str, Any] = {**head, "choices": []} | answer.figures(completions)
+                found[i] = event.completion
+                for delta in one.finish():
+                    yield chunk(i, delta, **_logprobs(one, fields))
+                ended: dict[str, Any] = _logprobs(one, fields) if one.logprobs else {}
+                ended["finish_reason"] = _finish(event.completion, one.has_calls)
+                if len(found) == fields.n and not has_usage:
+                    ended["facts"] = answer.figures(list(found.values()))
+                yield chunk(i, {}, **ended)
         if has_usage:
-            last["usage"] = answer.usage(completions)
-        yield encode_event(last)
+            completions = [found[i] for i in sorted(found)]
+            usage = {"usage": answer.usage(completions)} | answer.figures(completions)
+            yield encode_event({**head, "choices": []} | usage)
         yield DONE
 
 
-def _facts(piece: Piece, fields: ChatFields) -> dict[str, Any]:
+def _facts(piece: Piece, one: _Choice, fields: ChatFields) -> dict[str, Any]:
     """Return what goes with a piece: whether it was drafted, and its log-probabilities."""
-    facts: dict[str, Any] = {"mtpcore": {"drafted": piece.drafted, "tokens": len(piece.tokens)}}
-    if fields.logprobs:
-        facts["logprobs"] = chat_logprobs(piece.logprobs)
-    return facts
+    drafted = {"drafted": piece.drafted, "tokens": len(piece.tokens)}
+    return {"facts": {"mtpcore": drafted}} | _logprobs(one, fields)
+
+
+def _logprobs(one: _Choice, fields: ChatFields) -> dict[str, Any]:
+    """Return the log-probabilities that were not sent yet."""
+    if not fields.logprobs:
+        return {}
+    tokens, one.logprobs = one.logprobs, []
+    return {"logprobs": chat_logprobs(tokens, one.tokenizer)}

@@ -6,29 +6,30 @@ from collections.abc import Sequence
 from typing import Any
 
 from mtpcore.decoding import TokenLogprobs
+from mtpcore.gguf import Tokenizer
 
 __all__ = ["chat_logprobs", "legacy_logprobs"]
 
 
-def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    """Return them as chat has them."""
+def chat_logprobs(tokens: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return them as chat has them: with bytes, as a token may be a part of a character."""
+
+    def spell(token: int, text: str, logprob: float) -> dict[str, Any]:
+        return {"token": text, "logprob": logprob, "bytes": list(tokenizer.token_bytes(token))}
+
     return {
         "content": [
             {
-                **_spell(one.text, one.logprob),
+                **spell(one.token, one.text, one.logprob),
                 "top_logprobs": [
-                    _spell(text, logprob)
-                    for (_, logprob), text in zip(one.top, one.top_texts, strict=True)
+                    spell(token, text, logprob)
+                    for (token, logprob), text in zip(one.top, one.top_texts, strict=True)
                 ],
             }
             for one in tokens
         ],
         "refusal": None,
     }
-
-
-def _spell(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode(errors="replace"))}
 
 
 def legacy_logprobs(tokens: Sequence[TokenLogprobs], begin: int = 0) -> dict[str, Any]:

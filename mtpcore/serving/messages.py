@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mtpcore.gguf.answer_reader import AnswerPart, ToolCall
 from mtpcore.lm import Completion
 from mtpcore.serving.answers import Answer, Desk
 from mtpcore.serving.bodies import note_once, read_body, read_fields
@@ -20,6 +22,7 @@ from mtpcore.serving.conversations import (
     thinking_options,
 )
 from mtpcore.serving.fields import HARMLESS, SamplingFields, check_needless, options_of
+from mtpcore.serving.parting import Parting, find_parting
 from mtpcore.serving.refusals import Refusal, as_anthropic
 from mtpcore.serving.replies import reply
 from mtpcore.serving.streams import EventStream, encode_event, until_gone
@@ -79,9 +82,11 @@ class MessageFields(SamplingFields, kw_only=True):
 async def answer_messages(desk: Desk, request: Request) -> Response:
     """Answer a conversation."""
     fields = await _read(desk, request)
-    prompt = await encode_conversation(desk, _conversation(fields))
+    conversation = _conversation(fields)
+    prompt = await encode_conversation(desk, conversation)
+    parting = await find_parting(desk, conversation, prompt)
     fields.stop = fields.stop_sequences
-    answer = await desk.begin([prompt], options_of(desk.lm, fields))
+    answer = await desk.begin([prompt], options_of(desk.lm, fields) | parting.options)
     head = {
         "id": f"msg_{secrets.token_hex(12)}",
         "type": "message",
@@ -89,16 +94,17 @@ async def answer_messages(desk: Desk, request: Request) -> Response:
         "model": fields.model or desk.name,
     }
     if fields.stream:
-        pieces = _stream(answer, head, len(prompt))
+        pieces = _stream(answer, head, len(prompt), parting)
         return EventStream(
             pieces, lambda one: encode_event(as_anthropic(one), "error"), desk.keep_alive
         )
     async with answer:
         (completion,) = await until_gone(request, answer.finish())
-    content = [_text_block(completion.text)] if completion.text else []
+    parts = parting.read(completion.text)
+    ending = _ending(completion, any(part.call for part in parts))
     return reply(
         head
-        | {"content": content, **_ending(completion), "usage": _usage(completion)}
+        | {"content": [*_blocks_of(parts)], **ending, "usage": _usage(completion)}
         | answer.figures([completion])
     )
 
@@ -264,12 +270,40 @@ def _tools(fields: MessageFields) -> Iterator[dict[str, Any]]:
             }
 
 
-def _ending(completion: Completion) -> dict[str, Any]:
+def _blocks_of(parts: Iterable[AnswerPart]) -> Iterator[dict[str, Any]]:
+    """Yield the blocks of an answer."""
+    for kind, several in groupby(parts, key=lambda part: part.kind):
+        if kind == "call":
+            yield from (_call_block(part.call) for part in several if part.call is not None)
+            continue
+        text = "".join(part.text for part in several)
+        yield _text_block(text) if kind == "content" else _empty_block(kind) | {"thinking": text}
+
+
+def _empty_block(kind: str) -> dict[str, Any]:
+    """Return a block to which text is added."""
+    if kind == "reasoning":
+        return {"type": "thinking", "thinking": "", "signature": ""}
+    return _text_block("")
+
+
+def _call_block(call: ToolCall) -> dict[str, Any]:
+    """Return a call with a name of its own; arguments that are no JSON object as they are."""
+    try:
+        arguments = msgspec.json.decode(call.arguments, type=dict[str, Any])
+    except msgspec.DecodeError:
+        arguments = {"arguments": call.arguments}
+    id = f"toolu_{secrets.token_hex(12)}"
+    return {"type": "tool_use", "id": id, "name": call.name, "input": arguments}
+
+
+def _ending(completion: Completion, has_calls: bool) -> dict[str, Any]:
     """Return why a text ended."""
     if completion.stop is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": completion.stop}
     is_cut = completion.finish_reason == "length"
-    return {"stop_reason": "max_tokens" if is_cut else "end_turn", "stop_sequence": None}
+    reason = "max_tokens" if is_cut else "tool_use" if has_calls else "end_turn"
+    return {"stop_reason": reason, "stop_sequence": None}
 
 
 def _usage(completion: Completion) -> dict[str, Any]:
@@ -282,8 +316,49 @@ def _usage(completion: Completion) -> dict[str, Any]:
     }
 
 
+class _StreamedBlocks:
+    """The blocks of a stream: one ends before the next begins."""
+
+    def __init__(self) -> None:
+        self._index = -1
+        self._open = ""
+
+    def take(self, part: AnswerPart) -> Iterator[dict[str, Any]]:
+        """Yield the events by which a part is said."""
+        if part.call is not None:
+            block = _call_block(part.call)
+            yield from self._begin("", block | {"input": {}})
+            text = msgspec.json.encode(block["input"]).decode()
+            yield self._delta({"type": "input_json_delta", "partial_json": text})
+            yield self._stop()
+            return
+        if part.kind != self._open:
+            yield from self._begin(part.kind, _empty_block(part.kind))
+        if part.kind == "reasoning":
+            yield self._delta({"type": "thinking_delta", "thinking": part.text})
+        else:
+            yield self._delta({"type": "text_delta", "text": part.text})
+
+    def close(self) -> Iterator[dict[str, Any]]:
+        """Yield the end of the block that is open."""
+        if self._open:
+            self._open = ""
+            yield self._stop()
+
+    def _begin(self, kind: str, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from self.close()
+        self._index, self._open = self._index + 1, kind
+        yield {"name": "content_block_start", "index": self._index, "content_block": block}
+
+    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"name": "content_block_delta", "index": self._index, "delta": delta}
+
+    def _stop(self) -> dict[str, Any]:
+        return {"name": "content_block_stop", "index": self._index}
+
+
 async def _stream(
-    answer: Answer, head: Mapping[str, Any], n_prompt: int
+    answer: Answer, head: Mapping[str, Any], n_prompt: int, parting: Parting
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of an answer.
 
@@ -302,21 +377,19 @@ async def _stream(
         }
         begun = {**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         yield event("message_start", message=begun)
-        is_open = False
+        blocks, reader = _StreamedBlocks(), parting.reader()
         async for one in answer.events():
-            if one.piece:
-                if not is_open:
-                    is_open = True
-                    yield event("content_block_start", index=0, content_block=_text_block(""))
-                delta = {"type": "text_delta", "text": str(one.piece)}
-                yield event("content_block_delta", index=0, delta=delta)
-            elif one.completion is not None:
-                completion = one.completion
-        if is_open:
-            yield event("content_block_stop", index=0)
+            parts = reader.feed(str(one.piece)) if one.piece is not None else []
+            if one.completion is not None:
+                completion, parts = one.completion, reader.finish()
+            for part in parts:
+                for said in blocks.take(part):
+                    yield event(**said)
+        for said in blocks.close():
+            yield event(**said)
         yield event(
             "message_delta",
-            delta=_ending(completion),
+            delta=_ending(completion, reader.n_calls > 0),
             usage=_usage(completion),
             **answer.figures([completion]),
         )

@@ -1,0 +1,177 @@
+"""Reasoning and calls of tools come out of the text, at once and in streams."""
+
+import json
+from itertools import pairwise
+
+import anthropic
+import numpy as np
+import openai
+import pytest
+from harness.served import serving
+
+import mtpcore
+from mtpcore.gguf import ChatTemplate
+from mtpcore.serving import ServerSettings
+
+TEMPLATE = """{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}<think>
+{{ m.reasoning_content }}
+</think>
+
+{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}
+<tool_call>
+{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
+</tool_call>{% endfor %}
+{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+    for name in ("weather", "time")
+]
+CALLS = [("weather", {"city": "Rome"}), ("time", {"city": "Łódź"})]
+SAID = "Let me look."
+TEXT = (
+    "<think>\nWhere?\nThere.\n</think>\n\n"
+    + SAID
+    + "".join(
+        "\n<tool_call>\n"
+        + json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+        + "\n</tool_call>"
+        for name, arguments in CALLS
+    )
+)
+ASKED = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
+
+
+@pytest.fixture(scope="module")
+def script_server():
+    """A server whose model writes what ``TEXT`` says; give its address."""
+    model = mtpcore.load_model("demo")
+    model.chat_template = ChatTemplate(TEMPLATE)
+    with mtpcore.LM(model, n_ctx=512, n_seq_max=2, threads=1) as lm:
+        script = [*lm.tokenizer.encode(TEXT, add_special=False), lm.tokenizer.eos]
+        astream = lm.astream
+
+        def scripted(prompt, **options):
+            def follow(tokens, logits):
+                chosen = np.full_like(logits, -np.inf)
+                chosen[script[len(tokens) - len(prompt)]] = 0.0
+                return chosen
+
+            return astream(prompt, **options, logits_processor=follow)
+
+        lm.astream = scripted
+        with serving(lm, ServerSettings(name="demo")) as url:
+            yield url
+
+
+@pytest.fixture
+def told(script_server):
+    """OpenAI's client."""
+    with openai.OpenAI(base_url=f"{script_server}/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def claude(script_server):
+    """Anthropic's client."""
+    with anthropic.Anthropic(base_url=script_server, api_key="any", max_retries=0) as client:
+        yield client
+
+
+def called(message):
+    return [(c.function.name, json.loads(c.function.arguments)) for c in message.tool_calls]
+
+
+def test_an_answer_is_parted(told):
+    (choice,) = told.chat.completions.create(**ASKED).choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == SAID
+    assert choice.message.reasoning_content == choice.message.reasoning == "Where?\nThere."
+    assert called(choice.message) == CALLS
+    ids = [call.id for call in choice.message.tool_calls]
+    assert len(set(ids)) == 2
+
+
+def test_a_stream_is_parted(told):
+    chunks = list(told.chat.completions.create(**ASKED, stream=True, logprobs=True))
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert "".join(delta.content or "" for delta in deltas) == SAID
+    thought = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+    assert thought == "Where?\nThere."
+    calls = [call for delta in deltas for call in delta.tool_calls or []]
+    assert [call.index for call in calls] == [0, 1]
+    assert all(call.id and call.function.name for call in calls)
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    logprobs = [
+        one
+        for chunk in chunks
+        if chunk.choices[0].logprobs
+        for one in chunk.choices[0].logprobs.content
+    ]
+    assert b"".join(bytes(one.bytes) for one in logprobs).decode() == TEXT
+
+
+def test_the_helper_of_streams_puts_calls_together(told):
+    with told.chat.completions.stream(**ASKED) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_completion()
+    assert called(final.choices[0].message) == CALLS
+    assert kinds.count("tool_calls.function.arguments.done") == 2
+
+
+def test_a_text_that_is_cut_off_is_no_call(told):
+    """Nor does it wait for a result."""
+    for n in (20, 40):
+        (choice,) = told.chat.completions.create(**ASKED, max_tokens=n).choices
+        assert choice.finish_reason == "length"
+        assert not choice.message.tool_calls
+
+
+def test_without_tools_calls_are_content(told):
+    asked = {name: value for name, value in ASKED.items() if name != "tools"}
+    for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        (choice,) = told.chat.completions.create(**asked, **more).choices
+        assert choice.finish_reason == "stop"
+        assert choice.message.content.startswith(SAID + "\n<tool_call>")
+    raw = told.chat.completions.create(**asked, extra_body={"reasoning_format": "none"})
+    assert raw.choices[0].message.content == TEXT
+
+
+def test_calls_come_as_soon_as_they_are_whole(told):
+    chunks = list(told.chat.completions.create(**ASKED, stream=True))
+    at = [i for i, chunk in enumerate(chunks) if chunk.choices[0].delta.tool_calls]
+    assert all(after > before for before, after in pairwise(at))
+    assert len(at) == 2
+
+
+def blocks_of(message):
+    return [
+        (block.type, getattr(block, "thinking", None) or getattr(block, "text", None))
+        if block.type != "tool_use"
+        else (block.name, block.input)
+        for block in message.content
+    ]
+
+
+def test_blocks_of_anthropics_api(claude):
+    tools = [
+        {"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]}
+        for tool in TOOLS
+    ]
+    asked = {"model": "demo", "max_tokens": 400, "tools": tools, "messages": ASKED["messages"]}
+    wanted = [("thinking", "Where?\nThere."), ("text", SAID), *CALLS]
+    whole = claude.messages.create(**asked)
+    assert blocks_of(whole) == wanted
+    assert whole.stop_reason == "tool_use"
+    with claude.messages.stream(**asked) as stream:
+        kinds = [event.type for event in stream]
+        streamed = stream.get_final_message()
+    assert blocks_of(streamed) == wanted
+    assert streamed.stop_reason == "tool_use"
+    begun = [kind for kind in kinds if kind in ("content_block_start", "content_block_stop")]
+    assert begun == ["content_block_start", "content_block_stop"] * 4
