@@ -33,6 +33,7 @@ from mtpcore.lm.settings import (
     ChatOptions,
     SamplingOptions,
     TextOptions,
+    read_defaults,
     read_options,
     recommend_sampling,
     split_chat_options,
@@ -176,6 +177,8 @@ class LM(Closing, Uncopied):
         ------
         BatchError
             No generator.
+        SamplingError
+            Settings out of range, or with a name that is unknown.
         """
         if not isinstance(generator, Generator):
             raise BatchError(
@@ -185,7 +188,7 @@ class LM(Closing, Uncopied):
             )
         lm = cls.__new__(cls)
         lm._owned, lm._engine = [], Engine(generator)
-        lm._sampling = generator.sampling if sampling is None else {**sampling}
+        lm._sampling = generator.sampling if sampling is None else read_defaults(sampling)
         return lm
 
     def _open(

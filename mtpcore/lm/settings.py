@@ -20,6 +20,7 @@ __all__ = [
     "ChatOptions",
     "SamplingOptions",
     "TextOptions",
+    "read_defaults",
     "read_options",
     "read_sampling",
     "recommend_sampling",
@@ -99,6 +100,30 @@ def split_chat_options(given: ChatOptions) -> tuple[TemplateOptions, TextOptions
     names = TemplateOptions.__annotations__
     writing = {name: texts.pop(name) for name in given if name in names}
     return cast(TemplateOptions, writing), cast(TextOptions, texts)
+
+
+def read_defaults(given: SamplingOptions) -> dict[str, Any]:
+    """Return settings that hold where a call gives none, checked.
+
+    Raises
+    ------
+    SamplingError
+        No mapping, a name that is unknown, or a value that is out of range.
+    """
+    names = SamplingOptions.__annotations__
+    try:
+        named: dict[str, Any] = {**given}
+        unknown = [name for name in named if name not in names]
+    except MemoryError:
+        raise
+    except Exception as error:  # no mapping, and whatever a caller's own raises
+        raise SamplingError("settings have names", where="sampling", got=spell(given)) from error
+    if unknown:
+        raise SamplingError(
+            "no such setting", where="sampling", wanted=", ".join(names), got=spell(unknown[0])
+        )
+    Sampling(**named)
+    return named
 
 
 def read_options(given: TextOptions, default: Sampling | Mapping[str, Any]) -> RequestOptions:

@@ -121,3 +121,16 @@ def test_a_generator_refuses_an_unknown_name_as_python_does(lm):
         with pytest.raises(TypeError, match=r"no such option: 'max_token'; .* max_tokens="):
             method([1], max_token=3)
     assert lm.n_running == 0
+
+
+@pytest.mark.parametrize("given", [3, {"temperature": -1}, {"heat": 1}, {"stream": 2}, [("a",)]])
+def test_settings_for_calls_that_give_none_are_checked(lm, given):
+    with pytest.raises(SamplingError):
+        LM.of(lm.generator, given)
+
+
+def test_settings_for_calls_that_give_none_draw_a_seed_for_each_text(lm):
+    of = LM.of(lm.generator, {"temperature": 2.0})
+    texts = {of.generate("x", max_tokens=12, ignore_eos=True).text for _ in range(4)}
+    assert len(texts) > 1
+    assert of.sampling == {"temperature": 2.0}
