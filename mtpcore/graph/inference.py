@@ -46,7 +46,8 @@ def fit_weights(
                 shape = (*shape[:-2], shape[-1])  # as checkpoints have it: [channels, 1, kernel]
             if i == 0 and rule.joins_heads:
                 shape = _split_heads(shape, inputs[0].shape)
-            if rule.axes[i] == 1 and math.prod(shape) == inputs[0].shape[-1]:
+            is_of_heads = shape == (*inputs[0].shape[1:-1], 1)
+            if rule.axes[i] == 1 and math.prod(shape) == inputs[0].shape[-1] and not is_of_heads:
                 shape = (math.prod(shape),)
             fitted[i] = msgspec.structs.replace(weight, shape=fit_axes(shape, rule.axes[i]))
     return tuple(fitted)

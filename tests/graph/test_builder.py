@@ -397,6 +397,15 @@ def test_operations_read_weights_whatever_axes_of_1_a_file_has(more):
     }
 
 
+@pytest.mark.parametrize("n_heads", [3, 4])
+def test_a_factor_of_each_head_is_none_of_values_where_heads_are_as_wide_as_many(n_heads):
+    width = n_heads * n_heads
+    g = GraphBuilder("toy", {"embd": np.zeros((V, width)), "of heads": np.zeros((n_heads, 1))})
+    x = g.scale_by(g.split_heads(g.embed(g.inputs.tokens, "embd"), n_heads), "of heads")
+    program = g.finish(Outputs(logits=g.output_rows(g.merge_heads(x))))
+    assert program.weights()["of heads"].shape == (n_heads, 1)
+
+
 @pytest.mark.parametrize("mask", MASKS)
 def test_a_bias_counts_distances_where_no_row_lies_in_a_span(mask):
     g, x = builder()
