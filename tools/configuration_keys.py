@@ -30,11 +30,17 @@ _ALL_SHARED = {
     "vocab_size_per_layer_input": 0,
     "num_kv_shared_layers": 0,
 }
-GIVEN = {
+GIVEN: dict[str, dict[str, Any]] = {
+    "granitemoehybrid": {"mamba_n_heads": 64, "mamba_d_head": "auto"},
+    "afmoe": {"mup_enabled": True},
+    "kimi_linear": dict.fromkeys(
+        ("num_attention_heads", "num_key_value_heads", "linear_num_heads"), 12
+    ),
+    "mamba2": {"hidden_size": 480, "num_heads": 15, "head_dim": 64},
     "gemma4_assistant": {"text_config": _ALL_SHARED},
     "gemma4_unified_assistant": {"text_config": _ALL_SHARED},
 }
-"""What a class does not take by default."""
+"""What a class does not take by default, or not of a small model."""
 
 SMALL = {
     "hidden_size": 480,

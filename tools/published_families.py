@@ -1,6 +1,6 @@
 """Compute what transformers and llama.cpp's converter make of small checkpoints of many families.
 
-    python tools/published_families.py [--converter LLAMA_CPP] [NAME ...]
+    python tools/published_families.py [--converter LLAMA_CPP --program LOGITS] [NAME ...]
 
 Each family is a class of transformers with small sizes. It writes a checkpoint, whose tensors then
 get the values of ``tests/harness/published_families.py``; read again, it computes the logits of a
@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import importlib
 import json
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -69,6 +70,57 @@ OF_GEMMA3N = {
     "activation_sparsity_pattern": [0.95, 0.5, 0.0, 0.0, 0.0, 0.75],
     "final_logit_softcapping": 3.0,
     **WINDOW,
+}
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 2.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.25,
+}
+MAMBA = {
+    "num_hidden_layers": 3,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_expand": 2,
+}
+OF_NEMOTRON = {
+    "head_dim": 16,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+}
+OF_INDEXERS = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "index_topk": 64,
+    "index_head_dim": 16,
+    "index_n_heads": 2,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "n_group": 1,
+    "topk_group": 1,
+}
+OF_KIMI = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "linear_head_dim": 16,
+    "linear_num_heads": 4,
+    "head_dim": 16,
 }
 
 GROWING = {
@@ -276,17 +328,379 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
         {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2},
     ),
+    "GraniteMoeHybridForCausalLM": MAMBA
+    | MULTIPLIERS
+    | {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 40,
+    },
+    "GraniteMoeHybridForCausalLM, dense": MAMBA
+    | MULTIPLIERS
+    | {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "shared_intermediate_size": 48,
+    },
+    "GraniteMoeHybridForCausalLM, attention alone": MAMBA
+    | MULTIPLIERS
+    | {
+        "layer_types": ["full_attention"] * 3,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "shared_intermediate_size": 48,
+        "position_embedding_type": "rope",
+    },
+    "NemotronHForCausalLM": OF_NEMOTRON
+    | {"layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"]},
+    "NemotronHForCausalLM, experts": OF_NEMOTRON
+    | {
+        "layers_block_type": ["linear_attention", "full_attention", "moe", "linear_attention"],
+        "n_routed_experts": 4,
+        "moe_intermediate_size": 24,
+        "moe_shared_expert_intermediate_size": 40,
+        "routed_scaling_factor": 2.5,
+    },
+    "NemotronHForCausalLM, narrow experts": OF_NEMOTRON
+    | {
+        "layers_block_type": ["linear_attention", "full_attention", "moe"],
+        "n_routed_experts": 4,
+        "moe_intermediate_size": 24,
+        "moe_shared_expert_intermediate_size": 40,
+        "moe_latent_size": 16,
+        "routed_scaling_factor": 2.5,
+    },
+    "FalconH1ForCausalLM": {
+        **MAMBA,
+        "num_hidden_layers": 2,
+        "mamba_d_ssm": 64,
+        "mamba_rms_norm": True,
+        "mamba_norm_before_gate": False,
+        "head_dim": 16,
+        "embedding_multiplier": 3.0,
+        "lm_head_multiplier": 0.5,
+        "key_multiplier": 0.75,
+        "attention_in_multiplier": 1.5,
+        "attention_out_multiplier": 0.625,
+        "ssm_in_multiplier": 1.25,
+        "ssm_out_multiplier": 0.875,
+        "mlp_multipliers": [0.75, 1.5],
+        "ssm_multipliers": [0.5, 0.75, 1.25, 1.5, 1.75],
+    },
+    "FalconH1ForCausalLM, without a norm": {
+        **MAMBA,
+        "num_hidden_layers": 2,
+        "mamba_d_ssm": 64,
+        "mamba_rms_norm": False,
+        "head_dim": 16,
+    },
+    "Mamba2ForCausalLM": {
+        "num_heads": 8,
+        "head_dim": 8,
+        "state_size": 16,
+        "n_groups": 2,
+        "conv_kernel": 4,
+        "expand": 2,
+    },
+    "Qwen3VLMoeForConditionalGeneration": of_text(
+        {
+            "head_dim": 16,
+            **EXPERTS,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e6,
+                "mrope_section": [4, 2, 2],
+                "mrope_interleaved": True,
+            },
+        },
+        {
+            "depth": 1,
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_heads": 2,
+            "out_hidden_size": 32,
+            "deepstack_visual_indexes": [0],
+        },
+    ),
+    "ExaoneMoeForCausalLM": {
+        "num_hidden_layers": 4,
+        **EXPERTS,
+        **WINDOW,
+        "head_dim": 16,
+        "first_k_dense_replace": 1,
+        "num_shared_experts": 1,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+    },
+    "AfmoeForCausalLM": {
+        "num_hidden_layers": 4,
+        **EXPERTS,
+        **WINDOW,
+        "head_dim": 16,
+        "num_dense_layers": 1,
+        "num_shared_experts": 1,
+        "route_scale": 2.5,
+        "mup_enabled": True,
+    },
+    "Cohere2MoeForCausalLM": {
+        "num_hidden_layers": 5,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        **WINDOW,
+        "head_dim": 16,
+        "num_shared_experts": 1,
+        "expert_selection_fn": "sigmoid",
+        "first_k_dense_replace": 1,
+        "prefix_dense_intermediate_size": 40,
+    },
+    "LagunaForCausalLM": {
+        "num_hidden_layers": 5,
+        **EXPERTS,
+        **WINDOW,
+        "head_dim": 16,
+        "shared_expert_intermediate_size": 24,
+        "moe_routed_scaling_factor": 2.5,
+        "layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention"],
+        "num_attention_heads_per_layer": [4, 6, 6, 6, 4],
+    },
+    "HYV3ForCausalLM": {
+        "num_hidden_layers": 3,
+        **EXPERTS,
+        "head_dim": 16,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    },
+    "GlmMoeDsaForCausalLM": OF_INDEXERS,
+    "DeepseekV32ForCausalLM": OF_INDEXERS,
+    "KimiLinearForCausalLM": OF_KIMI
+    | {
+        "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "num_experts_per_token": 2,
+        "moe_intermediate_size": 24,
+        "num_experts": 4,
+    },
+    "PhimoeForCausalLM": {"num_local_experts": 4, "attention_bias": True, "lm_head_bias": True},
+    "BailingHybridForCausalLM": OF_KIMI
+    | {
+        "layer_group_size": 3,
+        "first_k_dense_replace": 1,
+        "num_experts": 4,
+        "num_expert_group": 2,
+        "topk_group": 1,
+        "num_experts_per_token": 2,
+        "moe_intermediate_size": 24,
+        "num_nextn_predict_layers": 1,
+    },
+    "GraniteSWAForCausalLM": {
+        "num_hidden_layers": 4,
+        "head_dim": 8,
+        "layer_types": ["full_attention", *["sliding_attention"] * 3],
+        **MULTIPLIERS,
+        **WINDOW,
+    },
+    "BloomForCausalLM": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "DbrxForCausalLM": {
+        "d_model": 32,
+        "n_heads": 4,
+        "n_layers": 2,
+        "max_seq_len": 64,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 1.0, "rope_theta": 1e4},
+        "ffn_config": {
+            "ffn_hidden_size": 24,
+            "moe_num_experts": 4,
+            "moe_top_k": 2,
+            "hidden_size": 32,
+        },
+    },
 }
 
 OF_THE_CLASS = {"Gemma3nForCausalLM, short table"}
 """Held against transformers alone: llama.cpp's converter fills up a table with zeros, where the
 class reads its first row."""
 
+_ROTATION_OF_PHI = {"original_max_position_embeddings": 64}
+_NO_EXPERTS = dict.fromkeys(("num_experts_per_tok", "n_routed_experts", "n_group", "topk_group"))
+_MAMBA_FIRST = {"layer_types": ["mamba", "attention", "mamba"]}
 SPELLED: dict[str, dict[str, Any]] = {
+    "GraniteMoeHybridForCausalLM": _MAMBA_FIRST,
+    "GraniteMoeHybridForCausalLM, dense": _MAMBA_FIRST,
+    "GraniteMoeHybridForCausalLM, attention alone": {"layer_types": ["attention"] * 3},
+    "BailingHybridForCausalLM": {
+        "architectures": ["BailingMoeV3ForCausalLM"],
+        "num_experts_per_tok": 2,
+        "num_nextn_predict_layers": 1,
+        "n_group": 2,
+        "head_dim": 16,
+        "no_kda_lora": True,
+        "gated_attention_proj_granularity_type": "head_wise",
+        "moe_shared_expert_intermediate_size": 24,
+        "norm_topk_prob": True,
+    },
+    "PhimoeForCausalLM": {"architectures": ["PhiMoEForCausalLM"], **_ROTATION_OF_PHI},
+    "ExaoneMoeForCausalLM": {"scoring_func": "sigmoid"},
+    "KimiLinearForCausalLM": {
+        "linear_attn_config": {
+            "full_attn_layers": [3],
+            "kda_layers": [1, 2],
+            "head_dim": 16,
+            "num_heads": 4,
+            "short_conv_kernel_size": 4,
+        },
+        "first_k_dense_replace": 1,
+        "moe_router_activation_func": "sigmoid",
+    },
+    "NemotronHForCausalLM": {"hybrid_override_pattern": "M*-M", **_NO_EXPERTS},
     "GPTNeoXForCausalLM": {"rotary_pct": 0.25},
     "GPT2LMHeadModel": {"n_ctx": 64},
 }
-"""What the converter reads of older files, which transformers 5 writes elsewhere."""
+"""What the converter reads of older files, which transformers 5 writes elsewhere; None: nothing."""
+
+
+def head_of_ling(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Return the tensors of a NextN head, which transformers does not read: as the last layer's."""
+    last, own = "model.layers.2.", "model.layers.3."
+    made = {own + key[len(last) :]: shape for key, shape in shapes.items() if key.startswith(last)}
+    for norm in ("enorm", "hnorm", "final_layernorm"):
+        made[f"{own}{norm}.weight"] = [32]
+    return made | {f"{own}eh_proj.weight": [32, 64]}
+
+
+HEADS = {"BailingHybridForCausalLM": head_of_ling}
+"""Tensors of heads that checkpoints have beside what transformers writes."""
+
+
+def as_published(name: str, shape: list[int]) -> list[int]:
+    """Return the shape of a tensor as checkpoints of Qwen3-VL have it: experts by inputs."""
+    return [shape[0], shape[2], shape[1]] if "mlp.experts." in name else shape
+
+
+def of_decoder(
+    config: dict[str, Any], layer: dict[str, list[int]], **whole: list[int]
+) -> dict[str, dict[str, Any]]:
+    """Return configuration and shapes of a model that transformers has no class for.
+
+    Names of a layer's tensors without ``model.layers.{n}.``; ``whole`` those of the others, with
+    ``__`` for a dot, without ``.weight``.
+    """
+    shapes = {f"{name.replace('__', '.')}.weight": shape for name, shape in whole.items()}
+    for n in range(config["num_hidden_layers"]):
+        shapes |= {f"model.layers.{n}.{name}": shape for name, shape in layer.items()}
+    return {"config": config, "shapes": shapes}
+
+
+_LING = {
+    "architectures": ["BailingMoeV2ForCausalLM"],
+    "model_type": "bailing_moe",
+    **SIZES,
+    "num_hidden_layers": 3,
+    "head_dim": 8,
+    "first_k_dense_replace": 1,
+    "hidden_act": "silu",
+    "moe_intermediate_size": 24,
+    "moe_router_enable_expert_bias": True,
+    "moe_shared_expert_intermediate_size": 24,
+    "n_group": 2,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_nextn_predict_layers": 0,
+    "num_shared_experts": 1,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": None,
+    "rope_theta": 600000,
+    "routed_scaling_factor": 2.5,
+    "router_dtype": "fp32",
+    "score_function": "sigmoid",
+    "tie_word_embeddings": False,
+    "use_bias": False,
+    "use_qk_norm": True,
+    "use_qkv_bias": False,
+    "use_rmsnorm": True,
+}
+_INTERNLM = {
+    "architectures": ["InternLM2ForCausalLM"],
+    "model_type": "internlm2",
+    **SIZES,
+    "bias": False,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1000000,
+    "tie_word_embeddings": False,
+}
+
+
+def _matrices(prefix: str, width: int, names: tuple[str, str, str]) -> dict[str, list[int]]:
+    """Return the shapes of gate, up and down of a feed-forward part."""
+    gate, up, down = (f"{prefix}{name}.weight" for name in names)
+    return {gate: [width, 32], up: [width, 32], down: [32, width]}
+
+
+def _of_ling() -> dict[str, dict[str, Any]]:
+    """Return Ling 2.0, whose first layer has no experts."""
+    made = of_decoder(
+        _LING,
+        {
+            "input_layernorm.weight": [32],
+            "post_attention_layernorm.weight": [32],
+            "attention.query_key_value.weight": [64, 32],
+            "attention.dense.weight": [32, 32],
+            "attention.query_layernorm.weight": [8],
+            "attention.key_layernorm.weight": [8],
+        },
+        model__word_embeddings=[64, 32],
+        model__norm=[32],
+        lm_head=[64, 32],
+    )
+    names, shapes = ("gate_proj", "up_proj", "down_proj"), made["shapes"]
+    sparse = {"mlp.gate.weight": [4, 32], "mlp.gate.expert_bias": [4]}
+    sparse |= _matrices("mlp.shared_experts.", 24, names)
+    for e in range(4):
+        sparse |= _matrices(f"mlp.experts.{e}.", 24, names)
+    for n, table in enumerate((_matrices("mlp.", 48, names), sparse, sparse)):
+        shapes |= {f"model.layers.{n}.{name}": shape for name, shape in table.items()}
+    return made
+
+
+WITHOUT_CLASS: dict[str, dict[str, Any]] = {
+    "BailingMoeV2ForCausalLM": _of_ling(),
+    "InternLM2ForCausalLM": of_decoder(
+        _INTERNLM,
+        {
+            "attention.wqkv.weight": [64, 32],
+            "attention.wo.weight": [32, 32],
+            "attention_norm.weight": [32],
+            "ffn_norm.weight": [32],
+            **_matrices("feed_forward.", 48, ("w1", "w3", "w2")),
+        },
+        model__tok_embeddings=[64, 32],
+        model__norm=[32],
+        output=[64, 32],
+    ),
+}
+"""Configuration and shapes, as models are published whose code is in their repository.
+
+Their logits are those that llama.cpp computes of the file that its converter makes.
+"""
+ANOTHER_ROUTER = ("PhimoeForCausalLM",)
+"""Classes whose experts are weighted otherwise than llama.cpp's graph does; its logits are held."""
+
+
+def without_class(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, list[int]]]:
+    """Write a checkpoint that transformers has no class for; see ``checkpoint``."""
+    config, shapes = (WITHOUT_CLASS[name][part] for part in ("config", "shapes"))
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(data.tensors(shapes), folder / "model.safetensors", {"format": "pt"})
+    return config, shapes
+
+
+def computed(program: Path, path: Path) -> np.ndarray:
+    """Return the logits of a model file as ``tools/llama_cpp_logits.cpp`` writes them."""
+    ids = " ".join(map(str, (data.N_TOKENS, *data.tokens())))
+    run = subprocess.run([program, path], input=ids.encode(), capture_output=True, check=True)
+    return np.frombuffer(run.stdout, np.float32).reshape(data.N_TOKENS, data.N_VOCAB)
 
 
 def checkpoint(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, list[int]], np.ndarray]:
@@ -301,6 +715,12 @@ def checkpoint(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, list[
     path = folder / "model.safetensors"
     with safe_open(path, "numpy") as file:
         shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118
+    if name.startswith("Qwen3VLMoe"):
+        shapes = {key: as_published(key, shape) for key, shape in shapes.items()}
+    elif name.startswith("KimiLinear"):  # whose dense layers transformers renames as sparse ones
+        dense = ".0.block_sparse_moe."
+        shapes = {key.replace(dense, ".0.mlp."): shape for key, shape in shapes.items()}
+    shapes |= HEADS.get(name, dict)(shapes)
     save_file(data.tensors(shapes), path, {"format": "pt"})
     model = cls.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     out = model(torch.from_numpy(data.tokens()).long()[None], use_cache=False)
@@ -308,7 +728,7 @@ def checkpoint(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, list[
     return said, shapes, out.logits[0].float().numpy()
 
 
-def converted(folder: Path, sources: Path) -> dict[str, dict[str, Any]]:
+def converted(folder: Path, sources: Path, spelled: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return what llama.cpp's converter makes of a checkpoint: digests, and a family's metadata."""
     vocabulary = {"vocab": {str(i): i for i in range(data.N_VOCAB)}}
     text = json.dumps({"model": vocabulary, "added_tokens": []})
@@ -316,15 +736,15 @@ def converted(folder: Path, sources: Path) -> dict[str, dict[str, Any]]:
     sys.path[:0] = [str(sources), str(sources / "gguf-py")]
     conversion, gguf = importlib.import_module("conversion"), importlib.import_module("gguf")
     base = importlib.import_module("conversion.base")
-    hparams = base.ModelBase.load_hparams(folder, False)
+    hparams = base.ModelBase.load_hparams(folder, False) | spelled
+    hparams = {key: value for key, value in hparams.items() if spelled.get(key, key) is not None}
     architecture = base.get_model_architecture(hparams, base.ModelType.TEXT)
     cls = conversion.get_model_class(architecture)
     path = folder / "peer.gguf"
     with torch.inference_mode():
-        model = cls(folder, gguf.LlamaFileType.ALL_F32, path)
-        model.hparams |= SPELLED.get(architecture, {})
+        model = cls(folder, gguf.LlamaFileType.ALL_F32, path, hparams=hparams)
         for one in (model, getattr(model, "impl", model)):
-            one.set_vocab = lambda: None
+            one.set_vocab = lambda: add_vocabulary(model.gguf_writer)
         model.write()
     reader = gguf.GGUFReader(path)
     arch = reader.fields["general.architecture"].contents()
@@ -334,6 +754,15 @@ def converted(folder: Path, sources: Path) -> dict[str, dict[str, Any]]:
         if key.startswith(f"{arch}.") or key == "general.architecture"
     }
     return {"metadata": metadata, "tensors": {t.name: digest(t.data) for t in reader.tensors}}
+
+
+def add_vocabulary(writer: Any) -> None:
+    """Give a file the vocabulary without which llama.cpp does not load it."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([f"t{i}" for i in range(data.N_VOCAB)])
+    writer.add_token_types([1] * data.N_VOCAB)
+    writer.add_token_merges(["t 0"])
 
 
 def digest(values: np.ndarray) -> str:
@@ -346,20 +775,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="classes; default: all")
     parser.add_argument("--converter", type=Path, help="llama.cpp's sources")
+    parser.add_argument("--program", type=Path, help="tools/llama_cpp_logits.cpp, compiled")
     options = parser.parse_args()
     of_logits = data.FOLDER / "logits.npz"
     found = data.known() if of_logits.exists() else {}
     arrays = {name: data.logits(name) for name in found}
-    for name in options.names or FAMILIES:
+    every = (*FAMILIES, *WITHOUT_CLASS)
+    for name in options.names or every:
         with tempfile.TemporaryDirectory() as where, torch.no_grad():
             folder = Path(where)
-            config, shapes, arrays[name] = checkpoint(name, folder)
+            if name in WITHOUT_CLASS:
+                config, shapes = without_class(name, folder)
+            else:
+                config, shapes, arrays[name] = checkpoint(name, folder)
             found[name] = {"config": config, "shapes": shapes}
             if options.converter and name not in OF_THE_CLASS:
-                found[name]["peer"] = converted(folder, options.converter)
-    lines = (f"{json.dumps(name)}: {json.dumps(found[name], sort_keys=True)}" for name in FAMILIES)
+                spelled = SPELLED.get(name, {})
+                found[name]["peer"] = converted(folder, options.converter, spelled)
+            if options.program and name in (*WITHOUT_CLASS, *ANOTHER_ROUTER):
+                arrays[name] = computed(options.program, folder / "peer.gguf")
+                found[name]["witness"] = "llama.cpp"
+    lines = (f"{json.dumps(name)}: {json.dumps(found[name], sort_keys=True)}" for name in every)
     (data.FOLDER / "families.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    written: dict[str, Any] = {name: arrays[name].astype(np.float32) for name in FAMILIES}
+    written: dict[str, Any] = {name: arrays[name].astype(np.float32) for name in every}
     np.savez_compressed(of_logits, **written)
 
 

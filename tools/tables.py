@@ -146,11 +146,14 @@ def conversions() -> Iterable[str]:
         for table in (*([spec.checkpoint] if spec.checkpoint else []), *spec.layouts)
         for name in table.architectures
     }
-    yield "| class of transformers | architecture | tensors and keys as llama.cpp's converter |"
-    yield "| --- | --- | --- |"
+    yield "| class | architecture | tensors and keys as llama.cpp's converter | logits as |"
+    yield "| --- | --- | --- | --- |"
     for name, family in sorted(json.loads(path.read_text("utf-8")).items()):
         compared = "all the same" if "peer" in family else "not compared"
-        yield _row(f"`{name}`", f"`{of_class[name.split(',')[0]]}`", compared)
+        peer = family.get("peer", {}).get("metadata", {})
+        architecture = peer.get("general.architecture", of_class[name.split(",")[0]])
+        witness = family.get("witness", "transformers")
+        yield _row(f"`{name}`", f"`{architecture}`", compared, witness)
 
 
 def effort() -> Iterable[str]:

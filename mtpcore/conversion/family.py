@@ -127,7 +127,7 @@ def find_family(
     offers = _offers(known)
     published = dict.fromkeys(names)
     fitting = [
-        (spec, c) for spec, c in offers if _describes(c, values) and published.keys() >= {*c.marks}
+        (spec, c) for spec, c in offers if _describes(c, values) and not _unmarked(c, published)
     ]
     if not fitting:
         raise _nearest(values, published, folder, offers) or _unknown(
@@ -233,6 +233,13 @@ def _lacking(checkpoint: Checkpoint, values: Mapping[str, Any]) -> list[str]:
     return [wanted for wanted in checkpoint.requires if not holds(wanted)]
 
 
+def _unmarked(checkpoint: Checkpoint, names: Iterable[str]) -> list[str]:
+    """Return which tensors of a layout's ``has`` are not among those of a checkpoint."""
+    patterns = {mark: pattern(mark) for mark in checkpoint.marks}
+    found = {mark for name in names for mark, one in patterns.items() if one.fullmatch(name)}
+    return [mark for mark in checkpoint.marks if mark not in found]
+
+
 def _nearest(
     values: Mapping[str, Any],
     tensors: Mapping[str, None],
@@ -244,7 +251,7 @@ def _nearest(
     Of several it is the one that lacks least.
     """
     lacking = [
-        (spec.name, [*_lacking(c, values), *(name for name in c.marks if name not in tensors)])
+        (spec.name, [*_lacking(c, values), *_unmarked(c, tensors)])
         for spec, c in offers
         if c.architectures & _named(values)
     ]

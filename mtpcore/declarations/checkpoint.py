@@ -291,7 +291,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         that match the one that requires most is taken.
     has : str or tuple of str
         Names of tensors that checkpoints of this layout alone have, for layouts that configurations
-        do not tell apart; a declaration that names one goes before others.
+        do not tell apart; a declaration that names one goes before others. Patterns, as in
+        ``dropped``.
     folders : tuple of str
         Folders of the checkpoint with tensors of their own, which are read as well where they are
         there. Their names begin with the folder's: ``codec/conv.weight``.

@@ -24,7 +24,7 @@ from mtpcore.models.minimax_01 import MINIMAX_01
 from mtpcore.models.minimax_m3 import MINIMAX_M3
 from mtpcore.models.mpt import MPT
 from mtpcore.models.muse_glimmer import MUSE_GLIMMER
-from mtpcore.models.nemotron_h import NEMOTRON_H, NEMOTRON_H_HEAD
+from mtpcore.models.nemotron_h import NEMOTRON_H, NEMOTRON_H_HEAD, NEMOTRON_H_MOE
 from mtpcore.models.plamo2 import PLAMO2
 from mtpcore.models.qwen2 import QWEN2
 from mtpcore.models.qwen3 import QWEN3
@@ -57,8 +57,8 @@ _OF_THEIR_OWN = (
         MUSE_GLIMMER,
     ),
     *(LFM2, LFM2_MOE, LLAMA4, MAPLE, GROK, MPT, REFACT, SMALLTHINKER, STABLELM, STEP35, TALKIE),
-    *(FALCON_H1, GRANITE_HYBRID, JAMBA, MAMBA, MAMBA2, MINIMAX_01, NEMOTRON_H, PLAMO2),
-    *(BAILING_MOE3, DOTS3_NOTE, KIMI_LINEAR, MINICPM3, MINIMAX_M3),
+    *(FALCON_H1, GRANITE_HYBRID, JAMBA, MAMBA, MAMBA2, MINIMAX_01, NEMOTRON_H, NEMOTRON_H_MOE),
+    *(PLAMO2, BAILING_MOE3, DOTS3_NOTE, KIMI_LINEAR, MINICPM3, MINIMAX_M3),
 )
 """Families with layers of their own, not only a line in the table."""
 

@@ -14,6 +14,7 @@ from mtpcore.gguf import Tensor
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
 from mtpcore.models.blocks import OUTPUT_TIE, ROUTER_TYPE, moe, swiglu
+from mtpcore.models.checkpoints import delta_attention as checkpoints
 from mtpcore.models.decoder import decoder, trunk_fit
 from mtpcore.models.hparams import Experts
 from mtpcore.models.hybrid import HybridHparams
@@ -122,6 +123,7 @@ BAILING_MOE3 = ModelSpec(
     min_types=(ROUTER_TYPE, KDA_EXACT),
     scaled=(),
     unread=KDA_UNREAD,
+    checkpoint=checkpoints.BAILING_MOE3,
 )
 BAILING_MOE3_HEAD = DrafterSpec(
     name="bailingmoe3_nextn",
@@ -137,5 +139,6 @@ BAILING_MOE3_HEAD = DrafterSpec(
     ),
     ties=LAYER_NORM_TIES,
     min_types=(ROUTER_TYPE,),
+    checkpoint=checkpoints.BAILING_MOE3_NEXTN,
     evidence="random models: logits are those of llama.cpp's graph of the head",
 )

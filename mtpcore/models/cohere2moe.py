@@ -16,6 +16,7 @@ from mtpcore.declarations.spec import (
 from mtpcore.gguf import Tensor
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Value
+from mtpcore.models.checkpoints.experts_and_windows import COHERE2_MOE as CHECKPOINT
 from mtpcore.models.variants import (
     Variant,
     VariantHparams,
@@ -78,4 +79,5 @@ COHERE2_MOE = variant_spec(
     ),
     hparams=Cohere2MoeHparams,
     build=partial(build, layer=cohere2moe_layer),
+    checkpoint=CHECKPOINT,
 )

@@ -17,7 +17,17 @@ from mtpcore.declarations.spec import (
     SHARED_EXPERT_SCALES,
 )
 from mtpcore.gguf.metadata import Fields
-from mtpcore.models.checkpoints import dense, experts, gemma, hunyuan, layer_norm, vision
+from mtpcore.models.checkpoints import (
+    dense,
+    experts,
+    experts_and_windows,
+    gemma,
+    hunyuan,
+    layer_norm,
+    mamba2,
+    own_code,
+    vision,
+)
 from mtpcore.models.variants import Variant, VariantHparams, variant_spec
 
 __all__ = ["FAMILIES"]
@@ -119,7 +129,7 @@ _DEEPSTACK = (("{arch}.n_deepstack_layers", "of images, whose encoder is in anot
 FAMILIES = [
     # As Llama, or nearly
     variant_spec("baichuan", replace(_PAIRS, rotates=_is_baichuan_7b, alibi=_baichuan_bias)),
-    variant_spec("internlm2", _PAIRS),
+    variant_spec("internlm2", _PAIRS, checkpoint=own_code.INTERNLM2),
     variant_spec("maincoder", replace(_PAIRS, norms_rotated=True)),
     variant_spec(
         "mistral3",
@@ -146,7 +156,7 @@ FAMILIES = [
     variant_spec("hunyuan_vl", _NORMS_ROTATED),
     # Rotations for long contexts (LongRoPE)
     variant_spec("phi3", Variant(fuses_gate=True), unread=_PHI_WINDOW, checkpoint=dense.PHI3),
-    variant_spec("phimoe", Variant()),
+    variant_spec("phimoe", Variant(), checkpoint=experts.PHIMOE),
     # Gate and up in one matrix
     variant_spec("chatglm", _FUSED_PAIRS),
     variant_spec("glm4", replace(_FUSED_PAIRS, axes_style="halves"), checkpoint=dense.GLM4),
@@ -159,18 +169,24 @@ FAMILIES = [
         unread=(*_RERANKER, *_DEEPSTACK),
         checkpoint=vision.QWEN3_VL,
     ),
-    variant_spec("qwen3vlmoe", Variant(interleaves_axes=True), unread=_DEEPSTACK),
+    variant_spec(
+        "qwen3vlmoe",
+        Variant(interleaves_axes=True),
+        unread=_DEEPSTACK,
+        checkpoint=vision.QWEN3_VL_MOE,
+    ),
     # Queries, keys and values cut at a limit
     variant_spec(
         "dbrx",
         replace(_LAYER_NORM, ffn_norm="attn_output_norm", clamps=True),
+        checkpoint=layer_norm.DBRX,
     ),
     variant_spec(
         "olmo", Variant(rope_style="pairs", norm="plain", clamps=True), checkpoint=layer_norm.OLMO
     ),
     # Experts
     variant_spec("bailingmoe", replace(_FILE_NORMALISES, rope_style="pairs")),
-    variant_spec("bailingmoe2", _SIGMOID),
+    variant_spec("bailingmoe2", _SIGMOID, checkpoint=own_code.BAILING_MOE2),
     variant_spec("deepseek", Variant(rope_style="pairs", normalises=False)),
     variant_spec("dots1", _SIGMOID, checkpoint=experts.DOTS1),
     variant_spec(
@@ -181,7 +197,12 @@ FAMILIES = [
     variant_spec("minimax-m2", Variant(experts_gate="sigmoid"), checkpoint=experts.MINIMAX_M2),
     variant_spec("olmoe", Variant(normalises=False), checkpoint=experts.OLMOE),
     variant_spec("qwen2moe", Variant(normalises=False), checkpoint=experts.QWEN2_MOE),
-    variant_spec("hy_v3", replace(_SIGMOID, scaled=_ALL_SCALED), unread=_BESIDE_EXPERTS),
+    variant_spec(
+        "hy_v3",
+        replace(_SIGMOID, scaled=_ALL_SCALED),
+        unread=_BESIDE_EXPERTS,
+        checkpoint=experts.HY_V3,
+    ),
     # Windows, and a rotation of their own
     variant_spec("exaone", Variant()),
     variant_spec(
@@ -194,6 +215,7 @@ FAMILIES = [
     variant_spec(
         "exaone-moe",
         replace(_SIGMOID, rotates=_near_layers, window_period=4, window=128, near_heads=False),
+        checkpoint=experts_and_windows.EXAONE_MOE,
     ),
     variant_spec(
         "olmo2",
@@ -204,6 +226,7 @@ FAMILIES = [
     variant_spec(
         "afmoe",
         replace(_SIGMOID, embedding_scale=_root_of_width, rotates=_three_of_four, window_period=4),
+        checkpoint=experts_and_windows.AFMOE,
     ),
     variant_spec(
         "laguna",
@@ -215,6 +238,7 @@ FAMILIES = [
             near_is_scaled=False,
             scaled=_BLOCKS_SCALED,
         ),
+        checkpoint=experts_and_windows.LAGUNA,
     ),
     variant_spec(
         "plamo3",
@@ -247,7 +271,9 @@ FAMILIES = [
     variant_spec(
         "granite",
         replace(_GRANITE, rotates_by="{arch}.rope.scaling.finetuned"),
+        unread=(("{arch}.ssm.*", "llama.cpp's converter says it of models without such layers"),),
         checkpoint=dense.GRANITE,
+        layouts=(mamba2.GRANITE_OF_ATTENTION,),
     ),
     variant_spec(
         "granitemoe",
@@ -258,10 +284,11 @@ FAMILIES = [
     variant_spec(
         "granite_swa",
         replace(_GRANITE, window_period=0, rotates_by="{arch}.attention.rope_pattern"),
+        checkpoint=dense.GRANITE_SWA,
     ),
     variant_spec("minicpm", _GRANITE),
     # Biases of scores by distance (ALiBi)
-    variant_spec("bloom", replace(_GELU, rotates=_none, alibi=_eight)),
+    variant_spec("bloom", replace(_GELU, rotates=_none, alibi=_eight), checkpoint=layer_norm.BLOOM),
     variant_spec(
         "jais",
         replace(_LAYER_NORM, rotates=_none, alibi=_zero, score_scale=_one_of_width),

@@ -12,6 +12,7 @@ from mtpcore.gguf import Tensor
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
 from mtpcore.models.blocks import OUTPUT_TIE, ROUTER_TYPE, feed_forward_block
+from mtpcore.models.checkpoints.delta_attention import KIMI_LINEAR as CHECKPOINT
 from mtpcore.models.decoder import decoder, trunk_fit
 from mtpcore.models.hparams import Experts
 from mtpcore.models.hybrid import HybridHparams, times_scale
@@ -69,4 +70,5 @@ KIMI_LINEAR = ModelSpec(
     min_types=(ROUTER_TYPE, KDA_EXACT),
     scaled=(),
     unread=KDA_UNREAD,
+    checkpoint=CHECKPOINT,
 )

@@ -15,6 +15,7 @@ from mtpcore.declarations.spec import ATTENTION_SCALES
 from mtpcore.gguf import Tensor
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Value
+from mtpcore.models.checkpoints import mamba2 as checkpoints
 from mtpcore.models.hybrid import check_kernels, count_heads_once
 from mtpcore.models.ssm import SSM_EXACT, SSM_SCALES, Ssm, mamba2
 from mtpcore.models.variants import (
@@ -98,6 +99,7 @@ GRANITE_HYBRID = variant_spec(
     build=_build,
     min_types=(SSM_EXACT,),
     unread=(("rope_freqs.weight", "in most models no layer rotates"),),
+    checkpoint=checkpoints.GRANITE_HYBRID,
 )
 FALCON_H1 = variant_spec(
     "falcon-h1",
@@ -105,6 +107,7 @@ FALCON_H1 = variant_spec(
     hparams=MambaHparams,
     build=_build,
     min_types=(SSM_EXACT,),
+    checkpoint=checkpoints.FALCON_H1,
 )
 MAMBA2 = variant_spec(
     "mamba2",
@@ -113,4 +116,5 @@ MAMBA2 = variant_spec(
     build=partial(build, layer=partial(pure_layer, mixer=_recurrent)),
     adapt=without_heads,
     min_types=(SSM_EXACT,),
+    checkpoint=checkpoints.MAMBA2,
 )

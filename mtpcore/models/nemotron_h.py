@@ -18,12 +18,20 @@ from mtpcore.declarations.spec import (
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
 from mtpcore.models.blocks import ROUTER_TYPE, moe, relu_squared
+from mtpcore.models.checkpoints import mamba2 as checkpoints
 from mtpcore.models.mamba2 import MambaHparams
 from mtpcore.models.nextn import NEXTN_TIES, nextn_fit, nextn_input
 from mtpcore.models.ssm import SSM_EXACT, SSM_SCALES, mamba2
 from mtpcore.models.variants import Variant, attention, build, feed_forward, norm, variant_spec
 
-__all__ = ["NEMOTRON_H", "NEMOTRON_H_HEAD", "NemotronHparams", "head", "nemotron_experts"]
+__all__ = [
+    "NEMOTRON_H",
+    "NEMOTRON_H_HEAD",
+    "NEMOTRON_H_MOE",
+    "NemotronHparams",
+    "head",
+    "nemotron_experts",
+]
 
 _EPS = "{arch}.attention.layer_norm_rms_epsilon"
 
@@ -103,12 +111,18 @@ NEMOTRON_H = variant_spec(
             *SHARED_EXPERT_SCALES,
         ),
     ),
-    architectures=("nemotron_h", "nemotron_h_moe"),
     hparams=NemotronHparams,
     min_types=(SSM_EXACT,),
     build=partial(build, layer=_layer),
     adapt=_with_one_eps,
     unread=(("{arch}.moe_latent_size", "the matrices are so wide"),),
+    checkpoint=checkpoints.NEMOTRON_H,
+)
+NEMOTRON_H_MOE = msgspec.structs.replace(
+    NEMOTRON_H,
+    name="nemotron_h_moe",
+    fit=msgspec.structs.replace(NEMOTRON_H.fit, architectures=frozenset({"nemotron_h_moe"})),
+    checkpoint=checkpoints.NEMOTRON_H_MOE,
 )
 NEMOTRON_H_HEAD = DrafterSpec(
     name="nemotron_h_moe_nextn",

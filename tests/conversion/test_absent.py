@@ -54,6 +54,8 @@ def with_heads(found):
     """Return metadata with the sizes of heads that a file means which does not say them."""
     for key in [key for key in found if key.endswith(".attention.head_count")]:
         n_heads, width = found[key], found[key.replace("attention.head_count", "embedding_length")]
+        if not n_heads or isinstance(n_heads, list):
+            continue  # no layer attends, or layers differ
         meant = {"head_count_kv": n_heads}
         meant |= dict.fromkeys(("key_length", "value_length"), width // n_heads)
         for name, value in meant.items():

@@ -148,12 +148,13 @@ def test_settings_that_disagree_are_refused(name, said, words):
 
 
 OWN = """
-    DFlash2DraftModel DFlashDraftModel DFlashSpeculator DSparkDraftModel DSparkSpeculator
-    Eagle3DraftModel Eagle3LlamaForCausalLM Eagle3Speculator Ernie4_5_ForCausalLM LFM2ForCausalLM
+    BailingMoeV2ForCausalLM BailingMoeV3ForCausalLM DFlash2DraftModel DFlashDraftModel
+    DFlashSpeculator DSparkDraftModel DSparkSpeculator Eagle3DraftModel Eagle3LlamaForCausalLM
+    Eagle3Speculator Ernie4_5_ForCausalLM ExaoneMoEForCausalLM InternLM2ForCausalLM LFM2ForCausalLM
     Lfm2DSparkDraftModel LiLiCorrDraftModel LlamaEagle3DraftModel LlamaForCausalLMEagle3
     MTPDraftModel MiMoForCausalLM MiMoV2ForCausalLM PEagleDraftModel PEagleSpeculator
-    Qwen3DSparkModel Qwen3TTSForConditionalGeneration Qwen3XPressForCausalLM Qwen3XPressModel
-    T5WithLMHeadModel XPressDraftModel XPressSpeculator
+    PhiMoEForCausalLM Qwen3DSparkModel Qwen3TTSForConditionalGeneration Qwen3XPressForCausalLM
+    Qwen3XPressModel T5WithLMHeadModel XPressDraftModel XPressSpeculator
 """
 """Published classes without one of transformers' own."""
 

@@ -21,13 +21,16 @@ __all__ = ["FOLDER", "N_VOCAB", "known", "logits", "tensors", "tokens"]
 
 
 def known() -> dict[str, dict[str, Any]]:
-    """Return what is known of each class: ``config``, ``shapes``, and ``peer`` where it ran."""
+    """Return what is known of each class: ``config``, ``shapes``, ``peer`` where it ran.
+
+    And ``witness``, where the logits are not transformers'.
+    """
     found: dict[str, dict[str, Any]] = json.loads((FOLDER / "families.json").read_text())
     return found
 
 
 def logits(name: str) -> np.ndarray:
-    """Return transformers' logits of the text, float32[16, 64]."""
+    """Return the logits of the text, float32[16, 64], transformers' or the named witness's."""
     with np.load(FOLDER / "logits.npz") as arrays:
         return np.asarray(arrays[name])
 

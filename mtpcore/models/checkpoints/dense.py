@@ -44,6 +44,7 @@ __all__ = [
     "EXAONE4",
     "GLM4",
     "GRANITE",
+    "GRANITE_SWA",
     "MINISTRAL3",
     "MISTRAL3",
     "OLMO2",
@@ -121,6 +122,52 @@ GRANITE = replace(
     defaults=(*LLAMA.defaults, *ONES),
     made=(),
     metadata=(*_PLAIN_LLAMA, ("{arch}.vocab_size", "vocab_size"), *MULTIPLIERS),
+)
+
+
+def _swa_kinds(config: Config) -> list[bool]:
+    """Return which layers have a window: as listed, or all but the first of every four."""
+    if config.get("layer_types") is None:
+        return [n % 4 != 0 for n in range(config.n_layers)]
+    return layer_kinds(config, 4)
+
+
+def _rotated_layers(config: Config) -> list[bool] | None:
+    """Return which layers rotate, where not all do.
+
+    Raises
+    ------
+    ValueError
+        Layers rotate by other bases than that of the model.
+    """
+    base = config.get("rope_parameters.rope_theta", "rope_theta", default=1e4, type=float)
+    bases = config.get("layer_rope_theta", type=list[float | None])
+    said = config.get("no_rope_layers", type=_Flags)
+    if bases is None and said is None:
+        return None
+    found = [bool(one) for one in (said if bases is None else bases)]
+    if len(found) != config.n_layers or {*(bases or ())} - {None, 0.0, base}:
+        raise ValueError(f"layers do not rotate by one base, or not all are listed: {bases}")
+    return None if all(found) else found
+
+
+GRANITE_SWA = replace(
+    GRANITE,
+    architectures=frozenset({"GraniteSWAForCausalLM"}),
+    defaults=(
+        *STATED,
+        *ONES,
+        ("rms_norm_eps", 1e-5),
+        ("sliding_window", 128),
+        ("tie_word_embeddings", True),
+    ),
+    tensors=(*GRANITE.tensors, *block_renames({"self_attn.sinks": "attn_sinks.weight"})),
+    metadata=(
+        *GRANITE.metadata,
+        ("{arch}.attention.sliding_window", "sliding_window"),
+        ("{arch}.attention.sliding_window_pattern", _swa_kinds),
+        ("{arch}.attention.rope_pattern", _rotated_layers),
+    ),
 )
 SMOLLM3 = replace(
     LLAMA,
@@ -274,7 +321,7 @@ GLM4 = Checkpoint(
 )
 
 
-def _window_layers(config: Config) -> list[bool]:
+def window_layers(config: Config) -> list[bool]:
     """Return which layers have a window: as listed, as letters repeat, or all but every nth."""
     pattern = config.get("sliding_window_pattern", default=4, type=int | str)
     if config.get("sliding_window") is None:
@@ -287,13 +334,13 @@ def _window_layers(config: Config) -> list[bool]:
 def _window(config: Config) -> int | None:
     """Return the window; the files' graph has one in models of 64 layers alone."""
     window: int | None = config.get("sliding_window", type=Count)
-    if any(_window_layers(config)) and config.n_layers != 64:
+    if any(window_layers(config)) and config.n_layers != 64:
         raise ValueError(f"windows in a model of {config.n_layers} layers, not 64")
     return window
 
 
 def _window_flags(config: Config) -> list[bool] | None:
-    flags = _window_layers(config)
+    flags = window_layers(config)
     return flags if any(flags) else None
 
 
@@ -379,7 +426,7 @@ MISTRAL3 = replace(
 )
 
 
-def _original_context(config: Config) -> int:
+def original_context(config: Config) -> int:
     paths = [f"{at}.original_max_position_embeddings" for at in _ROTATIONS]
     return int(config.require("|".join([*paths, "original_max_position_embeddings"]), Count))
 
@@ -395,16 +442,16 @@ def _factors(name: str) -> Callable[[Config], np.ndarray | None]:
     return read
 
 
-def _long_magnitude(config: Config) -> float | None:
+def long_magnitude(config: Config) -> float | None:
     """Return by what LongRoPE multiplies queries and keys."""
     if _factors("long_factor")(config) is None:
         return None
-    original = _original_context(config)
+    original = original_context(config)
     scale = config.require("max_position_embeddings", Count) / original
     return math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
 
 
-def _no_window(config: Config) -> int:
+def no_window(config: Config) -> int:
     """Return 0, by which files of Phi-4 say that there is none; windows are refused."""
     without_window(config)
     return 0
@@ -443,9 +490,9 @@ PHI3 = Checkpoint(
     metadata=(
         *DECODER,
         *rope_keys("longrope", "su"),
-        ("{arch}.rope.scaling.original_context_length", _original_context),
-        ("{arch}.rope.scaling.attn_factor", _long_magnitude),
+        ("{arch}.rope.scaling.original_context_length", original_context),
+        ("{arch}.rope.scaling.attn_factor", long_magnitude),
         ("{arch}.rope.dimension_count", rotated_width(1.0)),
-        ("{arch}.attention.sliding_window", _no_window),
+        ("{arch}.attention.sliding_window", no_window),
     ),
 )

@@ -5,13 +5,26 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from mtpcore.boundary.sizes import Count
-from mtpcore.declarations.checkpoint import Checkpoint, Config, Key, TensorValues
+from mtpcore.declarations.checkpoint import Checkpoint, Config, Key, Rename, TensorValues, number
 from mtpcore.models.checkpoints.dense import (
     FFN_NORM,
     GRANITE,
+    OUTPUT_BIAS,
+    PHI3,
     lacks_attention_bias,
+    long_magnitude,
+    no_window,
+    original_context,
 )
-from mtpcore.models.checkpoints.layers import dense_before, layer_kinds, rotated_width, sparse_after
+from mtpcore.models.checkpoints.layers import (
+    dense_before,
+    first_layers,
+    later_layers,
+    layer_kinds,
+    leading_dense,
+    rotated_width,
+    sparse_after,
+)
 from mtpcore.models.published import (
     ATTENTION,
     BIASES,
@@ -32,20 +45,22 @@ from mtpcore.models.published import (
     without_window,
 )
 from mtpcore.models.qwen3moe import dense_layers, sparse_layers
-from mtpcore.models.rope_conversion import ROPE_KEYS, layered_rope_keys
+from mtpcore.models.rope_conversion import ROPE_KEYS, layered_rope_keys, rope_keys
 
 __all__ = [
     "DOTS1",
     "ERNIE4_5_MOE",
     "GRANITE_MOE",
     "GRANITE_MOE_SHARED",
+    "HY_V3",
     "MELLUM",
     "MINIMAX_M2",
     "OLMOE",
+    "PHIMOE",
     "QWEN2_MOE",
 ]
 
-_COUNTS = (
+COUNTS = (
     ("{arch}.expert_count", "num_local_experts|num_experts"),
     ("{arch}.expert_used_count", "num_experts_per_tok"),
 )
@@ -76,7 +91,7 @@ QWEN2_MOE = Checkpoint(
     metadata=(
         *DECODER,
         *ROPE_KEYS,
-        *_COUNTS,
+        *COUNTS,
         ("{arch}.attention.sliding_window", switched_window),
         ("{arch}.expert_feed_forward_length", "moe_intermediate_size"),
         ("{arch}.expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
@@ -87,40 +102,66 @@ OLMOE = Checkpoint(
     defaults=(*STATED, ("rms_norm_eps", 1e-5)),
     tensors=(*TABLES, *ATTENTION, *HEAD_NORMS, *FFN_NORM, *EXPERTS),
     constants=(*CONSTANTS, ("norm_topk_prob", (False,))),
-    metadata=(*DECODER, *ROPE_KEYS, *_COUNTS),
+    metadata=(*DECODER, *ROPE_KEYS, *COUNTS),
 )
 
 
-def _gate(values: TensorValues, config: Config) -> TensorValues:
+def first_half(values: TensorValues, config: Config) -> TensorValues:
+    """Return the first half of a matrix's rows, as the gate's beside those of up."""
     return values[: values.shape[0] // 2]
 
 
-def _up(values: TensorValues, config: Config) -> TensorValues:
+def second_half(values: TensorValues, config: Config) -> TensorValues:
+    """Return the second half of a matrix's rows."""
     return values[values.shape[0] // 2 :]
 
+
+def split_gate(source: str, of: str, *, is_stack: bool = False) -> tuple[Rename, ...]:
+    """Return the renames of a matrix that holds a gate's rows before those of up.
+
+    Parameters
+    ----------
+    source : str
+        Without ``model.layers.{n}.``.
+    of : str
+        With what the names of both end in the file: ``_exps``, ``_shexp``, or nothing.
+    is_stack : bool
+        Whether it holds those of several experts.
+    """
+    halves = (("gate", first_half), ("up", second_half))
+    return tuple(
+        one
+        for tensor, change in halves
+        for one in block_renames(
+            {source: f"ffn_{tensor}{of}.weight"}, change=change, is_stack=is_stack
+        )
+    )
+
+
+SPLIT_EXPERTS = (
+    *block_renames({"block_sparse_moe.router.layer.weight": "ffn_gate_inp.weight"}),
+    *split_gate("block_sparse_moe.input_linear.weight", "_exps", is_stack=True),
+    *block_renames(
+        {"block_sparse_moe.output_linear.weight": "ffn_down_exps.weight"}, is_stack=True
+    ),
+)
+"""Granite's router and experts."""
+SPLIT_SHARED_EXPERT = (
+    *split_gate("shared_mlp.input_linear.weight", "_shexp"),
+    *block_renames({"shared_mlp.output_linear.weight": "ffn_down_shexp.weight"}),
+)
+"""The expert that every token of Granite meets."""
+SPLIT_SWIGLU = (
+    *split_gate("shared_mlp.input_linear.weight", ""),
+    *block_renames({"shared_mlp.output_linear.weight": "ffn_down.weight"}),
+)
+"""The same of a model without others: its feed-forward part."""
 
 GRANITE_MOE = replace(
     GRANITE,
     architectures=frozenset({"GraniteMoeForCausalLM"}),
-    tensors=(
-        *TABLES,
-        *INTERLEAVED_ATTENTION,
-        *FFN_NORM,
-        *block_renames({"block_sparse_moe.router.layer.weight": "ffn_gate_inp.weight"}),
-        *(
-            one
-            for tensor, change in (("gate", _gate), ("up", _up))
-            for one in block_renames(
-                {"block_sparse_moe.input_linear.weight": f"ffn_{tensor}_exps.weight"},
-                change=change,
-                is_stack=True,
-            )
-        ),
-        *block_renames(
-            {"block_sparse_moe.output_linear.weight": "ffn_down_exps.weight"}, is_stack=True
-        ),
-    ),
-    metadata=(*GRANITE.metadata, *_COUNTS),
+    tensors=(*TABLES, *INTERLEAVED_ATTENTION, *FFN_NORM, *SPLIT_EXPERTS),
+    metadata=(*GRANITE.metadata, *COUNTS),
 )
 DOTS1 = Checkpoint(
     architectures=frozenset({"Dots1ForCausalLM"}),
@@ -167,6 +208,15 @@ def _rotated(config: Config) -> int:
     return int(config.get("rotary_dim", default=share, type=Count))
 
 
+MIXTRAL_EXPERTS = block_renames(
+    {
+        "block_sparse_moe.gate.weight": "ffn_gate_inp.weight",
+        "block_sparse_moe.experts.{e}.w1.weight": "ffn_gate_exps.weight",
+        "block_sparse_moe.experts.{e}.w3.weight": "ffn_up_exps.weight",
+        "block_sparse_moe.experts.{e}.w2.weight": "ffn_down_exps.weight",
+    }
+)
+"""Router and experts, as Mixtral's checkpoints and those that follow them name them."""
 MINIMAX_M2 = Checkpoint(
     architectures=frozenset({"MiniMaxM2ForCausalLM"}),
     defaults=(*STATED, ("head_dim", 128), ("rms_norm_eps", 1e-6), ("rope_theta", 5e6)),
@@ -175,15 +225,8 @@ MINIMAX_M2 = Checkpoint(
         *ATTENTION,
         *HEAD_NORMS,
         *FFN_NORM,
-        *block_renames(
-            {
-                "block_sparse_moe.gate.weight": "ffn_gate_inp.weight",
-                "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
-                "block_sparse_moe.experts.{e}.w1.weight": "ffn_gate_exps.weight",
-                "block_sparse_moe.experts.{e}.w3.weight": "ffn_up_exps.weight",
-                "block_sparse_moe.experts.{e}.w2.weight": "ffn_down_exps.weight",
-            }
-        ),
+        *MIXTRAL_EXPERTS,
+        *block_renames({"block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias"}),
     ),
     constants=(
         *CONSTANTS,
@@ -199,10 +242,130 @@ MINIMAX_M2 = Checkpoint(
     metadata=(
         *DECODER,
         *ROPE_KEYS,
-        *_COUNTS,
+        *COUNTS,
         ("{arch}.expert_feed_forward_length", "intermediate_size"),
         ("{arch}.expert_gating_func", lambda config: 2),  # sigmoid
         ("{arch}.rope.dimension_count", _rotated),
+    ),
+)
+
+
+def _equal_magnitudes(config: Config) -> float | None:
+    """Return by what LongRoPE multiplies queries and keys, of contexts of any length.
+
+    Raises
+    ------
+    ValueError
+        It depends on the length.
+    """
+    said = {
+        config.get(f"rope_parameters.{of}_mscale", f"rope_scaling.{of}_mscale", type=float)
+        for of in ("long", "short")
+    }
+    if len(said) > 1:
+        raise ValueError(f"LongRoPE's magnitude depends on the length of a text: {said}")
+    stated = said.pop()
+    return long_magnitude(config) if stated is None else float(stated)
+
+
+def _original_context(config: Config) -> int:
+    return original_context(config) if long_magnitude(config) else config["max_position_embeddings"]
+
+
+PHIMOE = Checkpoint(
+    architectures=frozenset({"PhiMoEForCausalLM", "PhimoeForCausalLM"}),
+    defaults=(*STATED, ("rms_norm_eps", 1e-5), ("rope_theta", 1e6), ("sliding_window", None)),
+    tensors=(
+        *TABLES,
+        Rename("model.norm.bias", "output_norm.bias"),
+        Rename("lm_head.bias", "output.bias", optional=lambda c: not c.get("lm_head_bias")),
+        *ATTENTION,
+        *FFN_NORM,
+        *block_renames(
+            {
+                "input_layernorm.bias": "attn_norm.bias",
+                "post_attention_layernorm.bias": "ffn_norm.bias",
+            }
+        ),
+        *optional(lacks_attention_bias, BIASES, OUTPUT_BIAS),
+        *MIXTRAL_EXPERTS,
+    ),
+    made=PHI3.made,
+    constants=CONSTANTS,
+    harmless=(("input_jitter_noise", "of training"),),
+    metadata=(
+        *DECODER,
+        *rope_keys("longrope", "su"),
+        *COUNTS,
+        ("{arch}.rope.scaling.original_context_length", _original_context),
+        ("{arch}.rope.scaling.attn_factor", _equal_magnitudes),
+        ("{arch}.rope.dimension_count", rotated_width(1.0)),
+        ("{arch}.attention.sliding_window", no_window),
+    ),
+)
+"""Files weight a token's two experts by a softmax, as llama.cpp does; the class by thresholds."""
+
+_hy_dense = leading_dense("first_k_dense_replace")
+HY_V3 = Checkpoint(
+    architectures=frozenset({"HYV3ForCausalLM"}),
+    defaults=(
+        *STATED,
+        ("head_dim", 128),
+        ("rms_norm_eps", 1e-5),
+        ("num_shared_experts", 1),
+        ("router_scaling_factor", None),
+        ("rope_theta", 11158840.0),
+    ),
+    tensors=(
+        *TABLES,
+        *ATTENTION,
+        *HEAD_NORMS,
+        *FFN_NORM,
+        *on_layers(first_layers(_hy_dense), SWIGLU),
+        *on_layers(
+            later_layers(_hy_dense),
+            tuple(one for one in EXPERTS if "inp" not in one.tensor),
+            block_renames(
+                {
+                    "mlp.router.gate.weight": "ffn_gate_inp.weight",
+                    "mlp.expert_bias": "exp_probs_b",
+                }
+            ),
+            tuple(
+                replace(one, source=one.source.replace("shared_experts", "shared_mlp"))
+                for one in SHARED_EXPERT
+            ),
+        ),
+    ),
+    constants=(
+        *CONSTANTS,
+        ("route_norm", (True,)),
+        ("moe_router_use_sigmoid", (True,)),
+        ("moe_router_enable_expert_bias", (True,)),
+        ("qk_norm", (True,)),
+    ),
+    harmless=(
+        (
+            "enable_attention_fp32_softmax enable_lm_head_fp32 enable_moe_fp32_combine",
+            "in what precision the model is run",
+        ),
+    ),
+    metadata=(
+        *DECODER,
+        *ROPE_KEYS,
+        *COUNTS,
+        ("{arch}.expert_feed_forward_length", "moe_intermediate_size"),
+        (
+            "{arch}.expert_shared_feed_forward_length",
+            lambda config: (
+                config.require("num_shared_experts", Count)
+                * config.require("moe_intermediate_size", Count)
+            ),
+        ),
+        ("{arch}.expert_weights_norm", lambda config: True),
+        ("{arch}.expert_weights_scale", number("router_scaling_factor")),
+        ("{arch}.expert_gating_func", lambda config: 2),  # sigmoid
+        ("{arch}.leading_dense_block_count", _hy_dense),
     ),
 )
 
@@ -285,17 +448,7 @@ ERNIE4_5_MOE = Checkpoint(
 GRANITE_MOE_SHARED = replace(
     GRANITE_MOE,
     architectures=frozenset({"GraniteMoeSharedForCausalLM"}),
-    tensors=(
-        *GRANITE_MOE.tensors,
-        *(
-            one
-            for tensor, change in (("gate", _gate), ("up", _up))
-            for one in block_renames(
-                {"shared_mlp.input_linear.weight": f"ffn_{tensor}_shexp.weight"}, change=change
-            )
-        ),
-        *block_renames({"shared_mlp.output_linear.weight": "ffn_down_shexp.weight"}),
-    ),
+    tensors=(*GRANITE_MOE.tensors, *SPLIT_SHARED_EXPERT),
     metadata=(
         *GRANITE_MOE.metadata,
         ("{arch}.expert_shared_feed_forward_length", "shared_intermediate_size"),
@@ -317,7 +470,7 @@ def _window_flags(config: Config) -> list[bool]:
     return layer_kinds(config, 4)
 
 
-def _described(config: Config) -> dict[str, object]:
+def described_rotation(config: Config) -> dict[str, object]:
     """Return nothing; the rotation of layers that see all must be described."""
     config.require("rope_parameters.full_attention", dict)
     return {}
@@ -333,13 +486,13 @@ MELLUM = Checkpoint(
         ("rms_norm_eps", 1e-6),
         ("norm_topk_prob", True),
     ),
-    completed=_described,
+    completed=described_rotation,
     tensors=(*TABLES, *ATTENTION, *HEAD_NORMS, *FFN_NORM, *EXPERTS),
     constants=(*CONSTANTS, ("norm_topk_prob", (True,)), ("attention_bias", (False,))),
     metadata=(
         *DECODER,
         *layered_rope_keys(),
-        *_COUNTS,
+        *COUNTS,
         ("{arch}.expert_feed_forward_length", "moe_intermediate_size"),
         ("{arch}.attention.sliding_window", Key("sliding_window")),
         ("{arch}.attention.sliding_window_pattern", _window_flags),

@@ -30,6 +30,8 @@ from mtpcore.models.published import (
 from mtpcore.models.rope_conversion import ROPE_KEYS
 
 __all__ = [
+    "BLOOM",
+    "DBRX",
     "COHERE2",
     "COMMAND_R",
     "FALCON",
@@ -204,6 +206,135 @@ GPT_NEOX = Checkpoint(
     ),
 )
 
+
+def _bloom_width(config: Config) -> int:
+    return int(config.require("hidden_size|n_embed", Count))
+
+
+def _separated_of_bloom(values: TensorValues, config: Config) -> TensorValues:
+    """Return rows of queries, keys and values, which lie head by head."""
+    parts = values.reshape(config.require(_BLOOM_HEADS, Count), 3, -1, *values.shape[1:])
+    return np.moveaxis(parts, 1, 0).reshape(values.shape)
+
+
+_BLOOM_HEADS = "n_head|num_attention_heads"
+_BLOOM = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attention.query_key_value": "attn_qkv",
+    "self_attention.dense": "attn_output",
+    "mlp.dense_h_to_4h": "ffn_up",
+    "mlp.dense_4h_to_h": "ffn_down",
+}
+BLOOM = Checkpoint(
+    architectures=frozenset({"BloomForCausalLM"}),
+    defaults=(("layer_norm_epsilon", 1e-5), ("tie_word_embeddings", True)),
+    layers="n_layer",
+    prefixes=(
+        ("transformer.h.", "model.layers."),
+        ("transformer.", "model."),
+        ("h.", "model.layers."),
+        ("word_embeddings", "model.word_embeddings"),
+        ("ln_f.", "model.ln_f."),
+    ),
+    tensors=(
+        Rename("model.word_embeddings.weight", "token_embd.weight"),
+        Rename("model.word_embeddings_layernorm.weight", "token_embd_norm.weight"),
+        Rename("model.word_embeddings_layernorm.bias", "token_embd_norm.bias"),
+        Rename("model.ln_f.weight", "output_norm.weight"),
+        Rename("model.ln_f.bias", "output_norm.bias"),
+        replace(TABLES[2], copy_of="model.word_embeddings.weight"),
+        *(
+            replace(one, change=_separated_of_bloom) if "qkv" in one.tensor else one
+            for one in _both(_BLOOM)
+        ),
+    ),
+    constants=(("apply_residual_connection_post_layernorm", (False,)),),
+    harmless=(
+        (
+            "bias_dropout_fusion masked_softmax_fusion skip_bias_add skip_bias_add_qkv "
+            "slow_but_exact",
+            "in what order the model is computed",
+        ),
+        ("n_inner offset_alibi", "of no class"),
+    ),
+    metadata=(
+        ("{arch}.context_length", lambda config: config.get("seq_length") or _bloom_width(config)),
+        ("{arch}.embedding_length", _bloom_width),
+        ("{arch}.feed_forward_length", lambda config: 4 * _bloom_width(config)),
+        ("{arch}.attention.head_count", _BLOOM_HEADS),
+        ("{arch}.attention.head_count_kv", _BLOOM_HEADS),
+        _eps("layer_norm_epsilon"),
+    ),
+)
+
+
+def _by_expert(values: TensorValues, config: Config) -> TensorValues:
+    """Return the matrices of all experts, whose rows lie expert by expert."""
+    n_experts = config.require("ffn_config.moe_num_experts", Count)
+    return values.reshape(n_experts, -1, values.shape[-1])
+
+
+_DBRX_BASES = ("attn_config.rope_theta", "rope_parameters.rope_theta", "rope_theta")
+DBRX = Checkpoint(
+    architectures=frozenset({"DbrxForCausalLM"}),
+    defaults=(
+        *((f"ffn_config.{name}", None) for name in ("ffn_hidden_size", "moe_num_experts")),
+        *((name, None) for name in ("ffn_config.moe_top_k", "attn_config.kv_n_heads")),
+        ("ffn_config.moe_normalize_expert_weights", 1.0),
+    ),
+    layers="n_layers",
+    prefixes=(("transformer.blocks.", "model.layers."), ("transformer.", "model.")),
+    tensors=(
+        Rename("model.wte.weight", "token_embd.weight"),
+        Rename("model.norm_f.weight", "output_norm.weight"),
+        replace(TABLES[2], copy_of="model.wte.weight"),
+        *block_renames(
+            {
+                "norm_attn_norm.norm_1.weight": "attn_norm.weight",
+                "norm_attn_norm.attn.Wqkv.weight": "attn_qkv.weight",
+                "norm_attn_norm.attn.out_proj.weight": "attn_output.weight",
+                "norm_attn_norm.norm_2.weight": "attn_output_norm.weight",
+                "ffn.router.layer.weight": "ffn_gate_inp.weight",
+            }
+        ),
+        *block_renames(
+            {
+                "ffn.experts.mlp.w1": "ffn_gate_exps.weight",
+                "ffn.experts.mlp.v1": "ffn_up_exps.weight",
+            },
+            change=_by_expert,
+        ),
+        *block_renames(
+            {"ffn.experts.mlp.w2": "ffn_down_exps.weight"},
+            change=lambda values, config: _by_expert(values, config).swapaxes(1, 2),
+        ),
+    ),
+    constants=(
+        ("ffn_config.ffn_act_fn.name", ("silu",)),
+        ("ffn_config.moe_normalize_expert_weights", (1.0,)),
+    ),
+    harmless=(
+        ("emb_pdrop moe_jitter_eps moe_loss_weight uniform_expert_assignment", "of training"),
+        ("num_key_value_heads ffn_config.hidden_size", "other names of sizes"),
+    ),
+    metadata=(
+        ("{arch}.context_length", "max_seq_len"),
+        ("{arch}.embedding_length", "d_model"),
+        ("{arch}.feed_forward_length", "ffn_config.ffn_hidden_size"),
+        ("{arch}.attention.head_count", "n_heads"),
+        ("{arch}.attention.head_count_kv", "attn_config.kv_n_heads"),
+        ("{arch}.attention.clamp_kqv", number("attn_config.clip_qkv")),
+        (
+            "{arch}.rope.freq_base",
+            number(*_DBRX_BASES, default=1e4),
+        ),
+        ("{arch}.rope.scaling.type", ROPE_KEYS[1][1]),
+        ("{arch}.expert_count", "ffn_config.moe_num_experts"),
+        ("{arch}.expert_used_count", "ffn_config.moe_top_k"),
+        ("{arch}.attention.layer_norm_epsilon", lambda config: 1e-5),
+    ),
+)
 
 COMMAND_R = Checkpoint(
     architectures=frozenset({"CohereForCausalLM"}),

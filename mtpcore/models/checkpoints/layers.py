@@ -13,7 +13,10 @@ from mtpcore.models.rope_conversion import scaling_type
 
 __all__ = [
     "dense_before",
+    "first_layers",
+    "later_layers",
     "layer_kinds",
+    "leading_dense",
     "named_scaling",
     "rotated_width",
     "sparse_after",
@@ -23,6 +26,8 @@ __all__ = [
 _LayerTypes = Annotated[
     list[Literal["full_attention", "sliding_attention"]], msgspec.Meta(max_length=1 << 10)
 ]
+_MlpTypes = Annotated[list[Literal["dense", "sparse"]], msgspec.Meta(max_length=1 << 10)]
+_DenseCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
 _Period = Annotated[int, msgspec.Meta(ge=1, le=1 << 10)]
 
 
@@ -95,6 +100,45 @@ def dense_before(path: str) -> Callable[[Config], range]:
 def sparse_after(path: str) -> Callable[[Config], range]:
     """Return the layers after them."""
     return lambda config: range(config.require(path, int), config.n_layers)
+
+
+def leading_dense(*paths: str) -> Callable[[Config], int]:
+    """Return a source: how many layers have no experts, the first ones.
+
+    Configurations count them, or name the kind of each layer, as transformers 5 does.
+
+    Parameters
+    ----------
+    *paths : str
+        The names of their number.
+
+    Raises
+    ------
+    ValueError
+        By the source: both are said and disagree, or dense layers follow one with experts.
+    """
+
+    def read(config: Config) -> int:
+        kinds = config.get("mlp_layer_types", type=_MlpTypes)
+        if kinds is None:
+            return int(config.require("|".join((*paths, "mlp_layer_types")), _DenseCount))
+        n: int = kinds.count("dense")
+        told = n if config.lacks(*paths) else config.get(*paths, default=n, type=_DenseCount)
+        if kinds[:n] != ["dense"] * n or told != n or len(kinds) != config.n_layers:
+            raise ValueError(f"mlp_layer_types says other layers than the first {told} of them")
+        return n
+
+    return read
+
+
+def first_layers(count: Callable[[Config], int]) -> Callable[[Config], range]:
+    """Return the first layers, as many as ``count(config)``."""
+    return lambda config: range(min(count(config), config.n_layers))
+
+
+def later_layers(count: Callable[[Config], int]) -> Callable[[Config], range]:
+    """Return the layers after them."""
+    return lambda config: range(count(config), config.n_layers)
 
 
 def named_scaling(config: Config) -> str:

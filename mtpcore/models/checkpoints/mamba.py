@@ -18,19 +18,19 @@ from mtpcore.models.published import (
     on_layers,
 )
 
-__all__ = ["FALCON_MAMBA", "JAMBA", "MAMBA"]
+__all__ = ["FALCON_MAMBA", "JAMBA", "MAMBA", "rates", "without_axis"]
 
 _N_EXPERTS = "num_experts|num_local_experts"
 _UNBOUNDED = 1 << 20
 """The context that files of models without positions state; there is nothing that limits it."""
 
 
-def _rates(values: TensorValues, config: Config) -> TensorValues:
+def rates(values: TensorValues, config: Config) -> TensorValues:
     """Return by what dt is multiplied, -exp(A_log), rounded once."""
     return (-np.exp(values.astype(np.float64))).astype(np.float32)
 
 
-def _without_axis(values: TensorValues, config: Config) -> TensorValues:
+def without_axis(values: TensorValues, config: Config) -> TensorValues:
     """Return a convolution's weights: [channels, 1, kernel] -> [channels, kernel]."""
     return values.squeeze(1)
 
@@ -47,8 +47,8 @@ def _layer_of_mamba(prefix: str, conv_bias: str) -> tuple[Rename, ...]:
     }
     return (
         *block_renames({f"{prefix}.{name}": f"ssm_{to}" for name, to in names.items()}),
-        *block_renames({f"{prefix}.A_log": "ssm_a"}, change=_rates),
-        *block_renames({f"{prefix}.conv1d.weight": "ssm_conv1d.weight"}, change=_without_axis),
+        *block_renames({f"{prefix}.A_log": "ssm_a"}, change=rates),
+        *block_renames({f"{prefix}.conv1d.weight": "ssm_conv1d.weight"}, change=without_axis),
         *block_renames(
             {f"{prefix}.conv1d.bias": "ssm_conv1d.bias"},
             optional=lambda config: not config.get(conv_bias, default=True, type=bool),

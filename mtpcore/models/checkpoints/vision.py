@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec.structs import replace
 
-from mtpcore.declarations.checkpoint import Checkpoint, Config
+from mtpcore.boundary.sizes import Count
+from mtpcore.declarations.checkpoint import Checkpoint, Config, Rename, TensorValues
+from mtpcore.models.checkpoints.experts import COUNTS, first_half, second_half
 from mtpcore.models.published import (
     ATTENTION,
     BIASES,
@@ -15,11 +19,13 @@ from mtpcore.models.published import (
     SWIGLU,
     TABLES,
     block_renames,
+    on_layers,
     switched_window,
 )
+from mtpcore.models.qwen3moe import dense_layers, sparse_layers
 from mtpcore.models.rope_conversion import ROPE_KEYS
 
-__all__ = ["QWEN2_VL", "QWEN3_VL"]
+__all__ = ["QWEN2_VL", "QWEN3_VL", "QWEN3_VL_MOE"]
 
 
 def _sections(config: Config) -> list[int] | None:
@@ -60,11 +66,69 @@ QWEN3_VL = replace(
     architectures=frozenset({"Qwen3VLForConditionalGeneration"}),
     defaults=(*STATED, ("rms_norm_eps", 1e-6), ("head_dim", 128), ("rope_theta", 5e5)),
     tensors=(*TABLES, *ATTENTION, *HEAD_NORMS, *SWIGLU, *_FFN_NORM),
-    constants=(*CONSTANTS, ("rope_scaling.mrope_interleaved", (True,))),
+    constants=(
+        *CONSTANTS,
+        *((f"{at}.mrope_interleaved", (True,)) for at in ("rope_parameters", "rope_scaling")),
+    ),
     metadata=(
         *DECODER,
         *ROPE_KEYS,
         ("{arch}.rope.dimension_sections", _sections),
         ("{arch}.n_deepstack_layers", _n_deepstack_layers),
+    ),
+)
+
+
+def _by_outputs(of_inputs: bool) -> Callable[[TensorValues, Config], TensorValues]:
+    """Return a change: an expert's matrix, of one row for each input, by outputs.
+
+    Transformers 5 writes matrices by outputs; which a matrix is, its shape says.
+
+    Parameters
+    ----------
+    of_inputs : bool
+        Whether there are as many inputs as the model is wide, or as many outputs.
+    """
+
+    def change(values: TensorValues, config: Config) -> TensorValues:
+        width = config.require("hidden_size", Count)
+        return values.T if values.shape[0 if of_inputs else 1] == width else values
+
+    return change
+
+
+def _half(which: Callable[..., TensorValues]) -> Callable[[TensorValues, Config], TensorValues]:
+    by_outputs = _by_outputs(True)
+    return lambda values, config: which(by_outputs(values, config), config)
+
+
+def _stack(source: str, tensor: str, change: Callable[..., TensorValues]) -> tuple[Rename, ...]:
+    return block_renames({source: tensor}, change=change, is_stack=True)
+
+
+QWEN3_VL_MOE = replace(
+    QWEN3_VL,
+    architectures=frozenset({"Qwen3VLMoeForConditionalGeneration"}),
+    defaults=(*STATED, ("rms_norm_eps", 1e-6), ("rope_theta", 5e5)),
+    tensors=(
+        *TABLES[:2],
+        replace(TABLES[2], optional=False),
+        *ATTENTION,
+        *HEAD_NORMS,
+        *_FFN_NORM,
+        *on_layers(
+            sparse_layers,
+            block_renames({"mlp.gate.weight": "ffn_gate_inp.weight"}),
+            _stack("mlp.experts.gate_up_proj", "ffn_gate_exps.weight", _half(first_half)),
+            _stack("mlp.experts.gate_up_proj", "ffn_up_exps.weight", _half(second_half)),
+            _stack("mlp.experts.down_proj", "ffn_down_exps.weight", _by_outputs(False)),
+        ),
+        *on_layers(dense_layers, SWIGLU),
+    ),
+    constants=(*QWEN3_VL.constants, ("norm_topk_prob", (True,))),
+    metadata=(
+        *QWEN3_VL.metadata,
+        *COUNTS,
+        ("{arch}.expert_feed_forward_length", "moe_intermediate_size"),
     ),
 )

@@ -20,10 +20,12 @@ from mtpcore.plugin import (
     trunk_fit,
 )
 from mtpcore_deepseek_mtp.checkpoint import (
+    DSA_CHECKPOINT,
     FLASH_CHECKPOINT,
     HEAD_CHECKPOINT,
     V2_CHECKPOINT,
     V3_CHECKPOINT,
+    V32_CHECKPOINT,
 )
 from mtpcore_deepseek_mtp.graph import (
     DeepseekHparams,
@@ -52,13 +54,16 @@ TRUNK = ModelSpec(
 INDEXED = msgspec.structs.replace(
     TRUNK,
     name="deepseek32",
-    fit=trunk_fit("deepseek32", "glm-dsa"),
+    fit=trunk_fit("deepseek32"),
     hparams=IndexedHparams.read,
     build=indexed_trunk,
     scaled=(*ATTENTION_SCALES, *FEED_FORWARD_SCALES, *EXPERT_SCALES, *SHARED_EXPERT_SCALES),
     unread=UNREAD_INDEXER,
-    checkpoint=None,
+    checkpoint=V32_CHECKPOINT,
     layouts=(),
+)
+INDEXED_GLM = msgspec.structs.replace(
+    INDEXED, name="glm-dsa", fit=trunk_fit("glm-dsa"), checkpoint=DSA_CHECKPOINT
 )
 
 MTP = DrafterSpec(
@@ -112,7 +117,7 @@ CONSTANT = as_variant(
 @hookimpl
 def mtpcore_models() -> list[ModelSpec]:
     """Offer the trunks."""
-    return [TRUNK, INDEXED]
+    return [TRUNK, INDEXED, INDEXED_GLM]
 
 
 @hookimpl

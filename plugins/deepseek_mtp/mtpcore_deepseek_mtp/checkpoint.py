@@ -222,6 +222,70 @@ FLASH_CHECKPOINT = msgspec.structs.replace(
     ),
     special_tokens=SPEAKER_TOKENS,
 )
+INDEXER = block_renames(
+    {
+        "self_attn.indexer.k_norm.weight": "indexer.k_norm.weight",
+        "self_attn.indexer.k_norm.bias": "indexer.k_norm.bias",
+        "self_attn.indexer.weights_proj.weight": "indexer.proj.weight",
+        "self_attn.indexer.wk.weight": "indexer.attn_k.weight",
+        "self_attn.indexer.wq_b.weight": "indexer.attn_q_b.weight",
+    }
+)
+"""What chooses the tokens that a row sees."""
+
+
+def chosen_everywhere(config: Config) -> list[bool]:
+    """Return which layers have an indexer of their own: all.
+
+    Raises
+    ------
+    ValueError
+        Some use that of another layer.
+    """
+    kinds = config.get("indexer_types", default=["full"] * config.n_layers, type=list[str])
+    if kinds != ["full"] * config.n_layers:
+        raise ValueError("layers without an indexer of their own (indexer_types)")
+    return [True] * config.n_layers
+
+
+V32_CHECKPOINT = msgspec.structs.replace(
+    V3_CHECKPOINT,
+    architectures=frozenset({"DeepseekV32ForCausalLM"}),
+    tensors=(*V3_CHECKPOINT.tensors, *INDEXER),
+    constants=(
+        *V3_CHECKPOINT.constants,
+        ("mlp_bias", (False,)),
+        ("indexer_rope_interleave", (True,)),
+    ),
+    harmless=(
+        *V3_CHECKPOINT.harmless,
+        ("layer_types", "which layers have an indexer: all"),
+    ),
+    metadata=(
+        *V3_CHECKPOINT.metadata,
+        ("{arch}.attention.indexer.head_count", "index_n_heads"),
+        ("{arch}.attention.indexer.key_length", "index_head_dim"),
+        ("{arch}.attention.indexer.top_k", "index_topk"),
+    ),
+)
+DSA_CHECKPOINT = msgspec.structs.replace(
+    V32_CHECKPOINT,
+    architectures=frozenset({"GlmMoeDsaForCausalLM"}),
+    defaults=(
+        *COMMON,
+        ("rms_norm_eps", 1e-5),
+        ("n_shared_experts", 1),
+        ("n_group", 1),
+        ("topk_group", 1),
+        ("routed_scaling_factor", 2.5),
+        ("norm_topk_prob", True),
+    ),
+    metadata=(
+        *V32_CHECKPOINT.metadata,
+        ("{arch}.attention.indexer.types", chosen_everywhere),
+    ),
+    special_tokens=SPEAKER_TOKENS,
+)
 HEAD_CHECKPOINT = Checkpoint(
     architectures=PUBLISHED,
     heads="model.layers.{n}.eh_proj.weight",
