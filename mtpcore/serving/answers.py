@@ -53,12 +53,20 @@ class Desk:
         template = self.lm.model.chat_template
         return AnswerFormat() if template is None else derive_format(template)
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """What texts depend on beside the request: weights, backend, type of keys and values."""
-        llm = self.lm.generator.cross.llm
-        found = Fingerprint.of(llm.runner)
+        found = self._fingerprint
         return f"mtpcore-{version()}-{found.model[:12]}-{found.backend}-{found.kv_dtype}"
+
+    @property
+    def digest(self) -> str:
+        """A hash of the file's metadata and weights."""
+        return self._fingerprint.model
+
+    @cached_property
+    def _fingerprint(self) -> Fingerprint:
+        return Fingerprint.of(self.lm.generator.cross.llm.runner)
 
     @property
     def n_at_once(self) -> int:

@@ -14,12 +14,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mtpcore.lm import LM
-from mtpcore.serving import facts
+from mtpcore.serving import facts, ollama_models
 from mtpcore.serving.access import AccessCheck
 from mtpcore.serving.answers import Desk
 from mtpcore.serving.chat import answer_chat
 from mtpcore.serving.completions import answer_completions
 from mtpcore.serving.messages import answer_messages, count_tokens
+from mtpcore.serving.ollama import answer_ollama_chat, answer_ollama_generate
 from mtpcore.serving.refusals import Refusal, refusal_of, shape_of
 from mtpcore.serving.replies import reply
 from mtpcore.serving.settings import ServerSettings
@@ -33,6 +34,13 @@ _ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/completions", answer_completions),
     ("POST", "/v1/messages", answer_messages),
     ("POST", "/v1/messages/count_tokens", count_tokens),
+    ("POST", "/api/chat", answer_ollama_chat),
+    ("POST", "/api/generate", answer_ollama_generate),
+    ("GET", "/api/tags", ollama_models.show_tags),
+    ("POST", "/api/show", ollama_models.show_one),
+    ("GET", "/api/ps", ollama_models.show_loaded),
+    ("GET", "/api/version", ollama_models.show_version),
+    ("GET", "/", ollama_models.show_running),
     ("GET", "/v1/models", facts.show_models),
     ("GET", "/v1/models/{name:path}", facts.show_model),
     ("GET", "/health", facts.show_health),

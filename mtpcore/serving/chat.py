@@ -16,15 +16,15 @@ from mtpcore.gguf.answer_reader import AnswerPart
 from mtpcore.lm import Completion, Piece
 from mtpcore.serving.answers import Answer, Desk
 from mtpcore.serving.bodies import read_body, read_fields
-from mtpcore.serving.conversations import (
+from mtpcore.serving.fields import HARMLESS, TextsFields, check_needless, options_of
+from mtpcore.serving.logprobs import chat_logprobs
+from mtpcore.serving.parting import Parting, find_parting, parted_message, spell_call
+from mtpcore.serving.prompts import (
     TemplateInput,
     check_tool_choice,
     encode_conversation,
     thinking_options,
 )
-from mtpcore.serving.fields import HARMLESS, TextsFields, check_needless, options_of
-from mtpcore.serving.logprobs import chat_logprobs
-from mtpcore.serving.parting import Parting, find_parting, parted_message, spell_call
 from mtpcore.serving.refusals import Refusal, as_openai
 from mtpcore.serving.replies import DONE, reply, spell_finish
 from mtpcore.serving.streams import EventStream, encode_event, until_gone

@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import Annotated, Any
 
-import anyio.to_thread
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,7 +16,8 @@ from mtpcore.serving.answers import Answer, Desk
 from mtpcore.serving.bodies import read_body, read_fields
 from mtpcore.serving.fields import HARMLESS, TextsFields, check_needless, options_of
 from mtpcore.serving.logprobs import legacy_logprobs
-from mtpcore.serving.refusals import Refusal, as_openai, refusal_of
+from mtpcore.serving.prompts import encode_texts
+from mtpcore.serving.refusals import Refusal, as_openai
 from mtpcore.serving.replies import DONE, reply, spell_finish
 from mtpcore.serving.streams import EventStream, encode_event, until_gone
 
@@ -82,18 +82,9 @@ async def _encode(desk: Desk, prompt: PromptField) -> list[list[int]]:
         several = [several]
     if not several or any(isinstance(one, int) for one in several):
         raise Refusal(400, "a prompt is a text, tokens, or several of either", param="prompt")
-
-    def encode() -> list[list[int]]:
-        tokenizer = desk.lm.tokenizer
-        return [
-            tokenizer.encode(one, parse_special=True) if isinstance(one, str) else one
-            for one in several
-        ]
-
-    try:
-        return await anyio.to_thread.run_sync(encode)
-    except Exception as error:
-        raise refusal_of(error, is_asked=True) from error
+    texts = [one for one in several if isinstance(one, str)]
+    encoded = iter(await encode_texts(desk, texts))
+    return [next(encoded) if isinstance(one, str) else one for one in several]
 
 
 def _choice(

@@ -13,7 +13,7 @@ from mtpcore.gguf import Tokenizer
 from mtpcore.serving.answers import Desk
 from mtpcore.serving.bodies import read_body, read_fields
 from mtpcore.serving.chat import ChatFields, conversation_of
-from mtpcore.serving.conversations import encode_conversation
+from mtpcore.serving.prompts import encode_conversation
 from mtpcore.serving.refusals import Refusal, refusal_of
 from mtpcore.serving.replies import reply
 from mtpcore.version import version

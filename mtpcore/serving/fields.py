@@ -14,6 +14,7 @@ from mtpcore.serving.refusals import Refusal
 __all__ = [
     "HARMLESS",
     "SamplingFields",
+    "Speculative",
     "StreamOptions",
     "TextsFields",
     "check_needless",
@@ -38,6 +39,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "dry_multiplier": (0,),
     "dynatemp_range": (0,),
     "mirostat": (0,),
+    "tfs_z": (1, 0),
     "adaptive_target": (-1,),
     "min_tokens": (0,),
     "grammar": ("",),

@@ -15,14 +15,14 @@ from mtpcore.gguf.answer_reader import AnswerPart, ToolCall
 from mtpcore.lm import Completion
 from mtpcore.serving.answers import Answer, Desk
 from mtpcore.serving.bodies import note_once, read_body, read_fields
-from mtpcore.serving.conversations import (
+from mtpcore.serving.fields import HARMLESS, SamplingFields, check_needless, options_of
+from mtpcore.serving.parting import Parting, find_parting
+from mtpcore.serving.prompts import (
     TemplateInput,
     check_tool_choice,
     encode_conversation,
     thinking_options,
 )
-from mtpcore.serving.fields import HARMLESS, SamplingFields, check_needless, options_of
-from mtpcore.serving.parting import Parting, find_parting
 from mtpcore.serving.refusals import Refusal, as_anthropic
 from mtpcore.serving.replies import reply
 from mtpcore.serving.streams import EventStream, encode_event, until_gone

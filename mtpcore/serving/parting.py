@@ -12,7 +12,7 @@ from mtpcore.gguf import Tokenizer
 from mtpcore.gguf.answer_format import AnswerFormat
 from mtpcore.gguf.answer_reader import AnswerPart, AnswerReader, ToolCall
 from mtpcore.serving.answers import Desk
-from mtpcore.serving.conversations import TemplateInput
+from mtpcore.serving.prompts import TemplateInput
 
 __all__ = ["Parting", "find_parting", "parted_message", "spell_call"]
 

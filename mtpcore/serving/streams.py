@@ -13,9 +13,14 @@ from starlette.types import Receive, Scope, Send
 
 from mtpcore.serving.refusals import Refusal, refusal_of
 
-__all__ = ["EventStream", "encode_event", "until_gone"]
+__all__ = ["EventStream", "encode_event", "encode_line", "until_gone"]
 
 T = TypeVar("T")
+
+
+def encode_line(data: object) -> bytes:
+    """Return a line of newline-delimited JSON."""
+    return msgspec.json.encode(data) + b"\n"
 
 
 def encode_event(data: object, name: str = "") -> bytes:

@@ -1,4 +1,4 @@
-"""Conversations of all APIs, in the one form that chat templates read; written as tokens."""
+"""Prompts as tokens: texts, and conversations of all APIs in the one form that templates read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from mtpcore.errors import MtpcoreError
 from mtpcore.serving.answers import Desk
 from mtpcore.serving.refusals import Refusal, refusal_of
 
-__all__ = ["TemplateInput", "check_tool_choice", "encode_conversation", "thinking_options"]
+__all__ = [
+    "TemplateInput",
+    "check_tool_choice",
+    "encode_conversation",
+    "encode_texts",
+    "thinking_options",
+]
 
 _INSTRUCTIONS = ("system", "developer")
 
@@ -71,6 +77,25 @@ async def encode_conversation(desk: Desk, conversation: TemplateInput) -> list[i
 
     try:
         return await anyio.to_thread.run_sync(encode_somehow)
+    except Exception as error:
+        raise refusal_of(error, is_asked=True) from error
+
+
+async def encode_texts(desk: Desk, texts: Sequence[str]) -> list[list[int]]:
+    """Return texts as tokens, control tokens in them included; a thread of its own does it.
+
+    Raises
+    ------
+    Refusal
+        The model has no tokenizer.
+    """
+
+    def encode() -> list[list[int]]:
+        tokenizer = desk.lm.tokenizer
+        return [tokenizer.encode(text, parse_special=True) for text in texts]
+
+    try:
+        return await anyio.to_thread.run_sync(encode)
     except Exception as error:
         raise refusal_of(error, is_asked=True) from error
 
