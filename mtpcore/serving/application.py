@@ -23,6 +23,7 @@ from mtpcore.serving.messages import answer_messages, count_tokens
 from mtpcore.serving.ollama import answer_ollama_chat, answer_ollama_generate
 from mtpcore.serving.refusals import Refusal, refusal_of, shape_of
 from mtpcore.serving.replies import reply
+from mtpcore.serving.responses import answer_responses
 from mtpcore.serving.settings import ServerSettings
 
 __all__ = ["build_app"]
@@ -32,6 +33,7 @@ Handler = Callable[[Desk, Request], Awaitable[Response]]
 _ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/chat/completions", answer_chat),
     ("POST", "/v1/completions", answer_completions),
+    ("POST", "/v1/responses", answer_responses),
     ("POST", "/v1/messages", answer_messages),
     ("POST", "/v1/messages/count_tokens", count_tokens),
     ("POST", "/api/chat", answer_ollama_chat),

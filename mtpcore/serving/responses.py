@@ -1,0 +1,319 @@
+"""Responses: OpenAI's ``/v1/responses``, which answers items by items; nothing of them is kept."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mtpcore.decoding import TokenLogprobs
+from mtpcore.lm import Completion
+from mtpcore.serving.answers import Answer, Desk
+from mtpcore.serving.bodies import note_once, read_body, read_fields
+from mtpcore.serving.fields import HARMLESS, SamplingFields, check_needless, options_of
+from mtpcore.serving.logprobs import chat_logprobs
+from mtpcore.serving.prompts import (
+    TemplateInput,
+    check_tool_choice,
+    encode_conversation,
+    thinking_options,
+)
+from mtpcore.serving.refusals import Refusal, as_openai
+from mtpcore.serving.replies import reply
+from mtpcore.serving.streams import EventStream, encode_event, until_gone
+
+__all__ = ["answer_responses"]
+
+_LOGPROBS = "message.output_text.logprobs"
+_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+"""Parts of content that are texts, and where they have them."""
+_THOUGHTS = {"reasoning_text": "text", "summary_text": "text"}
+_HARMLESS = HARMLESS | {"truncation", "max_tool_calls", "stream_options", "client_metadata"}
+"""Fields that change no text here: a prompt that does not fit is refused, whatever ``truncation``
+says."""
+_REFUSED = ("previous_response_id", "conversation", "background", "prompt")
+"""Fields that need something which is kept between requests."""
+
+
+class Reasoning(msgspec.Struct):
+    """How much the model is to think, and what is shown of it."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+class TextConfig(msgspec.Struct):
+    """What the text is to be."""
+
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class ResponseFields(SamplingFields, kw_only=True):
+    """The fields of a request that are read; options of sampling are those of all APIs."""
+
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    tools: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    reasoning: Reasoning = msgspec.field(default_factory=Reasoning)
+    text: TextConfig = msgspec.field(default_factory=TextConfig)
+    include: list[str] = msgspec.field(default_factory=list)
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] = 0
+    metadata: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+async def answer_responses(desk: Desk, request: Request) -> Response:
+    """Answer items."""
+    given = await read_body(request, desk.settings.max_body)
+    for name in _REFUSED:
+        if given.get(name):
+            raise Refusal(
+                400,
+                f"{name} is not supported: no response is kept; leave it out, and send the items",
+                param=name,
+                code="unsupported_parameter",
+            )
+    check_needless(given)
+    fields = read_fields(given, ResponseFields, _HARMLESS)
+    kind = (fields.text.format or {}).get("type", "text")
+    if kind != "text":
+        raise Refusal(
+            400,
+            f"text.format {kind!r} is not supported; leave it out",
+            param="text.format",
+            code="unsupported_parameter",
+        )
+    tools = [*_tools(fields.tools)]
+    if tools:
+        check_tool_choice(fields.tool_choice if isinstance(fields.tool_choice, str) else "named")
+    conversation = TemplateInput(
+        messages=[*_messages(fields)],
+        tools=tools if fields.tool_choice != "none" else [],
+        template_options=thinking_options(effort=fields.reasoning.effort),
+    )
+    prompt = await encode_conversation(desk, conversation)
+    fields.max_tokens = fields.max_output_tokens
+    options = options_of(desk.lm, fields)
+    if _LOGPROBS in fields.include:
+        options["logprobs"] = fields.top_logprobs
+    answer = await desk.begin([prompt], options)
+    head = _head(desk, fields)
+    if fields.stream:
+        events = _Events()
+        pieces = _stream(answer, head, fields, events)
+        return EventStream(pieces, events.fail, desk.keep_alive)
+    async with answer:
+        (completion,) = await until_gone(request, answer.finish())
+    message = _message(f"msg_{secrets.token_hex(12)}", completion, fields)
+    return reply(head | _ending(answer, completion, message))
+
+
+def _head(desk: Desk, fields: ResponseFields) -> dict[str, Any]:
+    """Return a response that has not begun."""
+    return {
+        "id": f"resp_{secrets.token_hex(12)}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "model": fields.model or desk.name,
+        "output": [],
+        "instructions": fields.instructions,
+        "tools": fields.tools,
+        "tool_choice": fields.tool_choice,
+        "parallel_tool_calls": fields.parallel_tool_calls,
+        "temperature": fields.temperature,
+        "top_p": fields.top_p,
+        "max_output_tokens": fields.max_output_tokens,
+        "reasoning": {"effort": fields.reasoning.effort, "summary": None},
+        "text": {"format": {"type": "text"}},
+        "metadata": fields.metadata,
+        "store": False,
+        "background": False,
+        "previous_response_id": None,
+        "error": None,
+        "incomplete_details": None,
+        "usage": None,
+    }
+
+
+def _tools(tools: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield functions as templates read them; a service's own tools are left out."""
+    for i, tool in enumerate(tools):
+        if (kind := tool.get("type")) != "function":
+            note_once(f"requests have tools of type {kind!r}, which are not offered to the model")
+        elif not isinstance(tool.get("name"), str):
+            raise Refusal(400, f"tools[{i}]: a function has a name", param=f"tools[{i}].name")
+        else:
+            names = ("name", "description", "parameters")
+            function = {name: tool[name] for name in names if tool.get(name) is not None}
+            yield {"type": "function", "function": function}
+
+
+def _messages(fields: ResponseFields) -> Iterator[dict[str, Any]]:
+    """Yield the messages that items are; thoughts, texts and calls in a row are of one answer."""
+    if fields.instructions:
+        yield {"role": "system", "content": fields.instructions}
+    if isinstance(fields.input, str):
+        yield {"role": "user", "content": fields.input}
+        return
+    answer: dict[str, Any] = {}  # what was said before the next item of another role
+    for i, item in enumerate(fields.input):
+        where = f"input[{i}]"
+        kind = item.get("type") or "message"
+        if kind == "function_call_output" or (
+            kind == "message" and (item.get("role") != "assistant" or "tool_calls" in answer)
+        ):
+            yield from _finished(answer)
+            answer = {}
+        if kind == "message" and item.get("role") == "assistant":
+            answer["content"] = answer.get("content", "") + _join(item.get("content"), where)
+        elif kind == "message":
+            yield {"role": item.get("role"), "content": _join(item.get("content"), where)}
+        elif kind == "reasoning":
+            shown = item.get("content") or item.get("summary") or []
+            thoughts = _join(shown, where, _THOUGHTS)
+            answer["reasoning_content"] = answer.get("reasoning_content", "") + thoughts
+        elif kind == "function_call":
+            function = {name: _word(item, name, where) for name in ("name", "arguments")}
+            call = {"id": _word(item, "call_id", where), "type": "function", "function": function}
+            answer.setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            yield {
+                "role": "tool",
+                "tool_call_id": _word(item, "call_id", where),
+                "content": _join(item.get("output"), where),
+            }
+        else:
+            raise Refusal(400, f"{where}: items of type {kind!r} are not supported", param=where)
+    yield from _finished(answer)
+
+
+def _finished(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    if answer:
+        yield {"role": "assistant", "content": "", **answer}
+
+
+def _word(item: Mapping[str, Any], name: str, where: str) -> str:
+    if not isinstance(value := item.get(name), str):
+        raise Refusal(400, f"{where}: {name} is a text", param=f"{where}.{name}")
+    return value
+
+
+def _join(content: Any, where: str, kinds: Mapping[str, str] = _TEXTS) -> str:
+    """Return content as one text: it is one, or parts of the ``kinds`` given."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise Refusal(400, f"{where}: content is a text or a list of parts", param=where)
+    texts = []
+    for part in content:
+        kind = str(part.get("type") if isinstance(part, Mapping) else part)
+        if not isinstance(part, Mapping) or kind not in kinds:
+            raise Refusal(400, f"{where}: parts of type {kind!r} are not supported", param=where)
+        texts.append(_word(part, kinds[kind], where))
+    return "\n".join(texts)
+
+
+class _Events:
+    """The events of a stream, which are numbered from 0."""
+
+    def __init__(self) -> None:
+        self._n = 0
+
+    def __call__(self, name: str, **more: Any) -> bytes:
+        """Return the next event."""
+        event = {"type": name, "sequence_number": self._n, **more}
+        self._n += 1
+        return encode_event(event, name)
+
+    def fail(self, refusal: Refusal) -> bytes:
+        """Return the event of an error; ``error`` is what clients look for in every stream."""
+        error = as_openai(refusal)["error"]
+        facts = {name: error[name] for name in ("code", "message", "param")}
+        return self("error", **facts, error=error)
+
+
+async def _stream(
+    answer: Answer, head: Mapping[str, Any], fields: ResponseFields, event: _Events
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a response: of one item, which has one text."""
+    id = f"msg_{secrets.token_hex(12)}"
+    item = {"output_index": 0, "item_id": id}
+    part = item | {"content_index": 0}
+    empty = {"id": id, "type": "message", "role": "assistant", "status": "in_progress"}
+    async with answer:
+        yield event("response.created", response=head)
+        yield event("response.in_progress", response=head)
+        yield event("response.output_item.added", output_index=0, item=empty | {"content": []})
+        yield event("response.content_part.added", **part, part=_text("", ()))
+        async for one in answer.events():
+            if one.piece is not None:
+                yield event(
+                    "response.output_text.delta",
+                    **part,
+                    delta=str(one.piece),
+                    logprobs=_logprobs(one.piece.logprobs),
+                )
+            elif one.completion is not None:
+                completion = one.completion
+        message = _message(id, completion, fields)
+        (text,) = message["content"]
+        yield event(
+            "response.output_text.done", **part, text=text["text"], logprobs=text["logprobs"]
+        )
+        yield event("response.content_part.done", **part, part=text)
+        yield event("response.output_item.done", output_index=0, item=message)
+        last = {**head, **_ending(answer, completion, message)}
+        yield event(f"response.{last['status']}", response=last)
+
+
+def _text(text: str, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    return {
+        "type": "output_text",
+        "text": text,
+        "annotations": [],
+        "logprobs": _logprobs(logprobs),
+    }
+
+
+def _logprobs(tokens: Sequence[TokenLogprobs]) -> Any:
+    return chat_logprobs(tokens)["content"]
+
+
+def _message(id: str, completion: Completion, fields: ResponseFields) -> dict[str, Any]:
+    """Return a text as an item."""
+    return {
+        "id": id,
+        "type": "message",
+        "role": "assistant",
+        "status": "incomplete" if completion.finish_reason == "length" else "completed",
+        "content": [_text(completion.text, completion.logprobs or ())],
+    }
+
+
+def _ending(answer: Answer, completion: Completion, message: dict[str, Any]) -> dict[str, Any]:
+    """Return what a response has when it ends."""
+    usage = answer.usage([completion])
+    is_cut = message["status"] == "incomplete"
+    return {
+        "status": message["status"],
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "completed_at": None if is_cut else int(time.time()),
+        "output": [message],
+        "usage": {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": usage["prompt_tokens_details"] | {"cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": usage["completion_tokens_details"],
+            "total_tokens": usage["total_tokens"],
+        },
+    } | answer.figures([completion])
