@@ -255,7 +255,7 @@ async def _answer(
     return reply(
         _head(desk, fields)
         | show(completion.text)
-        | _logprobs(completion.logprobs or (), fields)
+        | _logprobs(desk, completion.logprobs or (), fields)
         | _ending(answer, completion)
     )
 
@@ -268,15 +268,17 @@ async def _stream(
         async for one in answer.events():
             line = _head(desk, fields)
             if one.piece is not None:
-                line |= show(str(one.piece)) | _logprobs(one.piece.logprobs, fields)
+                line |= show(str(one.piece)) | _logprobs(desk, one.piece.logprobs, fields)
                 line |= {"done": False}
             elif one.completion is not None:
                 line |= show("") | _ending(answer, one.completion)
             yield encode_line(line)
 
 
-def _logprobs(tokens: Sequence[TokenLogprobs], fields: TextFields) -> dict[str, Any]:
-    return {"logprobs": chat_logprobs(tokens)["content"]} if fields.logprobs else {}
+def _logprobs(desk: Desk, tokens: Sequence[TokenLogprobs], fields: TextFields) -> dict[str, Any]:
+    if not fields.logprobs:
+        return {}
+    return {"logprobs": chat_logprobs(tokens, desk.lm.tokenizer)["content"]}
 
 
 def _ending(answer: Answer, completion: Completion) -> dict[str, Any]:

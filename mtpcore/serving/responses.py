@@ -12,7 +12,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mtpcore.decoding import TokenLogprobs
+from mtpcore.gguf import Tokenizer
 from mtpcore.lm import Completion
 from mtpcore.serving.answers import Answer, Desk
 from mtpcore.serving.bodies import note_once, read_body, read_fields
@@ -109,11 +109,11 @@ async def answer_responses(desk: Desk, request: Request) -> Response:
     head = _head(desk, fields)
     if fields.stream:
         events = _Events()
-        pieces = _stream(answer, head, fields, events)
+        pieces = _stream(answer, head, desk.lm.tokenizer, events)
         return EventStream(pieces, events.fail, desk.keep_alive)
     async with answer:
         (completion,) = await until_gone(request, answer.finish())
-    message = _message(f"msg_{secrets.token_hex(12)}", completion, fields)
+    message = _message(f"msg_{secrets.token_hex(12)}", completion, desk.lm.tokenizer)
     return reply(head | _ending(answer, completion, message))
 
 
@@ -243,7 +243,7 @@ class _Events:
 
 
 async def _stream(
-    answer: Answer, head: Mapping[str, Any], fields: ResponseFields, event: _Events
+    answer: Answer, head: Mapping[str, Any], tokenizer: Tokenizer, event: _Events
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a response: of one item, which has one text."""
     id = f"msg_{secrets.token_hex(12)}"
@@ -254,18 +254,18 @@ async def _stream(
         yield event("response.created", response=head)
         yield event("response.in_progress", response=head)
         yield event("response.output_item.added", output_index=0, item=empty | {"content": []})
-        yield event("response.content_part.added", **part, part=_text("", ()))
+        yield event("response.content_part.added", **part, part=_text("", []))
         async for one in answer.events():
             if one.piece is not None:
                 yield event(
                     "response.output_text.delta",
                     **part,
                     delta=str(one.piece),
-                    logprobs=_logprobs(one.piece.logprobs),
+                    logprobs=chat_logprobs(one.piece.logprobs, tokenizer)["content"],
                 )
             elif one.completion is not None:
                 completion = one.completion
-        message = _message(id, completion, fields)
+        message = _message(id, completion, tokenizer)
         (text,) = message["content"]
         yield event(
             "response.output_text.done", **part, text=text["text"], logprobs=text["logprobs"]
@@ -276,27 +276,24 @@ async def _stream(
         yield event(f"response.{last['status']}", response=last)
 
 
-def _text(text: str, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
+def _text(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "type": "output_text",
         "text": text,
         "annotations": [],
-        "logprobs": _logprobs(logprobs),
+        "logprobs": logprobs,
     }
 
 
-def _logprobs(tokens: Sequence[TokenLogprobs]) -> Any:
-    return chat_logprobs(tokens)["content"]
-
-
-def _message(id: str, completion: Completion, fields: ResponseFields) -> dict[str, Any]:
+def _message(id: str, completion: Completion, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return a text as an item."""
+    logprobs = chat_logprobs(completion.logprobs or (), tokenizer)["content"]
     return {
         "id": id,
         "type": "message",
         "role": "assistant",
         "status": "incomplete" if completion.finish_reason == "length" else "completed",
-        "content": [_text(completion.text, completion.logprobs or ())],
+        "content": [_text(completion.text, logprobs)],
     }
 
 
