@@ -16,7 +16,7 @@ from mtpcore.lm import Completion
 from mtpcore.serving.answers import Answer, Desk
 from mtpcore.serving.bodies import note_once, read_body, read_fields
 from mtpcore.serving.fields import HARMLESS, SamplingFields, check_needless, options_of
-from mtpcore.serving.parting import Parting, find_parting
+from mtpcore.serving.parting import Parting, find_parting, read_arguments
 from mtpcore.serving.prompts import (
     TemplateInput,
     check_tool_choice,
@@ -288,13 +288,9 @@ def _empty_block(kind: str) -> dict[str, Any]:
 
 
 def _call_block(call: ToolCall) -> dict[str, Any]:
-    """Return a call with a name of its own; arguments that are no JSON object as they are."""
-    try:
-        arguments = msgspec.json.decode(call.arguments, type=dict[str, Any])
-    except msgspec.DecodeError:
-        arguments = {"arguments": call.arguments}
+    """Return a call with a name of its own."""
     id = f"toolu_{secrets.token_hex(12)}"
-    return {"type": "tool_use", "id": id, "name": call.name, "input": arguments}
+    return {"type": "tool_use", "id": id, "name": call.name, "input": read_arguments(call)}
 
 
 def _ending(completion: Completion, has_calls: bool) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mtpcore.decoding import TokenLogprobs
+from mtpcore.gguf.answer_reader import AnswerPart
 from mtpcore.lm import Completion
 from mtpcore.serving.answers import Answer, Desk
 from mtpcore.serving.bodies import read_body, read_fields
@@ -24,6 +25,7 @@ from mtpcore.serving.fields import (
     options_of,
 )
 from mtpcore.serving.logprobs import chat_logprobs
+from mtpcore.serving.parting import Parting, find_parting, read_arguments
 from mtpcore.serving.prompts import (
     TemplateInput,
     encode_conversation,
@@ -110,6 +112,7 @@ class OllamaMessage(msgspec.Struct):
     images: list[Any] = msgspec.field(default_factory=list)
 
 
+Show = Callable[[Sequence[AnswerPart]], dict[str, Any]]
 T = TypeVar("T", bound=TextFields)
 
 
@@ -117,8 +120,15 @@ async def answer_ollama_chat(desk: Desk, request: Request) -> Response:
     """Answer a conversation."""
     fields = await _read(desk, request, OllamaChatFields, ())
 
-    def show(text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text}}
+    def show(parts: Sequence[AnswerPart]) -> dict[str, Any]:
+        calls = [
+            {"function": {"name": part.call.name, "arguments": read_arguments(part.call)}}
+            for part in parts
+            if part.call is not None
+        ]
+        message = {"role": "assistant", "content": _join(parts, "content")}
+        message |= _thoughts(parts) | ({"tool_calls": calls} if calls else {})
+        return {"message": message}
 
     if not fields.messages:
         return _say_loaded(desk, fields, show)
@@ -130,7 +140,8 @@ async def answer_ollama_chat(desk: Desk, request: Request) -> Response:
         and not fields.messages[-1].get("tool_calls"),
     )
     prompt = await encode_conversation(desk, conversation)
-    return await _answer(desk, request, fields, prompt, show)
+    parting = await find_parting(desk, conversation, prompt)
+    return await _answer(desk, request, fields, prompt, parting, show)
 
 
 async def answer_ollama_generate(desk: Desk, request: Request) -> Response:
@@ -142,20 +153,31 @@ async def answer_ollama_generate(desk: Desk, request: Request) -> Response:
         ("suffix", "template", "context", "images", "width", "height", "steps"),
     )
 
-    def show(text: str) -> dict[str, Any]:
-        return {"response": text}
+    def show(parts: Sequence[AnswerPart]) -> dict[str, Any]:
+        return {"response": _join(parts, "content")} | _thoughts(parts)
 
     if not fields.prompt:
         return _say_loaded(desk, fields, show)
     has_template = desk.lm.model.chat_template is not None
-    if fields.raw or not (has_template or fields.system):
+    is_raw = fields.raw or not (has_template or fields.system)
+    messages = [{"role": "system", "content": fields.system}] if fields.system else []
+    messages.append({"role": "user", "content": fields.prompt})
+    conversation = TemplateInput(messages=messages, template_options=_thinking(fields))
+    if is_raw:
         (prompt,) = await encode_texts(desk, [fields.prompt])
     else:
-        messages = [{"role": "system", "content": fields.system}] if fields.system else []
-        messages.append({"role": "user", "content": fields.prompt})
-        conversation = TemplateInput(messages=messages, template_options=_thinking(fields))
         prompt = await encode_conversation(desk, conversation)
-    return await _answer(desk, request, fields, prompt, show)
+    parting = await find_parting(desk, conversation, prompt, is_raw=is_raw)
+    return await _answer(desk, request, fields, prompt, parting, show)
+
+
+def _join(parts: Sequence[AnswerPart], kind: str) -> str:
+    return "".join(part.text for part in parts if part.kind == kind)
+
+
+def _thoughts(parts: Sequence[AnswerPart]) -> dict[str, Any]:
+    thoughts = _join(parts, "reasoning")
+    return {"thinking": thoughts} if thoughts else {}
 
 
 async def _read(desk: Desk, request: Request, kind: type[T], refused: Sequence[str]) -> T:
@@ -228,9 +250,9 @@ def _head(desk: Desk, fields: TextFields) -> dict[str, Any]:
     return {"model": fields.model or desk.name, "created_at": now}
 
 
-def _say_loaded(desk: Desk, fields: TextFields, show: Callable[[str], dict[str, Any]]) -> Response:
+def _say_loaded(desk: Desk, fields: TextFields, show: Show) -> Response:
     """Answer a request without a text, by which clients have a model loaded."""
-    return reply(_head(desk, fields) | show("") | {"done": True, "done_reason": "load"})
+    return reply(_head(desk, fields) | show(()) | {"done": True, "done_reason": "load"})
 
 
 async def _answer(
@@ -238,12 +260,13 @@ async def _answer(
     request: Request,
     fields: TextFields,
     prompt: Sequence[int],
-    show: Callable[[str], dict[str, Any]],
+    parting: Parting,
+    show: Show,
 ) -> Response:
-    """Write a text; ``show`` returns a part of it as the route has it."""
-    answer = await desk.begin([prompt], _options(desk, fields))
+    """Write a text; ``show`` returns parts of it as the route has them."""
+    answer = await desk.begin([prompt], _options(desk, fields) | parting.options)
     if fields.stream:
-        pieces = _stream(answer, desk, fields, show)
+        pieces = _stream(answer, desk, fields, parting, show)
         return EventStream(
             pieces,
             lambda one: encode_line(as_ollama(one)),
@@ -254,25 +277,32 @@ async def _answer(
         (completion,) = await until_gone(request, answer.finish())
     return reply(
         _head(desk, fields)
-        | show(completion.text)
+        | show(parting.read(completion.text))
         | _logprobs(desk, completion.logprobs or (), fields)
         | _ending(answer, completion)
     )
 
 
 async def _stream(
-    answer: Answer, desk: Desk, fields: TextFields, show: Callable[[str], dict[str, Any]]
+    answer: Answer, desk: Desk, fields: TextFields, parting: Parting, show: Show
 ) -> AsyncGenerator[bytes, None]:
     """Yield the lines of an answer."""
+    reader = parting.reader()
+
+    def line(parts: Sequence[AnswerPart], more: Mapping[str, Any]) -> bytes:
+        return encode_line(_head(desk, fields) | show(parts) | {"done": False, **more})
+
     async with answer:
         async for one in answer.events():
-            line = _head(desk, fields)
             if one.piece is not None:
-                line |= show(str(one.piece)) | _logprobs(desk, one.piece.logprobs, fields)
-                line |= {"done": False}
+                parts = reader.feed(str(one.piece))
+                logprobs = _logprobs(desk, one.piece.logprobs, fields)
+                if parts or logprobs:  # else the reader holds it back
+                    yield line(parts, logprobs)
             elif one.completion is not None:
-                line |= show("") | _ending(answer, one.completion)
-            yield encode_line(line)
+                if parts := reader.finish():
+                    yield line(parts, {})
+                yield line((), _ending(answer, one.completion))
 
 
 def _logprobs(desk: Desk, tokens: Sequence[TokenLogprobs], fields: TextFields) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import anyio.to_thread
+import msgspec
 
 from mtpcore.gguf import Tokenizer
 from mtpcore.gguf.answer_format import AnswerFormat
@@ -14,7 +15,7 @@ from mtpcore.gguf.answer_reader import AnswerPart, AnswerReader, ToolCall
 from mtpcore.serving.answers import Desk
 from mtpcore.serving.prompts import TemplateInput
 
-__all__ = ["Parting", "find_parting", "parted_message", "spell_call"]
+__all__ = ["Parting", "find_parting", "parted_message", "read_arguments", "spell_call"]
 
 _TAIL = 64
 """Tokens of the end of a prompt, which may open the reasoning."""
@@ -98,6 +99,14 @@ def parted_message(parts: Sequence[AnswerPart]) -> dict[str, Any]:
     if calls:
         message["tool_calls"] = calls
     return message
+
+
+def read_arguments(call: ToolCall) -> dict[str, Any]:
+    """Return the arguments of a call as an object; such as are no JSON object as they are."""
+    try:
+        return msgspec.json.decode(call.arguments, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {"arguments": call.arguments}
 
 
 def spell_call(call: ToolCall) -> dict[str, Any]:

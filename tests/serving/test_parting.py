@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import anthropic
 import numpy as np
+import ollama
 import openai
 import pytest
 from harness.served import serving
@@ -175,3 +176,15 @@ def test_blocks_of_anthropics_api(claude):
     assert streamed.stop_reason == "tool_use"
     begun = [kind for kind in kinds if kind in ("content_block_start", "content_block_stop")]
     assert begun == ["content_block_start", "content_block_stop"] * 4
+
+
+def test_messages_of_ollamas_api(script_server):
+    with ollama.Client(host=script_server) as client:
+        whole = client.chat(**ASKED)
+        lines = [*client.chat(**ASKED, stream=True)]
+    for messages in ([whole.message], [line.message for line in lines]):
+        assert "".join(one.thinking or "" for one in messages) == "Where?\nThere."
+        assert "".join(one.content or "" for one in messages).strip() == SAID
+        calls = [call.function for one in messages for call in one.tool_calls or ()]
+        assert [(call.name, call.arguments) for call in calls] == CALLS
+    assert [line.done for line in lines] == [False] * (len(lines) - 1) + [True]
