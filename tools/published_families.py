@@ -513,6 +513,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "hidden_size": 32,
         },
     },
+    "Llama4ForCausalLM": {
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "intermediate_size": 24,
+        "intermediate_size_mlp": 48,
+        "num_local_experts": 4,
+        "interleave_moe_layer_step": 2,
+    },
 }
 
 OF_THE_CLASS = {"Gemma3nForCausalLM, short table"}

@@ -154,6 +154,9 @@ def conversions() -> Iterable[str]:
         architecture = peer.get("general.architecture", of_class[name.split(",")[0]])
         witness = family.get("witness", "transformers")
         yield _row(f"`{name}`", f"`{architecture}`", compared, witness)
+    without = {name for name, spec in known.items() if spec.checkpoint is None and not spec.layouts}
+    yield ""
+    yield f"Without a table of names so far are {_code(sorted(without))}."
 
 
 def effort() -> Iterable[str]:

@@ -17,6 +17,7 @@ from mtpcore.gguf import Tensor
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
 from mtpcore.models.blocks import swiglu
+from mtpcore.models.checkpoints.experts import LLAMA4 as CHECKPOINT
 from mtpcore.models.variants import (
     QueryGrowth,
     Variant,
@@ -95,4 +96,5 @@ LLAMA4 = variant_spec(
     Variant(rope_style="pairs", rotates=_rotates, norms_rotated=True, head_norm="plain_rms"),
     hparams=Llama4Hparams,
     build=_build,
+    checkpoint=CHECKPOINT,
 )

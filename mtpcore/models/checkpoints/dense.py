@@ -80,7 +80,7 @@ ONES = (
 _PLAIN_LLAMA = (*DECODER, *ROPE_KEYS, ("{arch}.rope.dimension_count", head_width))
 
 
-def _without_rotation(config: Config) -> None:
+def without_rotation(config: Config) -> None:
     """Refuse other layers without rotation than the files mean: every fourth."""
     step = config.get("no_rope_layer_interval", default=4, type=Count)
     meant = [int((n + 1) % 4 != 0) for n in range(config.n_layers)]
@@ -178,7 +178,7 @@ SMOLLM3 = replace(
         *_PLAIN_LLAMA,
         ("{arch}.vocab_size", "vocab_size"),
         ("{arch}.attention.sliding_window", switched_window),
-        ("{arch}.rope.scaling.type", _without_rotation),
+        ("{arch}.rope.scaling.type", without_rotation),
     ),
 )
 ARCEE = replace(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec.structs import replace
 
 from mtpcore.boundary.sizes import Count
@@ -15,6 +17,7 @@ from mtpcore.models.checkpoints.dense import (
     long_magnitude,
     no_window,
     original_context,
+    without_rotation,
 )
 from mtpcore.models.checkpoints.layers import (
     dense_before,
@@ -39,13 +42,20 @@ from mtpcore.models.published import (
     SWIGLU,
     TABLES,
     block_renames,
+    head_width,
     on_layers,
     optional,
     switched_window,
     without_window,
 )
 from mtpcore.models.qwen3moe import dense_layers, sparse_layers
-from mtpcore.models.rope_conversion import ROPE_KEYS, layered_rope_keys, rope_keys
+from mtpcore.models.rope_conversion import (
+    FACTORED_ROPE_KEYS,
+    ROPE_KEYS,
+    layered_rope_keys,
+    long_context_factors,
+    rope_keys,
+)
 
 __all__ = [
     "DOTS1",
@@ -53,6 +63,7 @@ __all__ = [
     "GRANITE_MOE",
     "GRANITE_MOE_SHARED",
     "HY_V3",
+    "LLAMA4",
     "MELLUM",
     "MINIMAX_M2",
     "OLMOE",
@@ -496,5 +507,123 @@ MELLUM = Checkpoint(
         ("{arch}.expert_feed_forward_length", "moe_intermediate_size"),
         ("{arch}.attention.sliding_window", Key("sliding_window")),
         ("{arch}.attention.sliding_window_pattern", _window_flags),
+    ),
+)
+
+
+def _by_outputs(half: Callable[..., TensorValues] | None = None) -> Callable[..., TensorValues]:
+    """Return a change: an expert's matrix of one row for each input, by outputs, or half of it."""
+
+    def change(values: TensorValues, config: Config) -> TensorValues:
+        return values.T if half is None else half(values.T, config)
+
+    return change
+
+
+def _every_step(config: Config) -> list[int]:
+    """Return Llama 4's layers with experts: the last of every few.
+
+    Raises
+    ------
+    ValueError
+        A list of them says others.
+    """
+    step = config.require("interleave_moe_layer_step", Count)
+    found = [n for n in range(config.n_layers) if (n + 1) % step == 0]
+    told = config.get("moe_layers", type=list[int])
+    if told is not None and told != found:
+        raise ValueError(f"moe_layers says other layers than {found}")
+    return found
+
+
+def _between_steps(config: Config) -> list[int]:
+    return sorted({*range(config.n_layers)} - {*_every_step(config)})
+
+
+def _check_llama4(config: Config) -> None:
+    """Refuse what files of Llama 4 do not mean: a source of metadata that writes nothing.
+
+    Raises
+    ------
+    ValueError
+        Other layers without rotation than every fourth, or norms of heads where files mean none.
+    """
+    without_rotation(config)
+    normed = config.get("use_qk_norm", default=True, type=bool)
+    if normed == (config.require("num_local_experts", Count) == 128):
+        raise ValueError(f"use_qk_norm is {normed}; files mean it of all but 128 experts")
+
+
+LLAMA4 = Checkpoint(
+    architectures=frozenset({"Llama4ForCausalLM", "Llama4ForConditionalGeneration"}),
+    nested=("text_config",),
+    prefixes=(("language_model.model.", "model."), ("language_model.lm_head.", "lm_head.")),
+    dropped=("vision_model.*", "multi_modal_projector.*"),
+    defaults=(
+        *STATED,
+        ("head_dim", 128),
+        ("rms_norm_eps", 1e-5),
+        ("rope_theta", 5e5),
+        ("intermediate_size_mlp", None),
+        ("num_local_experts", 16),
+        ("num_experts_per_tok", 1),
+        ("interleave_moe_layer_step", 1),
+    ),
+    tensors=(
+        *TABLES,
+        *ATTENTION,
+        *FFN_NORM,
+        *on_layers(
+            _between_steps,
+            tuple(replace(one, source=one.source.replace("mlp", "feed_forward")) for one in SWIGLU),
+        ),
+        *on_layers(
+            _every_step,
+            block_renames(
+                {
+                    "feed_forward.router.weight": "ffn_gate_inp.weight",
+                    "feed_forward.shared_expert.gate_proj.weight": "ffn_gate_shexp.weight",
+                    "feed_forward.shared_expert.up_proj.weight": "ffn_up_shexp.weight",
+                    "feed_forward.shared_expert.down_proj.weight": "ffn_down_shexp.weight",
+                }
+            ),
+            *(
+                block_renames(
+                    {f"feed_forward.experts.{source}": f"ffn_{tensor}_exps.weight"},
+                    change=change,
+                    is_stack=True,
+                )
+                for source, tensor, change in (
+                    ("gate_up_proj", "gate", _by_outputs(first_half)),
+                    ("gate_up_proj", "up", _by_outputs(second_half)),
+                    ("down_proj", "down", _by_outputs()),
+                )
+            ),
+        ),
+    ),
+    made=(("rope_freqs.weight", long_context_factors),),
+    constants=(
+        *CONSTANTS,
+        ("attention_chunk_size", (8192,)),
+        ("attn_scale", (0.1,)),
+        ("attn_temperature_tuning", (True, 4)),
+        ("floor_scale", (8192, 8192.0)),
+        ("for_llm_compressor", (False,)),
+    ),
+    harmless=(
+        ("layer_types", "another way to say which layers rotate"),
+        ("cache_implementation", "how transformers keeps keys and values"),
+        ("boi_token_index eoi_token_index", "of images"),
+    ),
+    metadata=(
+        *DECODER,
+        *FACTORED_ROPE_KEYS,
+        *COUNTS,
+        ("{arch}.feed_forward_length", "intermediate_size_mlp"),
+        ("{arch}.expert_feed_forward_length", "intermediate_size"),
+        ("{arch}.interleave_moe_layer_step", "interleave_moe_layer_step"),
+        ("{arch}.rope.dimension_count", head_width),
+        ("{arch}.rope.scaling.finetuned", _check_llama4),
+        ("{arch}.vocab_size", "vocab_size"),
     ),
 )
