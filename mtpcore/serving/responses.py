@@ -12,12 +12,14 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mtpcore.gguf import Tokenizer
+from mtpcore.decoding import TokenLogprobs
+from mtpcore.gguf.answer_reader import AnswerPart, ToolCall
 from mtpcore.lm import Completion
 from mtpcore.serving.answers import Answer, Desk
 from mtpcore.serving.bodies import note_once, read_body, read_fields
 from mtpcore.serving.fields import HARMLESS, SamplingFields, check_needless, options_of
 from mtpcore.serving.logprobs import chat_logprobs
+from mtpcore.serving.parting import Parting, find_parting
 from mtpcore.serving.prompts import (
     TemplateInput,
     check_tool_choice,
@@ -102,19 +104,27 @@ async def answer_responses(desk: Desk, request: Request) -> Response:
     )
     prompt = await encode_conversation(desk, conversation)
     fields.max_tokens = fields.max_output_tokens
-    options = options_of(desk.lm, fields)
+    parting = await find_parting(desk, conversation, prompt)
+    options = options_of(desk.lm, fields) | parting.options
     if _LOGPROBS in fields.include:
         options["logprobs"] = fields.top_logprobs
     answer = await desk.begin([prompt], options)
     head = _head(desk, fields)
     if fields.stream:
         events = _Events()
-        pieces = _stream(answer, head, desk.lm.tokenizer, events)
+        pieces = _stream(answer, head, parting, events)
         return EventStream(pieces, events.fail, desk.keep_alive)
     async with answer:
         (completion,) = await until_gone(request, answer.finish())
-    message = _message(f"msg_{secrets.token_hex(12)}", completion, desk.lm.tokenizer)
-    return reply(head | _ending(answer, completion, message))
+    items, logprobs = _Items(_Events()), _logprobs(completion.logprobs or (), parting)
+    for part in parting.read(completion.text):
+        for _ in items.take(part, logprobs):  # events, of which the items remain
+            pass
+        if part.kind == "content":
+            logprobs = []
+    for _ in items.finish(completion):
+        pass
+    return reply(head | _ending(answer, completion, items.output))
 
 
 def _head(desk: Desk, fields: ResponseFields) -> dict[str, Any]:
@@ -242,70 +252,154 @@ class _Events:
         return self("error", **facts, error=error)
 
 
+class _Items:
+    """The items of an answer: one ends before the next begins.
+
+    Parameters
+    ----------
+    event : _Events
+        Spells the events by which they are said.
+
+    Attributes
+    ----------
+    output : list of mappings
+        The items that have ended.
+    """
+
+    def __init__(self, event: _Events) -> None:
+        self.output: list[dict[str, Any]] = []
+        self._event = event
+        self._open: dict[str, Any] | None = None
+        self._kind = ""
+
+    def take(self, part: AnswerPart, logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
+        """Say a part; ``logprobs`` are those of its tokens, if it is content."""
+        if part.call is not None:
+            yield from self._call(part.call)
+            return
+        if self._open is None or self._kind != part.kind:
+            yield from self._close("completed")
+            yield from self._begin(part.kind)
+        assert self._open is not None
+        (shown,) = self._open["content"]
+        shown["text"] += part.text
+        more: dict[str, Any] = {}
+        if part.kind == "content":
+            shown["logprobs"] += logprobs
+            more["logprobs"] = logprobs
+        yield self._say(f"{shown['type']}.delta", **self._place(), delta=part.text, **more)
+
+    def finish(self, completion: Completion) -> Iterator[bytes]:
+        """End the last item; an answer of nothing is an empty text."""
+        if self._open is None and not self.output:
+            yield from self._begin("content")
+        yield from self._close(_status(completion))
+
+    def _begin(self, kind: str) -> Iterator[bytes]:
+        self._kind = kind
+        if kind == "reasoning":
+            self._open = {"id": _name("rs"), "type": "reasoning", "summary": []}
+            shown: dict[str, Any] = {"type": "reasoning_text", "text": ""}
+        else:
+            self._open = {"id": _name("msg"), "type": "message", "role": "assistant"}
+            shown = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        yield self._added(self._open | {"status": "in_progress", "content": []})
+        self._open["content"] = [shown]
+        yield self._say("content_part.added", **self._place(), part=shown)
+
+    def _close(self, status: str) -> Iterator[bytes]:
+        if self._open is None:
+            return
+        (shown,) = self._open["content"]
+        place, more = self._place(), {n: shown[n] for n in ("logprobs",) if n in shown}
+        yield self._say(f"{shown['type']}.done", **place, text=shown["text"], **more)
+        yield self._say("content_part.done", **place, part=shown)
+        yield self._done(self._open | {"status": status})
+        self._open = None
+
+    def _call(self, call: ToolCall) -> Iterator[bytes]:
+        yield from self._close("completed")
+        item = {"id": _name("fc"), "type": "function_call", "call_id": _name("call")}
+        item["name"] = call.name
+        place = {"output_index": len(self.output), "item_id": item["id"]}
+        yield self._added(item | {"arguments": "", "status": "in_progress"})
+        arguments = call.arguments
+        yield self._say("function_call_arguments.delta", **place, delta=arguments)
+        yield self._say("function_call_arguments.done", **place, arguments=arguments)
+        yield self._done(item | {"arguments": arguments, "status": "completed"})
+
+    def _say(self, name: str, **more: Any) -> bytes:
+        return self._event(f"response.{name}", **more)
+
+    def _added(self, item: dict[str, Any]) -> bytes:
+        return self._say("output_item.added", output_index=len(self.output), item=item)
+
+    def _done(self, item: dict[str, Any]) -> bytes:
+        said = self._say("output_item.done", output_index=len(self.output), item=item)
+        self.output.append(item)
+        return said
+
+    def _place(self) -> dict[str, Any]:
+        """Return where the text is that is open."""
+        assert self._open is not None
+        return {
+            "output_index": len(self.output),
+            "item_id": self._open["id"],
+            "content_index": 0,
+        }
+
+
+def _name(kind: str) -> str:
+    return f"{kind}_{secrets.token_hex(12)}"
+
+
 async def _stream(
-    answer: Answer, head: Mapping[str, Any], tokenizer: Tokenizer, event: _Events
+    answer: Answer, head: Mapping[str, Any], parting: Parting, event: _Events
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a response: of one item, which has one text."""
-    id = f"msg_{secrets.token_hex(12)}"
-    item = {"output_index": 0, "item_id": id}
-    part = item | {"content_index": 0}
-    empty = {"id": id, "type": "message", "role": "assistant", "status": "in_progress"}
+    """Yield the events of a response."""
+    items, reader = _Items(event), parting.reader()
+    held: list[dict[str, Any]] = []  # log-probabilities of tokens whose text is held back
     async with answer:
         yield event("response.created", response=head)
         yield event("response.in_progress", response=head)
-        yield event("response.output_item.added", output_index=0, item=empty | {"content": []})
-        yield event("response.content_part.added", **part, part=_text("", []))
         async for one in answer.events():
+            parts: Sequence[AnswerPart] = ()
             if one.piece is not None:
-                yield event(
-                    "response.output_text.delta",
-                    **part,
-                    delta=str(one.piece),
-                    logprobs=chat_logprobs(one.piece.logprobs, tokenizer)["content"],
-                )
+                parts = reader.feed(str(one.piece))
+                held += _logprobs(one.piece.logprobs, parting)
             elif one.completion is not None:
                 completion = one.completion
-        message = _message(id, completion, tokenizer)
-        (text,) = message["content"]
-        yield event(
-            "response.output_text.done", **part, text=text["text"], logprobs=text["logprobs"]
-        )
-        yield event("response.content_part.done", **part, part=text)
-        yield event("response.output_item.done", output_index=0, item=message)
-        last = {**head, **_ending(answer, completion, message)}
+                parts = reader.finish()
+                if held and not parts:
+                    parts = [AnswerPart("content")]
+            for part in parts:
+                for said in items.take(part, held):
+                    yield said
+                held = []
+        for said in items.finish(completion):
+            yield said
+        last = {**head, **_ending(answer, completion, items.output)}
         yield event(f"response.{last['status']}", response=last)
 
 
-def _text(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "type": "output_text",
-        "text": text,
-        "annotations": [],
-        "logprobs": logprobs,
-    }
+def _logprobs(tokens: Sequence[TokenLogprobs], parting: Parting) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = chat_logprobs(tokens, parting.tokenizer)["content"]
+    return found
 
 
-def _message(id: str, completion: Completion, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return a text as an item."""
-    logprobs = chat_logprobs(completion.logprobs or (), tokenizer)["content"]
-    return {
-        "id": id,
-        "type": "message",
-        "role": "assistant",
-        "status": "incomplete" if completion.finish_reason == "length" else "completed",
-        "content": [_text(completion.text, logprobs)],
-    }
+def _status(completion: Completion) -> str:
+    return "incomplete" if completion.finish_reason == "length" else "completed"
 
 
-def _ending(answer: Answer, completion: Completion, message: dict[str, Any]) -> dict[str, Any]:
+def _ending(answer: Answer, completion: Completion, output: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what a response has when it ends."""
     usage = answer.usage([completion])
-    is_cut = message["status"] == "incomplete"
+    is_cut = _status(completion) == "incomplete"
     return {
-        "status": message["status"],
+        "status": _status(completion),
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "completed_at": None if is_cut else int(time.time()),
-        "output": [message],
+        "output": output,
         "usage": {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": usage["prompt_tokens_details"] | {"cache_write_tokens": 0},

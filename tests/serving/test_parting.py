@@ -188,3 +188,25 @@ def test_messages_of_ollamas_api(script_server):
         calls = [call.function for one in messages for call in one.tool_calls or ()]
         assert [(call.name, call.arguments) for call in calls] == CALLS
     assert [line.done for line in lines] == [False] * (len(lines) - 1) + [True]
+
+
+def test_items_of_responses(told):
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    asked = {"model": "demo", "input": "hi", "tools": tools}
+    whole = told.responses.create(**asked)
+    with told.responses.stream(**asked) as stream:
+        events = [*stream]
+        streamed = stream.get_final_response()
+    for found in (whole, streamed):
+        thought, said, *calls = found.output
+        assert (thought.type, thought.content[0].text) == ("reasoning", "Where?\nThere.")
+        assert (said.type, said.content[0].text) == ("message", SAID)
+        assert [(call.name, json.loads(call.arguments)) for call in calls] == CALLS
+        assert len({item.id for item in found.output}) == 4
+    kinds = [event.type for event in events if "output_item" in event.type]
+    assert kinds == ["response.output_item.added", "response.output_item.done"] * 4
+    added = [event.output_index for event in events if event.type == "response.output_item.added"]
+    assert added == [0, 1, 2, 3]
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    thoughts = (e.delta for e in events if e.type == "response.reasoning_text.delta")
+    assert "".join(thoughts) == "Where?\nThere."
