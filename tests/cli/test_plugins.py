@@ -46,7 +46,10 @@ def test_each_has_one_line(command, monkeypatch):
     assert code == 0
     assert [*lines] == [*(plugin.name for plugin in describe_plugins()), "lookup"]
     assert lines["trunks"].startswith("trunk llama, qwen2, qwen3, qwen3moe, ")
-    assert lines["deepseek_mtp"] == "trunk deepseek2, deepseek32, glm-dsa; drafter deepseek_mtp (chain)"
+    assert (
+        lines["deepseek_mtp"]
+        == "trunk deepseek2, deepseek32, glm-dsa; drafter deepseek_mtp (chain)"
+    )
     assert "every model" in lines["lookup"]
     assert SWITCH not in err
     monkeypatch.setenv(SWITCH, "")
