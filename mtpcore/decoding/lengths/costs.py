@@ -16,9 +16,8 @@ _GLANCE = 8
 """Rounds in which what sizes may cost at least is taken to stay."""
 _LEAST = 1e-9
 """Seconds of anything: a clock that is too coarse to see it must not make it free."""
-_WELL_KNOWN, _AGREEING = 3, 5
-"""Measurements of a size after which another one says how fast the machine is; the median of so
-many such counts, against two slow rounds."""
+_AGREEING = 5
+"""Measurements whose median says how fast the machine is, against two slow rounds."""
 _ROW = 0.3
 """What a further row costs of the first, where passes of one size alone were measured."""
 _JUMP = 1.3
@@ -81,7 +80,7 @@ class Curve:
         self._seen[kept] = seen
         (self._cold.discard if is_warm else self._cold.add)(kept)
         self._newest[kept], self._points[kept] = now, point
-        if point[:2] != before[:2] or n < _WELL_KNOWN:
+        if point[:2] != before[:2]:
             self._sizes = []
 
     def n_seen(self, size: int) -> int:
@@ -154,8 +153,8 @@ class Passes(Curve):
 
     A machine is slower at times: other programs run, or it is hot. If prices were seconds, those
     measured at different times could not be compared, and what was last tried in a fast moment
-    would look cheap. So seconds are divided by ``slowness``, which follows what passes of a well
-    known price take.
+    would look cheap. So seconds are divided by ``slowness``, which follows what passes of a
+    size that was measured take.
     """
 
     def __init__(self) -> None:
@@ -165,7 +164,7 @@ class Passes(Curve):
 
     def observe(self, size: int, seconds: float, now: int, *, is_warm: bool = True) -> None:
         """Take a pass of round ``now``, and what it says of the machine's speed."""
-        if is_warm and self.n_seen(size) >= _WELL_KNOWN:
+        if is_warm and self.n_seen(size):
             self._slowness.append(max(seconds, _LEAST) / self.at(size))
             self.slowness = sorted(self._slowness)[len(self._slowness) // 2]
         super().observe(size, seconds / self.slowness, now, is_warm=is_warm)
