@@ -153,7 +153,7 @@ _REFUSED: Table = {
         "X": "--in-prefix --in-suffix",
     },
     "texts only": {"X": "-mm --mmproj -mmu --mmproj-url --image --audio --video"},
-    "there is no server in this package": {"X": "--host --port --api-key"},
+    "mtpcore serve is the server": {"X": "--host --port --api-key"},
     "one machine computes": {"X": "--rpc"},
     "--backend cuda:0 is the first GPU": {"": "--list-devices"},
 }

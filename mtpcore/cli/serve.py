@@ -98,6 +98,8 @@ def execute(options: argparse.Namespace) -> int:
                 "the server is not installed", got=f"no {package}", fix="pip install mtpcore[serve]"
             )
     given = shared.given_sampling(options)
+    if given.pop("stream", 0):
+        options.parser.error("a stream of noise is for one text: give each request a seed")
     with open_model(options) as model:
         sampling = cast(SamplingOptions, recommend_sampling(model).defaults | given)
         n_ctx = shared.context_size(options, model) or default_n_ctx(model)

@@ -33,7 +33,7 @@ def test_every_row_says_something():
         ("--mirostat 2", None, "--mirostat: there is no such sampler"),
         ("-hf a/b", None, "-hf: download the file first"),
         ("--lora=x", None, "--lora: merge"),
-        ("--jinja --host x", None, "--host: there is no server"),
+        ("--jinja --host x", None, "--host: mtpcore serve"),
     ],
 )
 def test_words_become_ours_or_are_answered(words, ours, said):
@@ -81,8 +81,8 @@ def test_a_command_line_of_llama_cpp_runs(command):
         (("convert", "-hf"), "unknown argument -hf\n"),
         (("chatt",), "did you mean chat?"),
         (("generate",), "mtpcore run writes a text"),
-        (("serve",), "there is no server"),
-        (("xyz",), "there are run, chat, inspect"),
+        (("server",), "mtpcore serve answers clients"),
+        (("xyz",), "there are run, chat, serve, inspect"),
         (("m.gguf", "hi"), "did you mean mtpcore run m.gguf?"),
         (("-m", "m.gguf", "-p", "hi"), "options follow a command, as in mtpcore run -m"),
         (("-hf", "a/b"), "options follow a command"),

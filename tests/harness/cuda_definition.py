@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from harness.cuda_orders import PLACES, Product, normalised
+from harness.cuda_orders import PLACES, Product, above_cutoff, normalised
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.backends.reference.arithmetic.attention import attention, cross_attention
 from mtpcore.backends.reference.arithmetic.formats import stored
@@ -32,8 +32,13 @@ def layer_norm(x, w=None, bias=None, *, eps):
     return normalised(x, w, bias, n=x.shape[-1], eps=eps, centred=True)
 
 
+def gaussian_topk(x, *, n_deviations):
+    return above_cutoff(x, n_deviations)
+
+
+BY_ROW = (rms_norm, l2_norm, layer_norm, gaussian_topk)
 OPERATIONS = {
-    **{function.__name__: at_once(function) for function in (rms_norm, l2_norm, layer_norm)},
+    **{function.__name__: at_once(function) for function in BY_ROW},
     "attention": functools.partial(attention, n_of_range=PLACES),
     "cross_attention": functools.partial(cross_attention, n_of_range=PLACES),
 }

@@ -1,0 +1,178 @@
+"""``mtpcore serve`` beside llama-server: clients that ask at once, plain and with n-gram drafts.
+
+    python benchmarks/serving.py MODEL.gguf --server PATH [--clients 1,4,16] [--turns 3] [-n 128]
+        [-t 2]
+
+In a turn each server is started anew, asked once to warm up, and then by so many clients at once,
+each of which has two answers to questions of its own, streamed, greedily. Printed are tokens a
+second of all clients together, milliseconds until the first piece and between two (median, and the
+slowest of a hundred), medians of the turns, and the ratio of tokens a second to llama-server
+without drafts in the same turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import pairwise
+from statistics import median, quantiles
+from typing import NamedTuple
+
+QUESTIONS = (
+    "Write a function in Python that reads a file of numbers and returns their mean.",
+    "Rewrite this list in capital letters, one a line: apple, pear, plum, cherry, quince, fig.",
+    "Explain to a child why the sky is blue.",
+    "Write a short letter to a landlord about a broken heater.",
+    "Give three reasons to learn to swim, and three not to.",
+    "What is the difference between a virus and a bacterium?",
+    "Write JSON with name, age and city of five people.",
+    "Tell a story about a fox who is afraid of hens.",
+)
+THEIRS = "llama-server"
+_PATIENCE = 120.0
+
+
+class Measured(NamedTuple):
+    """What the clients of one server saw; times are seconds."""
+
+    n_tokens: int
+    seconds: float
+    first: list[float]
+    between: list[float]
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second."""
+        return self.n_tokens / self.seconds
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--server", required=True, metavar="PATH", help="llama-server")
+    parser.add_argument("--clients", default="1,4,16")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("-n", "--tokens", type=int, default=128)
+    parser.add_argument("-t", "--threads", type=int, default=2)
+    options = parser.parse_args()
+    threads, n_ctx = str(options.threads), 1024
+    print(
+        "| clients | server | tokens/s | beside | first piece, ms | between, ms |\n"
+        "| --- | --- | --- | --- | --- | --- |"
+    )
+    for n in map(int, options.clients.split(",")):
+        ours = [sys.executable, "-m", "mtpcore", "serve", options.model, "-np", str(n)]
+        ours += ["-t", threads, "-c", str(n_ctx)]
+        theirs = [options.server, "-m", options.model, "-np", str(n), "-t", threads, "--no-webui"]
+        theirs += ["-c", str(n_ctx * n)]
+        servers = {
+            THEIRS: theirs,
+            f"{THEIRS}, ngram-simple": [*theirs, "--spec-type", "ngram-simple"],
+            "mtpcore, --draft 0": [*ours, "--draft", "0"],
+            "mtpcore": ours,
+        }
+        turns = [
+            {name: measure(command, n, options.tokens) for name, command in servers.items()}
+            for _ in range(options.turns)
+        ]
+        for name in servers:
+            several = [turn[name] for turn in turns]
+            ratio = median(turn[name].speed / turn[THEIRS].speed for turn in turns)
+            first, between = (
+                " / ".join(f"{1e3 * seconds:.0f}" for seconds in spread(times))
+                for times in (
+                    [seconds for one in several for seconds in one.first],
+                    [seconds for one in several for seconds in one.between],
+                )
+            )
+            speed = median(one.speed for one in several)
+            print(f"| {n} | {name} | {speed:.0f} | {ratio:.2f} | {first} | {between} |", flush=True)
+
+
+def spread(seconds: list[float]) -> tuple[float, float]:
+    """Return the median, and what one of a hundred exceeds."""
+    return median(seconds), quantiles(seconds, n=100)[98]
+
+
+def measure(command: list[str], n_clients: int, n_tokens: int) -> Measured:
+    """Start a server, and let clients ask it."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_for(port, process)
+        ask(port, QUESTIONS[0], 16)
+        begin = time.perf_counter()
+        with ThreadPoolExecutor(n_clients) as pool:
+            questions = [f"{QUESTIONS[i % len(QUESTIONS)]} ({i})" for i in range(2 * n_clients)]
+            found = list(pool.map(lambda one: ask(port, one, n_tokens), questions))
+        seconds = time.perf_counter() - begin
+    finally:
+        process.terminate()
+        process.wait()
+    return Measured(
+        sum(n for n, _, _ in found),
+        seconds,
+        [first for _, first, _ in found],
+        [gap for _, _, gaps in found for gap in gaps],
+    )
+
+
+def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a server answers."""
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
+                connection.request("GET", "/health")
+                if connection.getresponse().status == 200:
+                    return
+        except OSError:
+            pass
+        time.sleep(0.1)
+    raise SystemExit(f"no server: {process.args!r}")
+
+
+def ask(port: int, question: str, n_tokens: int) -> tuple[int, float, list[float]]:
+    """Return how many tokens an answer has, the time to its first piece, and between pieces."""
+    body = {
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": n_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    times, n = [time.perf_counter()], 0
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=600)) as connection:
+        connection.request(
+            "POST",
+            "/v1/chat/completions",
+            json.dumps(body),
+            {"content-type": "application/json", "host": f"localhost:{port}"},
+        )
+        for line in connection.getresponse():
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            if event.get("usage"):
+                n = event["usage"]["completion_tokens"]
+            if event["choices"] and event["choices"][0]["delta"].get("content"):
+                times.append(time.perf_counter())
+    gaps = [after - before for before, after in pairwise(times[1:])]
+    return n, times[1] - times[0], gaps
+
+
+if __name__ == "__main__":
+    main()
