@@ -75,6 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         Arguments without the program's name; default: those of this process.
     """
     _replace_closed_streams()
+    code = _execute(argv)
+    _discard_unwritten(sys.stderr)
+    return code
+
+
+def _execute(argv: Sequence[str] | None) -> int:
     try:
         options = _parser().parse_args(argv)
         with _messages(options.verbose, options.quiet):
@@ -116,6 +122,17 @@ def _replace_closed_streams() -> None:
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if sys.stderr is None:
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+
+
+def _discard_unwritten(stream: TextIO) -> None:
+    """Lead a stream nowhere that cannot be written: what it holds fails again at the exit."""
+    try:
+        stream.flush()
+    except OSError:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except ValueError:  # somebody closed it
+        return
 
 
 def _discard_output() -> None:
