@@ -14,7 +14,7 @@ from mtpcore.lm import LM, AsyncStream, Completion, Piece
 from mtpcore.runtime.fingerprint import Fingerprint
 from mtpcore.sampling import Sampling
 from mtpcore.serving.metrics import Metrics
-from mtpcore.serving.refusals import Refusal
+from mtpcore.serving.refusals import Refusal, refusal_of
 from mtpcore.serving.settings import ServerSettings
 from mtpcore.version import version
 
@@ -43,7 +43,6 @@ class Desk:
         self.metrics = Metrics(lm)
         self.n_texts = 0
         self.name = settings.name or lm.model.path.stem
-        self.is_closing = False
         self.created = int(time())
         self.keep_alive = settings.keep_alive
 
@@ -95,8 +94,6 @@ class Desk:
             )
         for prompt in prompts:
             self._check(prompt)
-        if self.is_closing:
-            raise Refusal(503, "the server is stopping", kind="overloaded_error", retry_after=5)
         if self.n_texts + n_texts > self.n_at_once + self.settings.max_waiting:
             self.metrics.count_refused()
             raise Refusal(
@@ -185,10 +182,8 @@ class Answer:
 
         Raises
         ------
-        TimeoutError
-            They took longer than the settings allow.
-        Exception
-            What a text ended with, if it was not written to its end.
+        Refusal
+            They took longer than the settings allow, or one could not be written to its end.
         """
         queue: asyncio.Queue[TextEvent | BaseException] = asyncio.Queue()
         tasks = [
@@ -204,6 +199,8 @@ class Answer:
                     raise event
                 n_open -= event.completion is not None
                 yield event
+        except Exception as error:  # the request was fine
+            raise refusal_of(error, is_asked=False) from error
         finally:
             for task in tasks:
                 task.cancel()

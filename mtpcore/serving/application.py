@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -91,17 +90,10 @@ def build_app(lm: LM, settings: ServerSettings | None = None) -> Starlette:
             )
         )
     middleware.append(Middleware(AccessCheck, settings=settings))
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        yield
-        desk.is_closing = True
-
     return Starlette(
         routes=routes,
         middleware=middleware,
         exception_handlers={HTTPException: _refuse_path},
-        lifespan=lifespan,
     )
 
 

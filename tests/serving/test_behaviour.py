@@ -190,3 +190,25 @@ def test_consumers_of_a_loop_share_rounds(lm):
     finally:
         del lm.generator.step
     assert n_rounds[0] <= 26
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_text_that_cannot_be_written_on_is_the_server_s_fault(slow, stream):
+    step, n = slow.generator.step, [0]
+
+    def fail_later():
+        n[0] += 1
+        if n[0] > 3:
+            raise mtpcore.LinkError("a row is missing")
+        return step()
+
+    slow.generator.step = fail_later
+    with serving(slow) as url:
+        found = httpx2.post(f"{url}/v1/completions", json=LONG | {"stream": stream})
+        if stream:
+            assert '"server_error"' in found.text.strip().splitlines()[-1]
+        else:
+            assert found.status_code == 500
+            assert found.json()["error"]["type"] == "server_error"
+        assert "a row is missing" in found.text
+        wait_until(lambda: slow.n_running == 0)
