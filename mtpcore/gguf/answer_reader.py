@@ -49,11 +49,18 @@ class AnswerReader:
         What the answer follows, or its end: it may have opened the reasoning.
     tools : sequence of mappings
         Those that may be called, as OpenAI's API has them; none: nothing is a call.
+    most_calls : int, optional
+        Calls that are read; what follows them is left out.
     """
 
     def __init__(
-        self, form: AnswerFormat, prompt: str = "", tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        form: AnswerFormat,
+        prompt: str = "",
+        tools: Sequence[Mapping[str, Any]] = (),
+        most_calls: int | None = None,
     ) -> None:
+        self._most_calls = most_calls
         self._reasoning = form.reasoning
         self._calls = form.calls if tools else None
         self._types = {
@@ -146,6 +153,8 @@ class AnswerReader:
         if found is not None:
             calls, end = found
             self._held = self._held[end:]
+            if self._most_calls is not None:
+                calls = calls[: self._most_calls - self.n_calls]
             self.n_calls += len(calls)
             parts += [AnswerPart("call", call=call) for call in calls]
             return True

@@ -46,7 +46,7 @@ class ChatFields(TextsFields, kw_only=True):
     reasoning_effort: str | None = None
     reasoning_format: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
     continue_final_message: bool = False
 
 
@@ -59,7 +59,8 @@ async def answer_chat(desk: Desk, request: Request) -> Response:
     conversation = conversation_of(fields)
     prompt = await encode_conversation(desk, conversation)
     is_raw = fields.reasoning_format == "none" and not conversation.tools
-    parting = await find_parting(desk, conversation, prompt, is_raw=is_raw)
+    most_calls = 1 if fields.parallel_tool_calls is False else None
+    parting = await find_parting(desk, conversation, prompt, is_raw=is_raw, most_calls=most_calls)
     options = options_of(desk.lm, fields) | parting.options
     if fields.max_completion_tokens is not None:
         options["max_tokens"] = fields.max_completion_tokens
@@ -92,6 +93,12 @@ def _check(fields: ChatFields) -> None:
     """Refuse what cannot be answered as it is asked."""
     if fields.top_logprobs and not fields.logprobs:
         raise Refusal(400, "top_logprobs needs logprobs", param="top_logprobs")
+    if fields.add_generation_prompt is False and not fields.continue_final_message:
+        raise Refusal(
+            400,
+            "an answer needs its beginning; leave add_generation_prompt out",
+            param="add_generation_prompt",
+        )
     kind = (fields.response_format or {}).get("type", "text")
     if kind != "text":
         raise Refusal(

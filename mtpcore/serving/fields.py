@@ -24,8 +24,8 @@ __all__ = [
 HARMLESS = frozenset(
     (
         *("user", "store", "metadata", "service_tier", "safety_identifier", "verbosity"),
-        *("modalities", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-        *("web_search_options", "prediction", "cache_prompt", "id_slot", "samplers"),
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+        *("web_search_options", "prediction", "cache_prompt", "id_slot"),
         *("return_progress", "timings_per_token", "session_id", "priority", "cache_salt"),
     )
 )
@@ -53,23 +53,22 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "allowed_token_ids": ([],),
     "use_beam_search": (False,),
     "truncate_prompt_tokens": (-1,),
+    "modalities": (["text"],),
+    "samplers": ([],),
 }
 """Fields that would change a text and are not known here, with the values that change nothing."""
 
 
 class StreamOptions(msgspec.Struct):
-    """What a stream shows."""
+    """What a stream shows; ``include_obfuscation`` pads events, which hides nothing here."""
 
     include_usage: bool = False
-    include_obfuscation: bool | None = None
-    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool = False
+    continuous_usage_stats: Literal[False] = False
 
 
 class Speculative(msgspec.Struct, forbid_unknown_fields=True):
-    """How a text is drafted; it does not change the text.
-
-    ``tree`` is for servers whose drafters grow trees; it takes no other value here.
-    """
+    """How a text is drafted; it does not change the text."""
 
     draft: Annotated[int, Meta(ge=0)] | Literal["auto"] | None = None
     drafter: str | list[str] | None = None
@@ -136,13 +135,16 @@ def options_of(lm: LM, fields: SamplingFields) -> dict[str, Any]:
     for token in (*(fields.logit_bias or ()), *fields.stop_token_ids):
         if not 0 <= token < n_vocab:
             raise Refusal(400, f"no such token: {token}; there are {n_vocab}")
+    penalties = {fields.repetition_penalty, fields.repeat_penalty} - {None}
+    if len(penalties) > 1:
+        raise Refusal(400, "repetition_penalty and repeat_penalty differ", param="repeat_penalty")
     stop: Sequence[str] = [fields.stop] if isinstance(fields.stop, str) else fields.stop
     given = {
         "temperature": fields.temperature,
         "top_k": None if fields.top_k is None else max(fields.top_k, 0),  # -1 is off in vLLM
         "top_p": fields.top_p,
         "min_p": fields.min_p,
-        "repetition_penalty": fields.repetition_penalty or fields.repeat_penalty,
+        "repetition_penalty": next(iter(penalties), None),
         "frequency_penalty": fields.frequency_penalty,
         "presence_penalty": fields.presence_penalty,
         "logit_bias": fields.logit_bias or None,

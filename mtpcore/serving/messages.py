@@ -84,7 +84,8 @@ async def answer_messages(desk: Desk, request: Request) -> Response:
     fields = await _read(desk, request)
     conversation = _conversation(fields)
     prompt = await encode_conversation(desk, conversation)
-    parting = await find_parting(desk, conversation, prompt)
+    most_calls = 1 if fields.tool_choice.disable_parallel_tool_use else None
+    parting = await find_parting(desk, conversation, prompt, most_calls=most_calls)
     fields.stop = fields.stop_sequences
     answer = await desk.begin([prompt], options_of(desk.lm, fields) | parting.options)
     head = {

@@ -35,6 +35,8 @@ class Parting:
         Those that may be called.
     shows_marks : bool
         Whether marks are control tokens, which texts show only if they are asked to.
+    most_calls : int, optional
+        Calls of one answer that are read; what follows them is left out.
     """
 
     def __init__(
@@ -44,15 +46,17 @@ class Parting:
         prompt: str = "",
         tools: Sequence[Mapping[str, Any]] = (),
         shows_marks: bool = False,
+        most_calls: int | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._form, self._prompt, self._tools = form, prompt, tools
+        self._most_calls = most_calls
         self.options: dict[str, Any] = {"special": True} if shows_marks else {}
         """Options that texts need to be parted."""
 
     def reader(self) -> AnswerReader:
         """Return what parts one answer."""
-        return AnswerReader(self._form, self._prompt, self._tools)
+        return AnswerReader(self._form, self._prompt, self._tools, self._most_calls)
 
     def read(self, text: str) -> list[AnswerPart]:
         """Part a whole answer."""
@@ -61,7 +65,12 @@ class Parting:
 
 
 async def find_parting(
-    desk: Desk, conversation: TemplateInput, prompt: Sequence[int], *, is_raw: bool = False
+    desk: Desk,
+    conversation: TemplateInput,
+    prompt: Sequence[int],
+    *,
+    is_raw: bool = False,
+    most_calls: int | None = None,
 ) -> Parting:
     """Find how answers to a conversation are to be parted.
 
@@ -73,6 +82,8 @@ async def find_parting(
         Its tokens.
     is_raw : bool
         All of an answer is content.
+    most_calls : int, optional
+        As ``Parting`` takes it.
     """
     tokenizer = desk.lm.tokenizer
     if is_raw:
@@ -83,7 +94,7 @@ async def find_parting(
     if form.calls is not None and conversation.tools:
         marks += [form.calls.begin, form.calls.open]
     shows_marks = any(text in mark for text in tokenizer.special_texts for mark in marks)
-    return Parting(tokenizer, form, tail, conversation.tools, shows_marks)
+    return Parting(tokenizer, form, tail, conversation.tools, shows_marks, most_calls)
 
 
 def parted_message(parts: Sequence[AnswerPart]) -> dict[str, Any]:

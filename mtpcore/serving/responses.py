@@ -104,7 +104,8 @@ async def answer_responses(desk: Desk, request: Request) -> Response:
     )
     prompt = await encode_conversation(desk, conversation)
     fields.max_tokens = fields.max_output_tokens
-    parting = await find_parting(desk, conversation, prompt)
+    most_calls = None if fields.parallel_tool_calls else 1
+    parting = await find_parting(desk, conversation, prompt, most_calls=most_calls)
     options = options_of(desk.lm, fields) | parting.options
     if _LOGPROBS in fields.include:
         options["logprobs"] = fields.top_logprobs

@@ -210,3 +210,23 @@ def test_items_of_responses(told):
     assert [event.sequence_number for event in events] == [*range(len(events))]
     thoughts = (e.delta for e in events if e.type == "response.reasoning_text.delta")
     assert "".join(thoughts) == "Where?\nThere."
+
+
+def test_one_call_where_no_more_are_wanted(told, claude):
+    (choice,) = told.chat.completions.create(**ASKED, parallel_tool_calls=False).choices
+    assert called(choice.message) == CALLS[:1]
+    assert choice.finish_reason == "tool_calls"
+    chunks = told.chat.completions.create(**ASKED, parallel_tool_calls=False, stream=True)
+    assert sum(len(chunk.choices[0].delta.tool_calls or []) for chunk in chunks) == 1
+    tools = [
+        {"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]}
+        for tool in TOOLS
+    ]
+    message = claude.messages.create(
+        model="demo",
+        max_tokens=400,
+        tools=tools,
+        messages=ASKED["messages"],
+        tool_choice={"type": "auto", "disable_parallel_tool_use": True},
+    )
+    assert blocks_of(message)[-1] == CALLS[0]
