@@ -232,8 +232,11 @@ class Answer:
                 found[event.text] = event.completion
         return [found[i] for i in range(len(self._streams))]
 
-    def usage(self, completions: Sequence[Completion]) -> dict[str, Any]:
-        """Return how many tokens there were, as OpenAI's API counts them: a prompt once."""
+    def usage(self, completions: Sequence[Completion], n_reasoning: int = 0) -> dict[str, Any]:
+        """Return how many tokens there were, as OpenAI's API counts them: a prompt once.
+
+        ``n_reasoning`` are those of them that are reasoning.
+        """
         stats = [one.stats for one in completions]
         prompts = stats[:: self._n]
         prompt = sum(one.prompt_tokens for one in prompts)
@@ -245,11 +248,16 @@ class Answer:
             "total_tokens": prompt + written,
             "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in prompts)},
             "completion_tokens_details": {
-                "reasoning_tokens": 0,
+                "reasoning_tokens": n_reasoning,
                 "accepted_prediction_tokens": accepted,
                 "rejected_prediction_tokens": rejected,
             },
         }
+
+    def figures_at_end(self, found: Mapping[int, Completion]) -> dict[str, Any]:
+        """Return ``figures`` if all texts have ended; else nothing."""
+        is_over = len(found) == len(self._streams)
+        return self.figures([found[i] for i in sorted(found)]) if is_over else {}
 
     def figures(self, completions: Sequence[Completion]) -> dict[str, Any]:
         """Return what dashboards read of times and drafts, in two shapes."""

@@ -78,12 +78,14 @@ async def answer_chat(desk: Desk, request: Request) -> Response:
         return EventStream(pieces, lambda one: encode_event(as_openai(one)), desk.keep_alive)
     async with answer:
         completions = await until_gone(request, answer.finish())
+    choices = [_choice(i, one, fields, parting) for i, one in enumerate(completions)]
+    n_reasoning = sum(parting.count(one["message"].get("reasoning", "")) for one in choices)
     return reply(
         head
         | {
             "object": "chat.completion",
-            "choices": [_choice(i, one, fields, parting) for i, one in enumerate(completions)],
-            "usage": answer.usage(completions),
+            "choices": choices,
+            "usage": answer.usage(completions, n_reasoning),
         }
         | answer.figures(completions)
     )
@@ -154,6 +156,7 @@ class _Choice:
     def __init__(self, parting: Parting) -> None:
         self._reader, self.tokenizer = parting.reader(), parting.tokenizer
         self._n_calls = 0
+        self.reasoning = ""
         self.logprobs: list[TokenLogprobs] = []  # of tokens whose text is held back
 
     def take(self, piece: Piece) -> Iterator[dict[str, Any]]:
@@ -175,6 +178,7 @@ class _Choice:
             if part.kind == "content":
                 yield {"content": part.text}
             elif part.kind == "reasoning":
+                self.reasoning += part.text
                 yield {"reasoning_content": part.text, "reasoning": part.text}
             elif part.call is not None:
                 yield {"tool_calls": [{"index": self._n_calls} | spell_call(part.call)]}
@@ -211,12 +215,13 @@ async def _stream(
                     yield chunk(i, delta, **_logprobs(one, fields))
                 ended: dict[str, Any] = _logprobs(one, fields) if one.logprobs else {}
                 ended["finish_reason"] = _finish(event.completion, one.has_calls)
-                if len(found) == fields.n and not has_usage:
-                    ended["facts"] = answer.figures(list(found.values()))
+                ended["facts"] = {} if has_usage else answer.figures_at_end(found)
                 yield chunk(i, {}, **ended)
         if has_usage:
             completions = [found[i] for i in sorted(found)]
-            usage = {"usage": answer.usage(completions)} | answer.figures(completions)
+            n_reasoning = sum(parting.count(one.reasoning) for one in choices.values())
+            usage = {"usage": answer.usage(completions, n_reasoning)}
+            usage |= answer.figures(completions)
             yield encode_event({**head, "choices": []} | usage)
         yield DONE
 

@@ -106,9 +106,9 @@ async def _stream(
     has_usage = fields.stream_options is not None and fields.stream_options.include_usage
     lengths = [len(begin) for begin in begins]
 
-    def chunk(index: int, text: str, **more: Any) -> bytes:
+    def chunk(index: int, text: str, facts: Mapping[str, Any] = {}, **more: Any) -> bytes:
         choice = {"index": index, "text": text, "finish_reason": None, "logprobs": None}
-        return encode_event({**head, "choices": [choice | more]})
+        return encode_event({**head, "choices": [choice | more], **facts})
 
     async with answer:
         for i, begin in enumerate(begins):
@@ -124,12 +124,12 @@ async def _stream(
                 lengths[i] += len(event.piece)
             elif event.completion is not None:
                 found[i] = event.completion
-                yield chunk(i, "", finish_reason=spell_finish(event.completion))
-        completions = [found[i] for i in sorted(found)]
-        last: dict[str, Any] = {**head, "choices": []} | answer.figures(completions)
+                facts = {} if has_usage else answer.figures_at_end(found)
+                yield chunk(i, "", facts, finish_reason=spell_finish(event.completion))
         if has_usage:
-            last["usage"] = answer.usage(completions)
-        yield encode_event(last)
+            completions = [found[i] for i in sorted(found)]
+            usage = {"usage": answer.usage(completions)} | answer.figures(completions)
+            yield encode_event({**head, "choices": []} | usage)
         yield DONE
 
 

@@ -58,6 +58,10 @@ class Parting:
         """Return what parts one answer."""
         return AnswerReader(self._form, self._prompt, self._tools, self._most_calls)
 
+    def count(self, text: str) -> int:
+        """Return how many tokens a part has."""
+        return len(self.tokenizer.encode(text, add_special=False)) if text else 0
+
     def read(self, text: str) -> list[AnswerPart]:
         """Part a whole answer."""
         reader = self.reader()

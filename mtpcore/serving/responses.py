@@ -125,7 +125,7 @@ async def answer_responses(desk: Desk, request: Request) -> Response:
             logprobs = []
     for _ in items.finish(completion):
         pass
-    return reply(head | _ending(answer, completion, items.output))
+    return reply(head | _ending(answer, completion, items.output, parting))
 
 
 def _head(desk: Desk, fields: ResponseFields) -> dict[str, Any]:
@@ -379,7 +379,7 @@ async def _stream(
                 held = []
         for said in items.finish(completion):
             yield said
-        last = {**head, **_ending(answer, completion, items.output)}
+        last = {**head, **_ending(answer, completion, items.output, parting)}
         yield event(f"response.{last['status']}", response=last)
 
 
@@ -392,9 +392,12 @@ def _status(completion: Completion) -> str:
     return "incomplete" if completion.finish_reason == "length" else "completed"
 
 
-def _ending(answer: Answer, completion: Completion, output: list[dict[str, Any]]) -> dict[str, Any]:
+def _ending(
+    answer: Answer, completion: Completion, output: list[dict[str, Any]], parting: Parting
+) -> dict[str, Any]:
     """Return what a response has when it ends."""
-    usage = answer.usage([completion])
+    thoughts = (item["content"][0]["text"] for item in output if item["type"] == "reasoning")
+    usage = answer.usage([completion], sum(map(parting.count, thoughts)))
     is_cut = _status(completion) == "incomplete"
     return {
         "status": _status(completion),

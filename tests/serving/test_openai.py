@@ -96,7 +96,10 @@ def test_completions_echo_and_show_logprobs(client, lm):
     chunks = client.completions.create(
         model="demo", prompt=PROMPT, max_tokens=4, temperature=0, echo=True, logprobs=1, stream=True
     )
-    assert "".join(c.choices[0].text for c in chunks if c.choices) == choice.text
+    chunks = list(chunks)
+    assert all(chunk.choices for chunk in chunks)
+    assert chunks[-1].timings["predicted_n"] == 4
+    assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
 
 
 def test_texts_end_before_stops(client, lm):

@@ -98,6 +98,22 @@ def test_an_answer_is_parted(told):
     assert len(set(ids)) == 2
 
 
+def test_tokens_of_reasoning_are_counted(told):
+    n = told.chat.completions.create(**ASKED).usage.completion_tokens_details.reasoning_tokens
+    *_, last = told.chat.completions.create(
+        **ASKED, stream=True, stream_options={"include_usage": True}
+    )
+    asked = {"model": "demo", "input": "hi"}
+    response = told.responses.create(**asked)
+    assert (
+        0
+        < n
+        == last.usage.completion_tokens_details.reasoning_tokens
+        == response.usage.output_tokens_details.reasoning_tokens
+        < response.usage.output_tokens
+    )
+
+
 def test_a_stream_is_parted(told):
     chunks = list(told.chat.completions.create(**ASKED, stream=True, logprobs=True))
     deltas = [chunk.choices[0].delta for chunk in chunks]
