@@ -1,4 +1,4 @@
-"""``mtpcore serve``: a server for clients of OpenAI's API."""
+"""``mtpcore serve``: a server for clients of OpenAI's, Anthropic's and Ollama's APIs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 
-SUMMARY = "Serve a model to clients of OpenAI's API; answers are the same alone and among others"
+SUMMARY = "Serve a model over HTTP, as OpenAI's, Anthropic's and Ollama's APIs have it"
 EXAMPLES = """examples:
   mtpcore serve model.gguf
   mtpcore serve model.gguf --port 9000 --parallel 8 --api-key SECRET

@@ -18,7 +18,7 @@ from mtpcore.serving.refusals import Refusal, refusal_of
 from mtpcore.serving.settings import ServerSettings
 from mtpcore.version import version
 
-__all__ = ["Answer", "Desk", "TextEvent"]
+__all__ = ["Answer", "Service", "TextEvent"]
 
 
 class TextEvent(NamedTuple):
@@ -29,7 +29,7 @@ class TextEvent(NamedTuple):
     completion: Completion | None = None
 
 
-class Desk:
+class Service:
     """Where answers begin: it knows the model, its limits, and how many texts wait.
 
     Parameters
@@ -144,19 +144,19 @@ class Answer:
 
     Parameters
     ----------
-    desk : Desk
+    service : Service
     streams : sequence of AsyncStream
         One a text.
     n : int
         Texts of each prompt.
     """
 
-    def __init__(self, desk: Desk, streams: Sequence[AsyncStream], n: int) -> None:
-        self._desk, self._streams, self._n = desk, streams, n
+    def __init__(self, service: Service, streams: Sequence[AsyncStream], n: int) -> None:
+        self._desk, self._streams, self._n = service, streams, n
         self._begin = perf_counter()
         self._first = 0.0  # when the first piece came; 0: none has
         self._is_open = True
-        desk.n_texts += len(streams)
+        service.n_texts += len(streams)
 
     async def __aenter__(self) -> Self:
         return self

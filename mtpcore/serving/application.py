@@ -15,7 +15,7 @@ from starlette.routing import Route
 from mtpcore.lm import LM
 from mtpcore.serving import facts, ollama_models
 from mtpcore.serving.access import AccessCheck
-from mtpcore.serving.answers import Desk
+from mtpcore.serving.answers import Service
 from mtpcore.serving.chat import answer_chat
 from mtpcore.serving.completions import answer_completions
 from mtpcore.serving.messages import answer_messages, count_tokens
@@ -27,7 +27,7 @@ from mtpcore.serving.settings import ServerSettings
 
 __all__ = ["build_app"]
 
-Handler = Callable[[Desk, Request], Awaitable[Response]]
+Handler = Callable[[Service, Request], Awaitable[Response]]
 
 _ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/chat/completions", answer_chat),
@@ -72,10 +72,10 @@ def build_app(lm: LM, settings: ServerSettings | None = None) -> Starlette:
     ...     app = build_app(lm)
     """
     settings = settings or ServerSettings()
-    desk = Desk(lm, settings)
+    service = Service(lm, settings)
     # A path without its version is what older clients of llama.cpp's server ask for.
     routes = [
-        Route(path, _serve(desk, handler), methods=[method])
+        Route(path, _serve(service, handler), methods=[method])
         for method, full, handler in _ROUTES
         for path in dict.fromkeys((full, full.removeprefix("/v1")))
     ]
@@ -97,12 +97,12 @@ def build_app(lm: LM, settings: ServerSettings | None = None) -> Starlette:
     )
 
 
-def _serve(desk: Desk, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+def _serve(service: Service, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     """Return an endpoint whose errors have the shape of the API."""
 
     async def endpoint(request: Request) -> Response:
         try:
-            return await handler(desk, request)
+            return await handler(service, request)
         except Exception as error:
             refusal = refusal_of(error, is_asked=True)
             body = shape_of(request.url.path, refusal)

@@ -12,13 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mtpcore.decoding import TokenLogprobs
-from mtpcore.gguf.answer_reader import AnswerPart
+from mtpcore.gguf.answer_parser import AnswerPart
 from mtpcore.lm import Completion, Piece
-from mtpcore.serving.answers import Answer, Desk
+from mtpcore.serving.answers import Answer, Service
 from mtpcore.serving.bodies import read_body, read_fields
 from mtpcore.serving.fields import HARMLESS, TextsFields, check_needless, options_of
 from mtpcore.serving.logprobs import chat_logprobs
-from mtpcore.serving.parting import Parting, find_parting, parted_message, spell_call
+from mtpcore.serving.parsing import AnswerParsing, find_parsing, parsed_message, spell_call
 from mtpcore.serving.prompts import (
     TemplateInput,
     check_tool_choice,
@@ -50,36 +50,38 @@ class ChatFields(TextsFields, kw_only=True):
     continue_final_message: bool = False
 
 
-async def answer_chat(desk: Desk, request: Request) -> Response:
+async def answer_chat(service: Service, request: Request) -> Response:
     """Answer a conversation."""
-    given = await read_body(request, desk.settings.max_body)
+    given = await read_body(request, service.settings.max_body)
     check_needless(given)
     fields = read_fields(given, ChatFields, HARMLESS)
     _check(fields)
     conversation = conversation_of(fields)
-    prompt = await encode_conversation(desk, conversation)
+    prompt = await encode_conversation(service, conversation)
     is_raw = fields.reasoning_format == "none" and not conversation.tools
     most_calls = 1 if fields.parallel_tool_calls is False else None
-    parting = await find_parting(desk, conversation, prompt, is_raw=is_raw, most_calls=most_calls)
-    options = options_of(desk.lm, fields) | parting.options
+    parsing = await find_parsing(
+        service, conversation, prompt, is_raw=is_raw, most_calls=most_calls
+    )
+    options = options_of(service.lm, fields) | parsing.options
     if fields.max_completion_tokens is not None:
         options["max_tokens"] = fields.max_completion_tokens
     if fields.logprobs:
         options["logprobs"] = fields.top_logprobs
-    answer = await desk.begin([prompt], options, fields.n)
+    answer = await service.begin([prompt], options, fields.n)
     head = {
         "id": f"chatcmpl-{secrets.token_hex(12)}",
         "created": int(time.time()),
-        "model": fields.model or desk.name,
-        "system_fingerprint": desk.fingerprint,
+        "model": fields.model or service.name,
+        "system_fingerprint": service.fingerprint,
     }
     if fields.stream:
-        pieces = _stream(answer, head, fields, parting)
-        return EventStream(pieces, lambda one: encode_event(as_openai(one)), desk.keep_alive)
+        pieces = _stream(answer, head, fields, parsing)
+        return EventStream(pieces, lambda one: encode_event(as_openai(one)), service.keep_alive)
     async with answer:
         completions = await until_gone(request, answer.finish())
-    choices = [_choice(i, one, fields, parting) for i, one in enumerate(completions)]
-    n_reasoning = sum(parting.count(one["message"].get("reasoning", "")) for one in choices)
+    choices = [_choice(i, one, fields, parsing) for i, one in enumerate(completions)]
+    n_reasoning = sum(parsing.count(one["message"].get("reasoning", "")) for one in choices)
     return reply(
         head
         | {
@@ -131,14 +133,14 @@ def _without(message: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _choice(
-    index: int, completion: Completion, fields: ChatFields, parting: Parting
+    index: int, completion: Completion, fields: ChatFields, parsing: AnswerParsing
 ) -> dict[str, Any]:
-    message = parted_message(parting.read(completion.text))
+    message = parsed_message(parsing.read(completion.text))
     return {
         "index": index,
         "message": message,
         "finish_reason": _finish(completion, "tool_calls" in message),
-        "logprobs": chat_logprobs(completion.logprobs or (), parting.tokenizer)
+        "logprobs": chat_logprobs(completion.logprobs or (), parsing.tokenizer)
         if fields.logprobs
         else None,
     }
@@ -151,10 +153,10 @@ def _finish(completion: Completion, has_calls: bool) -> str:
 
 
 class _Choice:
-    """One answer of a stream: how far it was parted, and what was not sent yet."""
+    """One answer of a stream: how far it was parsed, and what was not sent yet."""
 
-    def __init__(self, parting: Parting) -> None:
-        self._reader, self.tokenizer = parting.reader(), parting.tokenizer
+    def __init__(self, parsing: AnswerParsing) -> None:
+        self._parser, self.tokenizer = parsing.parser(), parsing.tokenizer
         self._n_calls = 0
         self.reasoning = ""
         self.logprobs: list[TokenLogprobs] = []  # of tokens whose text is held back
@@ -162,11 +164,11 @@ class _Choice:
     def take(self, piece: Piece) -> Iterator[dict[str, Any]]:
         """Yield what a piece adds to the answer."""
         self.logprobs += piece.logprobs
-        yield from self._spell(self._reader.feed(str(piece)))
+        yield from self._spell(self._parser.feed(str(piece)))
 
     def finish(self) -> Iterator[dict[str, Any]]:
         """Yield what was held back."""
-        yield from self._spell(self._reader.finish())
+        yield from self._spell(self._parser.finish())
 
     @property
     def has_calls(self) -> bool:
@@ -186,7 +188,7 @@ class _Choice:
 
 
 async def _stream(
-    answer: Answer, head: Mapping[str, Any], fields: ChatFields, parting: Parting
+    answer: Answer, head: Mapping[str, Any], fields: ChatFields, parsing: AnswerParsing
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a chat."""
     head = {**head, "object": "chat.completion.chunk"}
@@ -203,7 +205,7 @@ async def _stream(
         async for event in answer.events():
             i = event.text
             if i not in choices:
-                choices[i] = _Choice(parting)
+                choices[i] = _Choice(parsing)
                 yield chunk(i, {"role": "assistant", "content": ""})
             one = choices[i]
             if event.piece is not None:
@@ -219,7 +221,7 @@ async def _stream(
                 yield chunk(i, {}, **ended)
         if has_usage:
             completions = [found[i] for i in sorted(found)]
-            n_reasoning = sum(parting.count(one.reasoning) for one in choices.values())
+            n_reasoning = sum(parsing.count(one.reasoning) for one in choices.values())
             usage = {"usage": answer.usage(completions, n_reasoning)}
             usage |= answer.figures(completions)
             yield encode_event({**head, "choices": []} | usage)

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mtpcore.lm import Completion, Piece
-from mtpcore.serving.answers import Answer, Desk
+from mtpcore.serving.answers import Answer, Service
 from mtpcore.serving.bodies import read_body, read_fields
 from mtpcore.serving.fields import HARMLESS, TextsFields, check_needless, options_of
 from mtpcore.serving.logprobs import legacy_logprobs
@@ -39,32 +39,32 @@ class CompletionFields(TextsFields, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 
 
-async def answer_completions(desk: Desk, request: Request) -> Response:
+async def answer_completions(service: Service, request: Request) -> Response:
     """Continue texts."""
-    given = await read_body(request, desk.settings.max_body)
+    given = await read_body(request, service.settings.max_body)
     check_needless(given)
     fields = read_fields(given, CompletionFields, HARMLESS)
     if fields.best_of is not None and fields.best_of != fields.n:
         raise Refusal(400, "best_of is not supported, other than n", param="best_of")
     if fields.suffix:
         raise Refusal(400, "suffix is not supported; leave it out", param="suffix")
-    prompts = await _encode(desk, fields.prompt)
-    options = {"max_tokens": _DEFAULT} | options_of(desk.lm, fields)
+    prompts = await _encode(service, fields.prompt)
+    options = {"max_tokens": _DEFAULT} | options_of(service.lm, fields)
     if fields.logprobs is not None:
         options["logprobs"] = fields.logprobs
-    begins = [desk.lm.tokenizer.decode(one) if fields.echo else "" for one in prompts]
-    answer = await desk.begin(prompts, options, fields.n)
+    begins = [service.lm.tokenizer.decode(one) if fields.echo else "" for one in prompts]
+    answer = await service.begin(prompts, options, fields.n)
     head = {
         "id": f"cmpl-{secrets.token_hex(12)}",
         "object": "text_completion",
         "created": int(time.time()),
-        "model": fields.model or desk.name,
-        "system_fingerprint": desk.fingerprint,
+        "model": fields.model or service.name,
+        "system_fingerprint": service.fingerprint,
     }
     of_texts = [begin for begin in begins for _ in range(fields.n)]
     if fields.stream:
         pieces = _stream(answer, head, fields, of_texts)
-        return EventStream(pieces, lambda one: encode_event(as_openai(one)), desk.keep_alive)
+        return EventStream(pieces, lambda one: encode_event(as_openai(one)), service.keep_alive)
     async with answer:
         completions = await until_gone(request, answer.finish())
     choices = [
@@ -75,7 +75,7 @@ async def answer_completions(desk: Desk, request: Request) -> Response:
     return reply(content | answer.figures(completions))
 
 
-async def _encode(desk: Desk, prompt: PromptField) -> list[list[int]]:
+async def _encode(service: Service, prompt: PromptField) -> list[list[int]]:
     """Return prompts as tokens."""
     several: list[Any] = [prompt] if isinstance(prompt, str) else prompt
     if several and all(isinstance(one, int) for one in several):
@@ -83,7 +83,7 @@ async def _encode(desk: Desk, prompt: PromptField) -> list[list[int]]:
     if not several or any(isinstance(one, int) for one in several):
         raise Refusal(400, "a prompt is a text, tokens, or several of either", param="prompt")
     texts = [one for one in several if isinstance(one, str)]
-    encoded = iter(await encode_texts(desk, texts))
+    encoded = iter(await encode_texts(service, texts))
     return [next(encoded) if isinstance(one, str) else one for one in several]
 
 

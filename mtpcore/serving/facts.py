@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mtpcore.gguf import Tokenizer
-from mtpcore.serving.answers import Desk
+from mtpcore.serving.answers import Service
 from mtpcore.serving.bodies import read_body, read_fields
 from mtpcore.serving.chat import ChatFields, conversation_of
 from mtpcore.serving.prompts import encode_conversation
@@ -31,33 +31,33 @@ __all__ = [
 ]
 
 
-async def show_health(desk: Desk, request: Request) -> Response:
+async def show_health(service: Service, request: Request) -> Response:
     """Say that the server is there."""
     return reply({"status": "ok"})
 
 
-async def show_models(desk: Desk, request: Request) -> Response:
+async def show_models(service: Service, request: Request) -> Response:
     """List the models: there is one."""
-    return reply({"object": "list", "data": [_model(desk)]})
+    return reply({"object": "list", "data": [_model(service)]})
 
 
-async def show_model(desk: Desk, request: Request) -> Response:
+async def show_model(service: Service, request: Request) -> Response:
     """Show the model of a name."""
     name = request.path_params["name"]
-    if name != desk.name:
+    if name != service.name:
         raise Refusal(
-            404, f"no such model: {name!r}; there is {desk.name!r}", code="model_not_found"
+            404, f"no such model: {name!r}; there is {service.name!r}", code="model_not_found"
         )
-    return reply(_model(desk))
+    return reply(_model(service))
 
 
-def _model(desk: Desk) -> dict[str, Any]:
-    model, n_ctx = desk.lm.model, desk.lm.n_ctx
+def _model(service: Service) -> dict[str, Any]:
+    model, n_ctx = service.lm.model, service.lm.n_ctx
     trained = getattr(model.hparams, "n_ctx_train", 0)
     return {
-        "id": desk.name,
+        "id": service.name,
         "object": "model",
-        "created": desk.created,
+        "created": service.created,
         "owned_by": "mtpcore",
         "max_model_len": n_ctx,
         "meta": {
@@ -69,20 +69,20 @@ def _model(desk: Desk) -> dict[str, Any]:
     }
 
 
-async def show_props(desk: Desk, request: Request) -> Response:
+async def show_props(service: Service, request: Request) -> Response:
     """Show how texts are written here, as llama.cpp's server does."""
-    lm = desk.lm
+    lm = service.lm
     template = lm.model.chat_template
     cross = lm.generator.cross
     return reply(
         {
             "default_generation_settings": {"n_ctx": lm.n_ctx, "params": lm.sampling},
-            "total_slots": desk.n_at_once,
-            "model_alias": desk.name,
+            "total_slots": service.n_at_once,
+            "model_alias": service.name,
             "model_path": str(lm.model.path),
             "chat_template": template.source if template else "",
             "build_info": f"mtpcore {version()}",
-            "system_fingerprint": desk.fingerprint,
+            "system_fingerprint": service.fingerprint,
             "guarantee": cross.llm.guarantee,
             "draft": lm.generator.draft,
             "drafters": list(cross.drafters),
@@ -90,20 +90,20 @@ async def show_props(desk: Desk, request: Request) -> Response:
     )
 
 
-async def show_slots(desk: Desk, request: Request) -> Response:
+async def show_slots(service: Service, request: Request) -> Response:
     """List the sequences, and which of them write."""
-    n_busy = min(desk.n_texts, desk.n_at_once)
+    n_busy = min(service.n_texts, service.n_at_once)
     return reply(
         [
-            {"id": i, "n_ctx": desk.lm.n_ctx, "is_processing": i < n_busy}
-            for i in range(desk.n_at_once)
+            {"id": i, "n_ctx": service.lm.n_ctx, "is_processing": i < n_busy}
+            for i in range(service.n_at_once)
         ]
     )
 
 
-async def show_metrics(desk: Desk, request: Request) -> Response:
+async def show_metrics(service: Service, request: Request) -> Response:
     """Show counts and times for Prometheus."""
-    return Response(desk.metrics.show(), media_type=desk.metrics.content_type)
+    return Response(service.metrics.show(), media_type=service.metrics.content_type)
 
 
 class TokenizeFields(msgspec.Struct):
@@ -115,10 +115,10 @@ class TokenizeFields(msgspec.Struct):
     with_pieces: bool = False
 
 
-async def tokenize(desk: Desk, request: Request) -> Response:
+async def tokenize(service: Service, request: Request) -> Response:
     """Turn a text into tokens."""
-    fields = read_fields(await read_body(request, desk.settings.max_body), TokenizeFields)
-    tokenizer = _tokenizer(desk)
+    fields = read_fields(await read_body(request, service.settings.max_body), TokenizeFields)
+    tokenizer = _tokenizer(service)
 
     def encode() -> list[Any]:
         tokens = tokenizer.encode(
@@ -145,24 +145,24 @@ class DetokenizeFields(msgspec.Struct):
     tokens: list[int]
 
 
-async def detokenize(desk: Desk, request: Request) -> Response:
+async def detokenize(service: Service, request: Request) -> Response:
     """Turn tokens into a text, control tokens included."""
-    fields = read_fields(await read_body(request, desk.settings.max_body), DetokenizeFields)
+    fields = read_fields(await read_body(request, service.settings.max_body), DetokenizeFields)
     try:
-        return reply({"content": _tokenizer(desk).decode(fields.tokens, special=True)})
+        return reply({"content": _tokenizer(service).decode(fields.tokens, special=True)})
     except Exception as error:
         raise refusal_of(error, is_asked=True) from error
 
 
-async def apply_template(desk: Desk, request: Request) -> Response:
+async def apply_template(service: Service, request: Request) -> Response:
     """Write a conversation as the model reads it."""
-    fields = read_fields(await read_body(request, desk.settings.max_body), ChatFields)
-    tokens = await encode_conversation(desk, conversation_of(fields))
-    return reply({"prompt": desk.lm.tokenizer.decode(tokens, special=True)})
+    fields = read_fields(await read_body(request, service.settings.max_body), ChatFields)
+    tokens = await encode_conversation(service, conversation_of(fields))
+    return reply({"prompt": service.lm.tokenizer.decode(tokens, special=True)})
 
 
-def _tokenizer(desk: Desk) -> Tokenizer:
+def _tokenizer(service: Service) -> Tokenizer:
     try:
-        return desk.lm.tokenizer
+        return service.lm.tokenizer
     except Exception as error:
         raise refusal_of(error, is_asked=True) from error

@@ -11,12 +11,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mtpcore.gguf.answer_reader import AnswerPart, ToolCall
+from mtpcore.gguf.answer_parser import AnswerPart, ToolCall
 from mtpcore.lm import Completion
-from mtpcore.serving.answers import Answer, Desk
+from mtpcore.serving.answers import Answer, Service
 from mtpcore.serving.bodies import note_once, read_body, read_fields
 from mtpcore.serving.fields import HARMLESS, SamplingFields, check_needless, options_of
-from mtpcore.serving.parting import Parting, find_parting, read_arguments
+from mtpcore.serving.parsing import AnswerParsing, find_parsing, read_arguments
 from mtpcore.serving.prompts import (
     TemplateInput,
     check_tool_choice,
@@ -79,29 +79,29 @@ class MessageFields(SamplingFields, kw_only=True):
     mcp_servers: list[dict[str, Any]] | None = None
 
 
-async def answer_messages(desk: Desk, request: Request) -> Response:
+async def answer_messages(service: Service, request: Request) -> Response:
     """Answer a conversation."""
-    fields = await _read(desk, request)
+    fields = await _read(service, request)
     conversation = _conversation(fields)
-    prompt = await encode_conversation(desk, conversation)
+    prompt = await encode_conversation(service, conversation)
     most_calls = 1 if fields.tool_choice.disable_parallel_tool_use else None
-    parting = await find_parting(desk, conversation, prompt, most_calls=most_calls)
+    parsing = await find_parsing(service, conversation, prompt, most_calls=most_calls)
     fields.stop = fields.stop_sequences
-    answer = await desk.begin([prompt], options_of(desk.lm, fields) | parting.options)
+    answer = await service.begin([prompt], options_of(service.lm, fields) | parsing.options)
     head = {
         "id": f"msg_{secrets.token_hex(12)}",
         "type": "message",
         "role": "assistant",
-        "model": fields.model or desk.name,
+        "model": fields.model or service.name,
     }
     if fields.stream:
-        pieces = _stream(answer, head, len(prompt), parting)
+        pieces = _stream(answer, head, len(prompt), parsing)
         return EventStream(
-            pieces, lambda one: encode_event(as_anthropic(one), "error"), desk.keep_alive
+            pieces, lambda one: encode_event(as_anthropic(one), "error"), service.keep_alive
         )
     async with answer:
         (completion,) = await until_gone(request, answer.finish())
-    parts = parting.read(completion.text)
+    parts = parsing.read(completion.text)
     ending = _ending(completion, any(part.call for part in parts))
     return reply(
         head
@@ -110,14 +110,14 @@ async def answer_messages(desk: Desk, request: Request) -> Response:
     )
 
 
-async def count_tokens(desk: Desk, request: Request) -> Response:
+async def count_tokens(service: Service, request: Request) -> Response:
     """Say how many tokens a conversation has as the model reads it."""
-    fields = await _read(desk, request)
-    return reply({"input_tokens": len(await encode_conversation(desk, _conversation(fields)))})
+    fields = await _read(service, request)
+    return reply({"input_tokens": len(await encode_conversation(service, _conversation(fields)))})
 
 
-async def _read(desk: Desk, request: Request) -> MessageFields:
-    given = await read_body(request, desk.settings.max_body)
+async def _read(service: Service, request: Request) -> MessageFields:
+    given = await read_body(request, service.settings.max_body)
     check_needless(given)
     fields = read_fields(given, MessageFields, _HARMLESS)
     for name, value in (
@@ -355,7 +355,7 @@ class _StreamedBlocks:
 
 
 async def _stream(
-    answer: Answer, head: Mapping[str, Any], n_prompt: int, parting: Parting
+    answer: Answer, head: Mapping[str, Any], n_prompt: int, parsing: AnswerParsing
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of an answer.
 
@@ -374,11 +374,11 @@ async def _stream(
         }
         begun = {**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         yield event("message_start", message=begun)
-        blocks, reader = _StreamedBlocks(), parting.reader()
+        blocks, parser = _StreamedBlocks(), parsing.parser()
         async for one in answer.events():
-            parts = reader.feed(str(one.piece)) if one.piece is not None else []
+            parts = parser.feed(str(one.piece)) if one.piece is not None else []
             if one.completion is not None:
-                completion, parts = one.completion, reader.finish()
+                completion, parts = one.completion, parser.finish()
             for part in parts:
                 for said in blocks.take(part):
                     yield event(**said)
@@ -386,7 +386,7 @@ async def _stream(
             yield event(**said)
         yield event(
             "message_delta",
-            delta=_ending(completion, reader.n_calls > 0),
+            delta=_ending(completion, parser.n_calls > 0),
             usage=_usage(completion),
             **answer.figures([completion]),
         )

@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mtpcore.decoding import TokenLogprobs
-from mtpcore.gguf.answer_reader import AnswerPart
+from mtpcore.gguf.answer_parser import AnswerPart
 from mtpcore.lm import Completion
-from mtpcore.serving.answers import Answer, Desk
+from mtpcore.serving.answers import Answer, Service
 from mtpcore.serving.bodies import read_body, read_fields
 from mtpcore.serving.fields import (
     HARMLESS,
@@ -25,7 +25,7 @@ from mtpcore.serving.fields import (
     options_of,
 )
 from mtpcore.serving.logprobs import chat_logprobs
-from mtpcore.serving.parting import Parting, find_parting, read_arguments
+from mtpcore.serving.parsing import AnswerParsing, find_parsing, read_arguments
 from mtpcore.serving.prompts import (
     TemplateInput,
     encode_conversation,
@@ -116,9 +116,9 @@ Show = Callable[[Sequence[AnswerPart]], dict[str, Any]]
 T = TypeVar("T", bound=TextFields)
 
 
-async def answer_ollama_chat(desk: Desk, request: Request) -> Response:
+async def answer_ollama_chat(service: Service, request: Request) -> Response:
     """Answer a conversation."""
-    fields = await _read(desk, request, OllamaChatFields, ())
+    fields = await _read(service, request, OllamaChatFields, ())
 
     def show(parts: Sequence[AnswerPart]) -> dict[str, Any]:
         calls = [
@@ -131,7 +131,7 @@ async def answer_ollama_chat(desk: Desk, request: Request) -> Response:
         return {"message": message}
 
     if not fields.messages:
-        return _say_loaded(desk, fields, show)
+        return _say_loaded(service, fields, show)
     conversation = TemplateInput(
         messages=[_message(one) for one in fields.messages],
         tools=fields.tools,
@@ -139,15 +139,15 @@ async def answer_ollama_chat(desk: Desk, request: Request) -> Response:
         continues=fields.messages[-1].get("role") == "assistant"
         and not fields.messages[-1].get("tool_calls"),
     )
-    prompt = await encode_conversation(desk, conversation)
-    parting = await find_parting(desk, conversation, prompt)
-    return await _answer(desk, request, fields, prompt, parting, show)
+    prompt = await encode_conversation(service, conversation)
+    parsing = await find_parsing(service, conversation, prompt)
+    return await _answer(service, request, fields, prompt, parsing, show)
 
 
-async def answer_ollama_generate(desk: Desk, request: Request) -> Response:
+async def answer_ollama_generate(service: Service, request: Request) -> Response:
     """Answer a text, or continue it as it is."""
     fields = await _read(
-        desk,
+        service,
         request,
         GenerateFields,
         ("suffix", "template", "context", "images", "width", "height", "steps"),
@@ -157,18 +157,18 @@ async def answer_ollama_generate(desk: Desk, request: Request) -> Response:
         return {"response": _join(parts, "content")} | _thoughts(parts)
 
     if not fields.prompt:
-        return _say_loaded(desk, fields, show)
-    has_template = desk.lm.model.chat_template is not None
+        return _say_loaded(service, fields, show)
+    has_template = service.lm.model.chat_template is not None
     is_raw = fields.raw or not (has_template or fields.system)
     messages = [{"role": "system", "content": fields.system}] if fields.system else []
     messages.append({"role": "user", "content": fields.prompt})
     conversation = TemplateInput(messages=messages, template_options=_thinking(fields))
     if is_raw:
-        (prompt,) = await encode_texts(desk, [fields.prompt])
+        (prompt,) = await encode_texts(service, [fields.prompt])
     else:
-        prompt = await encode_conversation(desk, conversation)
-    parting = await find_parting(desk, conversation, prompt, is_raw=is_raw)
-    return await _answer(desk, request, fields, prompt, parting, show)
+        prompt = await encode_conversation(service, conversation)
+    parsing = await find_parsing(service, conversation, prompt, is_raw=is_raw)
+    return await _answer(service, request, fields, prompt, parsing, show)
 
 
 def _join(parts: Sequence[AnswerPart], kind: str) -> str:
@@ -180,9 +180,9 @@ def _thoughts(parts: Sequence[AnswerPart]) -> dict[str, Any]:
     return {"thinking": thoughts} if thoughts else {}
 
 
-async def _read(desk: Desk, request: Request, kind: type[T], refused: Sequence[str]) -> T:
+async def _read(service: Service, request: Request, kind: type[T], refused: Sequence[str]) -> T:
     """Return the fields of a request; those ``refused`` may be empty."""
-    given = await read_body(request, desk.settings.max_body)
+    given = await read_body(request, service.settings.max_body)
     for name in refused:
         if given.get(name):
             raise Refusal(400, f"{name} is not supported; leave it out", param=name)
@@ -222,7 +222,7 @@ def _message(given: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _options(desk: Desk, fields: TextFields) -> dict[str, Any]:
+def _options(service: Service, fields: TextFields) -> dict[str, Any]:
     """Return the options of ``LM.generate`` that a request means."""
     check_needless(fields.options)
     given = read_fields(fields.options, Options, _HARMLESS)
@@ -239,76 +239,78 @@ def _options(desk: Desk, fields: TextFields) -> dict[str, Any]:
     given.max_tokens = given.num_predict
     if given.draft_num_predict is not None:
         given.speculative = Speculative(draft=given.draft_num_predict)
-    options = options_of(desk.lm, given)
+    options = options_of(service.lm, given)
     if fields.logprobs:
         options["logprobs"] = fields.top_logprobs
     return options
 
 
-def _head(desk: Desk, fields: TextFields) -> dict[str, Any]:
+def _head(service: Service, fields: TextFields) -> dict[str, Any]:
     now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-    return {"model": fields.model or desk.name, "created_at": now}
+    return {"model": fields.model or service.name, "created_at": now}
 
 
-def _say_loaded(desk: Desk, fields: TextFields, show: Show) -> Response:
+def _say_loaded(service: Service, fields: TextFields, show: Show) -> Response:
     """Answer a request without a text, by which clients have a model loaded."""
-    return reply(_head(desk, fields) | show(()) | {"done": True, "done_reason": "load"})
+    return reply(_head(service, fields) | show(()) | {"done": True, "done_reason": "load"})
 
 
 async def _answer(
-    desk: Desk,
+    service: Service,
     request: Request,
     fields: TextFields,
     prompt: Sequence[int],
-    parting: Parting,
+    parsing: AnswerParsing,
     show: Show,
 ) -> Response:
     """Write a text; ``show`` returns parts of it as the route has them."""
-    answer = await desk.begin([prompt], _options(desk, fields) | parting.options)
+    answer = await service.begin([prompt], _options(service, fields) | parsing.options)
     if fields.stream:
-        pieces = _stream(answer, desk, fields, parting, show)
+        pieces = _stream(answer, service, fields, parsing, show)
         return EventStream(
             pieces,
             lambda one: encode_line(as_ollama(one)),
-            desk.keep_alive,
+            service.keep_alive,
             "application/x-ndjson",
         )
     async with answer:
         (completion,) = await until_gone(request, answer.finish())
     return reply(
-        _head(desk, fields)
-        | show(parting.read(completion.text))
-        | _logprobs(desk, completion.logprobs or (), fields)
+        _head(service, fields)
+        | show(parsing.read(completion.text))
+        | _logprobs(service, completion.logprobs or (), fields)
         | _ending(answer, completion)
     )
 
 
 async def _stream(
-    answer: Answer, desk: Desk, fields: TextFields, parting: Parting, show: Show
+    answer: Answer, service: Service, fields: TextFields, parsing: AnswerParsing, show: Show
 ) -> AsyncGenerator[bytes, None]:
     """Yield the lines of an answer."""
-    reader = parting.reader()
+    parser = parsing.parser()
 
     def line(parts: Sequence[AnswerPart], more: Mapping[str, Any]) -> bytes:
-        return encode_line(_head(desk, fields) | show(parts) | {"done": False, **more})
+        return encode_line(_head(service, fields) | show(parts) | {"done": False, **more})
 
     async with answer:
         async for one in answer.events():
             if one.piece is not None:
-                parts = reader.feed(str(one.piece))
-                logprobs = _logprobs(desk, one.piece.logprobs, fields)
-                if parts or logprobs:  # else the reader holds it back
+                parts = parser.feed(str(one.piece))
+                logprobs = _logprobs(service, one.piece.logprobs, fields)
+                if parts or logprobs:  # else the parser holds it back
                     yield line(parts, logprobs)
             elif one.completion is not None:
-                if parts := reader.finish():
+                if parts := parser.finish():
                     yield line(parts, {})
                 yield line((), _ending(answer, one.completion))
 
 
-def _logprobs(desk: Desk, tokens: Sequence[TokenLogprobs], fields: TextFields) -> dict[str, Any]:
+def _logprobs(
+    service: Service, tokens: Sequence[TokenLogprobs], fields: TextFields
+) -> dict[str, Any]:
     if not fields.logprobs:
         return {}
-    return {"logprobs": chat_logprobs(tokens, desk.lm.tokenizer)["content"]}
+    return {"logprobs": chat_logprobs(tokens, service.lm.tokenizer)["content"]}
 
 
 def _ending(answer: Answer, completion: Completion) -> dict[str, Any]:

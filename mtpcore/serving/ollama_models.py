@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from mtpcore.serving.answers import Desk
+from mtpcore.serving.answers import Service
 from mtpcore.serving.bodies import read_body, read_fields
 from mtpcore.serving.refusals import Refusal
 from mtpcore.serving.replies import reply
@@ -24,29 +24,29 @@ _TAG = ":latest"
 """What clients add to a name that has no tag."""
 
 
-async def show_running(desk: Desk, request: Request) -> Response:
+async def show_running(service: Service, request: Request) -> Response:
     """Say that the server is there, in the words that clients look for."""
     return PlainTextResponse("Ollama is running")
 
 
-async def show_version(desk: Desk, request: Request) -> Response:
+async def show_version(service: Service, request: Request) -> Response:
     """Say which version this is; it is one of mtpcore's."""
     return reply({"version": version()})
 
 
-async def show_tags(desk: Desk, request: Request) -> Response:
+async def show_tags(service: Service, request: Request) -> Response:
     """List the models: there is one."""
-    return reply({"models": [_model(desk)]})
+    return reply({"models": [_model(service)]})
 
 
-async def show_loaded(desk: Desk, request: Request) -> Response:
+async def show_loaded(service: Service, request: Request) -> Response:
     """List the models that are loaded: the same one, which stays so."""
-    is_on_host = desk.lm.generator.cross.llm.runner.backend.on_host
+    is_on_host = service.lm.generator.cross.llm.runner.backend.on_host
     shares = {
-        "size_vram": 0 if is_on_host else desk.lm.model.n_bytes,
-        "context_length": desk.lm.n_ctx,
+        "size_vram": 0 if is_on_host else service.lm.model.n_bytes,
+        "context_length": service.lm.n_ctx,
     }
-    return reply({"models": [_model(desk) | shares]})
+    return reply({"models": [_model(service) | shares]})
 
 
 class ShowFields(msgspec.Struct):
@@ -57,15 +57,15 @@ class ShowFields(msgspec.Struct):
     verbose: bool = False
 
 
-async def show_one(desk: Desk, request: Request) -> Response:
+async def show_one(service: Service, request: Request) -> Response:
     """Show what is in the file of a model; arrays are shown as null."""
     fields = read_fields(
-        await read_body(request, desk.settings.max_body), ShowFields, frozenset(("system",))
+        await read_body(request, service.settings.max_body), ShowFields, frozenset(("system",))
     )
     name = fields.model or fields.name
-    if name.removesuffix(_TAG) != desk.name.removesuffix(_TAG):
-        raise Refusal(404, f"no such model: {name!r}; there is {desk.name!r}")
-    model = desk.lm.model
+    if name.removesuffix(_TAG) != service.name.removesuffix(_TAG):
+        raise Refusal(404, f"no such model: {name!r}; there is {service.name!r}")
+    model = service.lm.model
     template = model.chat_template.source if model.chat_template is not None else ""
     info = {
         key: value if isinstance(value, (bool, int, float, str)) else None
@@ -73,45 +73,45 @@ async def show_one(desk: Desk, request: Request) -> Response:
     }
     return reply(
         {
-            "modified_at": _changed(desk),
+            "modified_at": _changed(service),
             "template": template,
-            "details": _details(desk),
-            "model_info": info | {"general.parameter_count": _n_weights(desk)},
+            "details": _details(service),
+            "model_info": info | {"general.parameter_count": _n_weights(service)},
             "capabilities": ["completion", *(["tools"] if "tools" in template else [])],
         }
     )
 
 
-def _model(desk: Desk) -> dict[str, Any]:
+def _model(service: Service) -> dict[str, Any]:
     return {
-        "name": desk.name,
-        "model": desk.name,
-        "modified_at": _changed(desk),
-        "size": desk.lm.model.n_bytes,
-        "digest": desk.digest,
-        "details": _details(desk),
+        "name": service.name,
+        "model": service.name,
+        "modified_at": _changed(service),
+        "size": service.lm.model.n_bytes,
+        "digest": service.digest,
+        "details": _details(service),
     }
 
 
-def _changed(desk: Desk) -> str:
-    seconds = desk.lm.model.path.stat().st_mtime
+def _changed(service: Service) -> str:
+    seconds = service.lm.model.path.stat().st_mtime
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
-def _details(desk: Desk) -> dict[str, Any]:
-    model = desk.lm.model
+def _details(service: Service) -> dict[str, Any]:
+    model = service.lm.model
     return {
         "parent_model": "",
         "format": "gguf",
         "family": model.architecture,
         "families": [model.architecture],
-        "parameter_size": _spell_count(_n_weights(desk)),
-        "quantization_level": _most_used_type(desk),
+        "parameter_size": _spell_count(_n_weights(service)),
+        "quantization_level": _most_used_type(service),
     }
 
 
-def _n_weights(desk: Desk) -> int:
-    return sum(prod(tensor.shape) for tensor in desk.lm.model.tensors.values())
+def _n_weights(service: Service) -> int:
+    return sum(prod(tensor.shape) for tensor in service.lm.model.tensors.values())
 
 
 def _spell_count(n: int) -> str:
@@ -121,9 +121,9 @@ def _spell_count(n: int) -> str:
     return str(n)
 
 
-def _most_used_type(desk: Desk) -> str:
+def _most_used_type(service: Service) -> str:
     """Return the type in which most weights are stored."""
     counts: Counter[str] = Counter()
-    for tensor in desk.lm.model.tensors.values():
+    for tensor in service.lm.model.tensors.values():
         counts[tensor.type_name] += prod(tensor.shape)
     return max(counts, key=counts.__getitem__)

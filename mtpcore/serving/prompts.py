@@ -9,7 +9,7 @@ import anyio.to_thread
 import msgspec
 
 from mtpcore.errors import MtpcoreError
-from mtpcore.serving.answers import Desk
+from mtpcore.serving.answers import Service
 from mtpcore.serving.refusals import Refusal, refusal_of
 
 __all__ = [
@@ -44,7 +44,7 @@ class TemplateInput(msgspec.Struct, frozen=True, kw_only=True):
     continues: bool = False
 
 
-async def encode_conversation(desk: Desk, conversation: TemplateInput) -> list[int]:
+async def encode_conversation(service: Service, conversation: TemplateInput) -> list[int]:
     """Return a conversation as tokens, written by the chat template in a thread of its own.
 
     Some programs put instructions between messages, which templates refuse that know them at the
@@ -59,7 +59,7 @@ async def encode_conversation(desk: Desk, conversation: TemplateInput) -> list[i
         raise Refusal(400, "a conversation has messages", param="messages")
 
     def encode(messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        return desk.lm.encode_chat(
+        return service.lm.encode_chat(
             messages,
             tools=conversation.tools or None,
             template_options=conversation.template_options or None,
@@ -81,7 +81,7 @@ async def encode_conversation(desk: Desk, conversation: TemplateInput) -> list[i
         raise refusal_of(error, is_asked=True) from error
 
 
-async def encode_texts(desk: Desk, texts: Sequence[str]) -> list[list[int]]:
+async def encode_texts(service: Service, texts: Sequence[str]) -> list[list[int]]:
     """Return texts as tokens, control tokens in them included; a thread of its own does it.
 
     Raises
@@ -91,7 +91,7 @@ async def encode_texts(desk: Desk, texts: Sequence[str]) -> list[list[int]]:
     """
 
     def encode() -> list[list[int]]:
-        tokenizer = desk.lm.tokenizer
+        tokenizer = service.lm.tokenizer
         return [tokenizer.encode(text, parse_special=True) for text in texts]
 
     try:

@@ -13,13 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mtpcore.decoding import TokenLogprobs
-from mtpcore.gguf.answer_reader import AnswerPart, ToolCall
+from mtpcore.gguf.answer_parser import AnswerPart, ToolCall
 from mtpcore.lm import Completion
-from mtpcore.serving.answers import Answer, Desk
+from mtpcore.serving.answers import Answer, Service
 from mtpcore.serving.bodies import note_once, read_body, read_fields
 from mtpcore.serving.fields import HARMLESS, SamplingFields, check_needless, options_of
 from mtpcore.serving.logprobs import chat_logprobs
-from mtpcore.serving.parting import Parting, find_parting
+from mtpcore.serving.parsing import AnswerParsing, find_parsing
 from mtpcore.serving.prompts import (
     TemplateInput,
     check_tool_choice,
@@ -73,9 +73,9 @@ class ResponseFields(SamplingFields, kw_only=True):
     metadata: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-async def answer_responses(desk: Desk, request: Request) -> Response:
+async def answer_responses(service: Service, request: Request) -> Response:
     """Answer items."""
-    given = await read_body(request, desk.settings.max_body)
+    given = await read_body(request, service.settings.max_body)
     for name in _REFUSED:
         if given.get(name):
             raise Refusal(
@@ -102,40 +102,40 @@ async def answer_responses(desk: Desk, request: Request) -> Response:
         tools=tools if fields.tool_choice != "none" else [],
         template_options=thinking_options(effort=fields.reasoning.effort),
     )
-    prompt = await encode_conversation(desk, conversation)
+    prompt = await encode_conversation(service, conversation)
     fields.max_tokens = fields.max_output_tokens
     most_calls = None if fields.parallel_tool_calls else 1
-    parting = await find_parting(desk, conversation, prompt, most_calls=most_calls)
-    options = options_of(desk.lm, fields) | parting.options
+    parsing = await find_parsing(service, conversation, prompt, most_calls=most_calls)
+    options = options_of(service.lm, fields) | parsing.options
     if _LOGPROBS in fields.include:
         options["logprobs"] = fields.top_logprobs
-    answer = await desk.begin([prompt], options)
-    head = _head(desk, fields)
+    answer = await service.begin([prompt], options)
+    head = _head(service, fields)
     if fields.stream:
         events = _Events()
-        pieces = _stream(answer, head, parting, events)
-        return EventStream(pieces, events.fail, desk.keep_alive)
+        pieces = _stream(answer, head, parsing, events)
+        return EventStream(pieces, events.fail, service.keep_alive)
     async with answer:
         (completion,) = await until_gone(request, answer.finish())
-    items, logprobs = _Items(_Events()), _logprobs(completion.logprobs or (), parting)
-    for part in parting.read(completion.text):
+    items, logprobs = _Items(_Events()), _logprobs(completion.logprobs or (), parsing)
+    for part in parsing.read(completion.text):
         for _ in items.take(part, logprobs):  # events, of which the items remain
             pass
         if part.kind == "content":
             logprobs = []
     for _ in items.finish(completion):
         pass
-    return reply(head | _ending(answer, completion, items.output, parting))
+    return reply(head | _ending(answer, completion, items.output, parsing))
 
 
-def _head(desk: Desk, fields: ResponseFields) -> dict[str, Any]:
+def _head(service: Service, fields: ResponseFields) -> dict[str, Any]:
     """Return a response that has not begun."""
     return {
         "id": f"resp_{secrets.token_hex(12)}",
         "object": "response",
         "created_at": int(time.time()),
         "status": "in_progress",
-        "model": fields.model or desk.name,
+        "model": fields.model or service.name,
         "output": [],
         "instructions": fields.instructions,
         "tools": fields.tools,
@@ -355,10 +355,10 @@ def _name(kind: str) -> str:
 
 
 async def _stream(
-    answer: Answer, head: Mapping[str, Any], parting: Parting, event: _Events
+    answer: Answer, head: Mapping[str, Any], parsing: AnswerParsing, event: _Events
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a response."""
-    items, reader = _Items(event), parting.reader()
+    items, parser = _Items(event), parsing.parser()
     held: list[dict[str, Any]] = []  # log-probabilities of tokens whose text is held back
     async with answer:
         yield event("response.created", response=head)
@@ -366,11 +366,11 @@ async def _stream(
         async for one in answer.events():
             parts: Sequence[AnswerPart] = ()
             if one.piece is not None:
-                parts = reader.feed(str(one.piece))
-                held += _logprobs(one.piece.logprobs, parting)
+                parts = parser.feed(str(one.piece))
+                held += _logprobs(one.piece.logprobs, parsing)
             elif one.completion is not None:
                 completion = one.completion
-                parts = reader.finish()
+                parts = parser.finish()
                 if held and not parts:
                     parts = [AnswerPart("content")]
             for part in parts:
@@ -379,12 +379,12 @@ async def _stream(
                 held = []
         for said in items.finish(completion):
             yield said
-        last = {**head, **_ending(answer, completion, items.output, parting)}
+        last = {**head, **_ending(answer, completion, items.output, parsing)}
         yield event(f"response.{last['status']}", response=last)
 
 
-def _logprobs(tokens: Sequence[TokenLogprobs], parting: Parting) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = chat_logprobs(tokens, parting.tokenizer)["content"]
+def _logprobs(tokens: Sequence[TokenLogprobs], parsing: AnswerParsing) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = chat_logprobs(tokens, parsing.tokenizer)["content"]
     return found
 
 
@@ -393,11 +393,11 @@ def _status(completion: Completion) -> str:
 
 
 def _ending(
-    answer: Answer, completion: Completion, output: list[dict[str, Any]], parting: Parting
+    answer: Answer, completion: Completion, output: list[dict[str, Any]], parsing: AnswerParsing
 ) -> dict[str, Any]:
     """Return what a response has when it ends."""
     thoughts = (item["content"][0]["text"] for item in output if item["type"] == "reasoning")
-    usage = answer.usage([completion], sum(map(parting.count, thoughts)))
+    usage = answer.usage([completion], sum(map(parsing.count, thoughts)))
     is_cut = _status(completion) == "incomplete"
     return {
         "status": _status(completion),

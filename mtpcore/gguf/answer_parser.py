@@ -1,4 +1,4 @@
-"""Reading answers: a text as it comes, parted into reasoning, what is said, and calls of tools."""
+"""Parsing answers: reasoning, what is said, and calls of tools, of a text as it comes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from mtpcore.gguf.answer_format import AnswerFormat, CallFormat
 
-__all__ = ["AnswerReader", "AnswerPart", "ToolCall"]
+__all__ = ["AnswerParser", "AnswerPart", "ToolCall"]
 
 
 class ToolCall(NamedTuple):
@@ -36,8 +36,8 @@ class AnswerPart(NamedTuple):
     call: ToolCall | None = None
 
 
-class AnswerReader:
-    """Parts one answer; what may still become a mark is held back.
+class AnswerParser:
+    """Parses one answer; what may still become a mark is held back.
 
     Whatever the model writes, nothing is lost: what looks like a call and is none is content. All
     of an answer without marks is content, letter by letter.

@@ -1,4 +1,4 @@
-"""What the model wrote, parted: reasoning, what it says, and calls of tools."""
+"""What the model wrote, parsed: reasoning, what it says, and calls of tools."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import msgspec
 
 from mtpcore.gguf import Tokenizer
 from mtpcore.gguf.answer_format import AnswerFormat
-from mtpcore.gguf.answer_reader import AnswerPart, AnswerReader, ToolCall
-from mtpcore.serving.answers import Desk
+from mtpcore.gguf.answer_parser import AnswerParser, AnswerPart, ToolCall
+from mtpcore.serving.answers import Service
 from mtpcore.serving.prompts import TemplateInput
 
-__all__ = ["Parting", "find_parting", "parted_message", "read_arguments", "spell_call"]
+__all__ = ["AnswerParsing", "find_parsing", "parsed_message", "read_arguments", "spell_call"]
 
 _TAIL = 64
 """Tokens of the end of a prompt, which may open the reasoning."""
 
 
-class Parting:
-    """How the answers to one conversation are parted.
+class AnswerParsing:
+    """How the answers to one conversation are parsed.
 
     Parameters
     ----------
@@ -52,56 +52,56 @@ class Parting:
         self._form, self._prompt, self._tools = form, prompt, tools
         self._most_calls = most_calls
         self.options: dict[str, Any] = {"special": True} if shows_marks else {}
-        """Options that texts need to be parted."""
+        """Options that texts need to be parsed."""
 
-    def reader(self) -> AnswerReader:
-        """Return what parts one answer."""
-        return AnswerReader(self._form, self._prompt, self._tools, self._most_calls)
+    def parser(self) -> AnswerParser:
+        """Return what parses one answer."""
+        return AnswerParser(self._form, self._prompt, self._tools, self._most_calls)
 
     def count(self, text: str) -> int:
         """Return how many tokens a part has."""
         return len(self.tokenizer.encode(text, add_special=False)) if text else 0
 
     def read(self, text: str) -> list[AnswerPart]:
-        """Part a whole answer."""
-        reader = self.reader()
-        return [*reader.feed(text), *reader.finish()]
+        """Parse a whole answer."""
+        parser = self.parser()
+        return [*parser.feed(text), *parser.finish()]
 
 
-async def find_parting(
-    desk: Desk,
+async def find_parsing(
+    service: Service,
     conversation: TemplateInput,
     prompt: Sequence[int],
     *,
     is_raw: bool = False,
     most_calls: int | None = None,
-) -> Parting:
-    """Find how answers to a conversation are to be parted.
+) -> AnswerParsing:
+    """Find how answers to a conversation are to be parsed.
 
     Parameters
     ----------
-    desk : Desk
+    service : Service
     conversation : TemplateInput
     prompt : sequence of int
         Its tokens.
     is_raw : bool
         All of an answer is content.
     most_calls : int, optional
-        As ``Parting`` takes it.
+        As ``AnswerParsing`` takes it.
     """
-    tokenizer = desk.lm.tokenizer
+    tokenizer = service.lm.tokenizer
     if is_raw:
-        return Parting(tokenizer, AnswerFormat())
-    form = await anyio.to_thread.run_sync(lambda: desk.answer_format)
+        return AnswerParsing(tokenizer, AnswerFormat())
+    form = await anyio.to_thread.run_sync(lambda: service.answer_format)
     tail = tokenizer.decode(prompt[-_TAIL:], special=True)
     marks = [*(form.reasoning or ()), form.content]
     if form.calls is not None and conversation.tools:
         marks += [form.calls.begin, form.calls.open]
     shows_marks = any(text in mark for text in tokenizer.special_texts for mark in marks)
-    return Parting(tokenizer, form, tail, conversation.tools, shows_marks, most_calls)
+    return AnswerParsing(tokenizer, form, tail, conversation.tools, shows_marks, most_calls)
 
 
-def parted_message(parts: Sequence[AnswerPart]) -> dict[str, Any]:
+def parsed_message(parts: Sequence[AnswerPart]) -> dict[str, Any]:
     """Return an answer as a message of OpenAI's API; reasoning has both names that clients read."""
     said, thought = (
         "".join(part.text for part in parts if part.kind == kind)

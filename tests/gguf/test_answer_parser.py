@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mtpcore.gguf import ChatTemplate
 from mtpcore.gguf.answer_format import AnswerFormat, derive_format
-from mtpcore.gguf.answer_reader import AnswerReader
+from mtpcore.gguf.answer_parser import AnswerParser
 
 TURNS = """{% for m in messages %}{% if m.role != "assistant" %}<|start|>{{ m.role }}
 {{ m.content }}<|end|>
@@ -104,10 +104,10 @@ def written_by(template, message, tools=None):
 
 
 def read(form, prompt, text, cuts=(), tools=TOOLS):
-    reader = AnswerReader(form, prompt, tools)
+    parser = AnswerParser(form, prompt, tools)
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    parts = [part for begin, end in pairwise(places) for part in reader.feed(text[begin:end])]
-    parts += reader.finish()
+    parts = [part for begin, end in pairwise(places) for part in parser.feed(text[begin:end])]
+    parts += parser.finish()
     said = {
         kind: "".join(part.text for part in parts if part.kind == kind)
         for kind in ("reasoning", "content")
