@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Self
 import msgspec
 
 from mtpcore.boundary.sizes import Depth
-from mtpcore.declarations.spec import DrafterSpec, Feed, ModelSpec
+from mtpcore.declarations.spec import ModelSpec
 from mtpcore.gguf import Tensor
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
@@ -20,7 +20,7 @@ from mtpcore.models.hparams import Experts
 from mtpcore.models.hybrid import HybridHparams
 from mtpcore.models.kda import KDA_EXACT, KDA_UNREAD, check_kda, delta_attention
 from mtpcore.models.mla import Mla, mla_attention
-from mtpcore.models.nextn import LAYER_NORM_TIES, nextn_fit, nextn_head
+from mtpcore.models.nextn import LAYER_NORM_TIES, nextn_head, nextn_spec
 from mtpcore.models.rope import Style
 from mtpcore.models.variants import Limit
 
@@ -125,20 +125,6 @@ BAILING_MOE3 = ModelSpec(
     unread=KDA_UNREAD,
     checkpoint=checkpoints.BAILING_MOE3,
 )
-BAILING_MOE3_HEAD = DrafterSpec(
-    name="bailingmoe3_nextn",
-    fit=nextn_fit("bailingmoe3"),
-    build=head,
-    feeds=(
-        Feed(
-            slot="hidden",
-            taps=("hidden",),
-            recycle="hidden",
-            evidence="llama.cpp's draft-mtp feeds this state of the trunk, and recycles the head's",
-        ),
-    ),
-    ties=LAYER_NORM_TIES,
-    min_types=(ROUTER_TYPE,),
-    checkpoint=checkpoints.BAILING_MOE3_NEXTN,
-    evidence="random models: logits are those of llama.cpp's graph of the head",
+BAILING_MOE3_HEAD = nextn_spec(
+    "bailingmoe3", head, ties=LAYER_NORM_TIES, checkpoint=checkpoints.BAILING_MOE3_NEXTN
 )

@@ -12,8 +12,6 @@ from mtpcore.declarations.spec import (
     EXPERT_SCALES,
     FEED_FORWARD_SCALES,
     SHARED_EXPERT_SCALES,
-    DrafterSpec,
-    Feed,
     ModelSpec,
 )
 from mtpcore.gguf import Tensor
@@ -25,7 +23,7 @@ from mtpcore.models.hparams import Experts, Hparams
 from mtpcore.models.indexer import UNREAD_INDEXER, limit_to_chosen
 from mtpcore.models.layer_kinds import windowed_blocks
 from mtpcore.models.mla import Mla, mla_block
-from mtpcore.models.nextn import NEXTN_TIES, nextn_fit, nextn_head
+from mtpcore.models.nextn import nextn_head, nextn_spec
 from mtpcore.models.rope import Rope, Style
 
 __all__ = ["DOTS3_NOTE", "DOTS3_NOTE_HEAD", "Dots3NoteHparams", "build", "head"]
@@ -108,20 +106,4 @@ DOTS3_NOTE = ModelSpec(
     ),
     unread=UNREAD_INDEXER,
 )
-DOTS3_NOTE_HEAD = DrafterSpec(
-    name="dots3note_nextn",
-    fit=nextn_fit("dots3note"),
-    build=head,
-    feeds=(
-        Feed(
-            slot="hidden",
-            taps=("hidden",),
-            recycle="hidden",
-            evidence="SGLang's Dot3NoteModelNextN feeds this state of the trunk, and recycles the "
-            "head's",
-        ),
-    ),
-    ties=NEXTN_TIES,
-    min_types=(ROUTER_TYPE,),
-    evidence="random models: logits are those of llama.cpp's graph of the block as a layer",
-)
+DOTS3_NOTE_HEAD = nextn_spec("dots3note", head, source="SGLang's Dot3NoteModelNextN")

@@ -12,15 +12,13 @@ from mtpcore.declarations.spec import (
     EXPERT_SCALES,
     FEED_FORWARD_SCALES,
     SHARED_EXPERT_SCALES,
-    DrafterSpec,
-    Feed,
 )
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
-from mtpcore.models.blocks import ROUTER_TYPE, moe, relu_squared
+from mtpcore.models.blocks import moe, relu_squared
 from mtpcore.models.checkpoints import mamba2 as checkpoints
 from mtpcore.models.mamba2 import MambaHparams
-from mtpcore.models.nextn import NEXTN_TIES, nextn_fit, nextn_input
+from mtpcore.models.nextn import nextn_fit, nextn_input, nextn_spec
 from mtpcore.models.ssm import SSM_EXACT, SSM_SCALES, mamba2
 from mtpcore.models.variants import Variant, attention, build, feed_forward, norm, variant_spec
 
@@ -124,19 +122,8 @@ NEMOTRON_H_MOE = msgspec.structs.replace(
     fit=msgspec.structs.replace(NEMOTRON_H.fit, architectures=frozenset({"nemotron_h_moe"})),
     checkpoint=checkpoints.NEMOTRON_H_MOE,
 )
-NEMOTRON_H_HEAD = DrafterSpec(
-    name="nemotron_h_moe_nextn",
+NEMOTRON_H_HEAD = nextn_spec(
+    "nemotron_h_moe",
+    head,
     fit=nextn_fit("nemotron_h_moe", also=("blk.{n}.nextn.shared_head_norm.weight",)),
-    build=head,
-    feeds=(
-        Feed(
-            slot="hidden",
-            taps=("hidden",),
-            recycle="hidden",
-            evidence="llama.cpp's draft-mtp feeds this state of the trunk, and recycles the head's",
-        ),
-    ),
-    ties=NEXTN_TIES,
-    min_types=(ROUTER_TYPE,),
-    evidence="random models: logits are those of llama.cpp's graph of the head",
 )

@@ -7,10 +7,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
-from mtpcore.declarations.spec import Fit, Tie, first_of
+from mtpcore.declarations.spec import DrafterSpec, Feed, Fit, Tie, first_of
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
+from mtpcore.models.blocks import ROUTER_TYPE
 from mtpcore.models.hparams import Hparams
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "nextn_head",
     "nextn_input",
     "nextn_outputs",
+    "nextn_spec",
 ]
 
 H = TypeVar("H", bound=Hparams)
@@ -57,6 +59,49 @@ def nextn_fit(*architectures: str, also: tuple[str, ...] = ()) -> Fit:
         tensors=(*NEXTN_TENSORS, *also),
         count_key="{arch}.nextn_predict_layers",
         sidecars=("mtp-*.gguf",),
+    )
+
+
+def nextn_spec(
+    architecture: str,
+    build: Callable[[GraphBuilder, Inputs, Any], Outputs],
+    *,
+    state: Literal["hidden", "residual"] = "hidden",
+    ties: tuple[Tie, ...] = NEXTN_TIES,
+    source: str = "llama.cpp's draft-mtp",
+    **more: Any,
+) -> DrafterSpec:
+    """Declare the NextN head of a trunk that has experts and is held against llama.cpp's logits.
+
+    Parameters
+    ----------
+    architecture : str
+        Of the files.
+    build : callable
+        The head's graph.
+    state : {"hidden", "residual"}
+        The state of the trunk that is fed; the head's own is recycled.
+    ties : tuple of Tie
+    source : str
+        Who feeds this state.
+    **more
+        Further fields of ``DrafterSpec``.
+    """
+    feed = Feed(
+        slot="hidden",
+        taps=(state,),
+        recycle=state,
+        evidence=f"{source} feeds this state of the trunk, and recycles the head's",
+    )
+    declared: dict[str, Any] = {"fit": nextn_fit(architecture), "min_types": (ROUTER_TYPE,)} | more
+    return DrafterSpec(
+        name=f"{architecture}_nextn",
+        build=build,
+        feeds=(feed,),
+        ties=ties,
+        evidence="random models: logits are those of llama.cpp, of its graph of the head or of the "
+        "block as a layer",
+        **declared,
     )
 
 

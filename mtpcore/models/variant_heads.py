@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
-from mtpcore.declarations.spec import DrafterSpec, Feed, Heads, Tie
+from mtpcore.declarations.spec import DrafterSpec, Heads
 from mtpcore.graph import GraphBuilder, Inputs, Outputs
-from mtpcore.models.blocks import ROUTER_TYPE
 from mtpcore.models.cohere2moe import cohere2moe_layer
-from mtpcore.models.nextn import LAYER_NORM_TIES, NEXTN_TIES, nextn_fit
+from mtpcore.models.nextn import LAYER_NORM_TIES, nextn_spec
 from mtpcore.models.step35 import step35_layer
 from mtpcore.models.variants import H, LayerFunction, layer, norm
 
@@ -35,27 +34,10 @@ def _head(
     layer: LayerFunction[H],
     state: Literal["hidden", "residual"] = "hidden",
     order: Literal["repeated", "each-step"] = "repeated",
-    ties: tuple[Tie, ...] = NEXTN_TIES,
-    source: str = "llama.cpp's draft-mtp",
+    **more: Any,
 ) -> DrafterSpec:
-    return DrafterSpec(
-        name=f"{architecture}_nextn",
-        fit=nextn_fit(architecture),
-        build=partial(variant_head, layer=layer),
-        feeds=(
-            Feed(
-                slot="hidden",
-                taps=(state,),
-                recycle=state,
-                evidence=f"{source} feeds this state of the trunk, and recycles the head's",
-            ),
-        ),
-        heads=Heads(order=order),
-        ties=ties,
-        min_types=(ROUTER_TYPE,),
-        evidence="random models: logits are those of llama.cpp, of its graph of the head or of the "
-        "block as a layer",
-    )
+    head = partial(variant_head, layer=layer)
+    return nextn_spec(architecture, head, state=state, heads=Heads(order=order), **more)
 
 
 HEADS = [

@@ -217,6 +217,12 @@ def _separated_of_bloom(values: TensorValues, config: Config) -> TensorValues:
     return np.moveaxis(parts, 1, 0).reshape(values.shape)
 
 
+_PREFIXES = (
+    ("transformer.h.", "model.layers."),
+    ("transformer.", "model."),
+    ("h.", "model.layers."),
+)
+"""How names begin in GPT-2's checkpoints and in those that follow them."""
 _BLOOM_HEADS = "n_head|num_attention_heads"
 _BLOOM = {
     "input_layernorm": "attn_norm",
@@ -231,9 +237,7 @@ BLOOM = Checkpoint(
     defaults=(("layer_norm_epsilon", 1e-5), ("tie_word_embeddings", True)),
     layers="n_layer",
     prefixes=(
-        ("transformer.h.", "model.layers."),
-        ("transformer.", "model."),
-        ("h.", "model.layers."),
+        *_PREFIXES,
         ("word_embeddings", "model.word_embeddings"),
         ("ln_f.", "model.ln_f."),
     ),
@@ -430,9 +434,7 @@ GPT2 = Checkpoint(
     defaults=(("layer_norm_epsilon", 1e-5), ("tie_word_embeddings", True)),
     layers="n_layer",
     prefixes=(
-        ("transformer.h.", "model.layers."),
-        ("transformer.", "model."),
-        ("h.", "model.layers."),
+        *_PREFIXES,
         ("w", "model.w"),
         ("ln_f.", "model.ln_f."),
     ),
