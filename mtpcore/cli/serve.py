@@ -95,7 +95,9 @@ def execute(options: argparse.Namespace) -> int:
     for package in ("starlette", "uvicorn", "prometheus_client"):
         if find_spec(package) is None:
             raise MtpcoreError(
-                "the server is not installed", got=f"no {package}", fix="pip install mtpcore[serve]"
+                "the server is not installed",
+                got=f"no {package}",
+                fix="pip install 'mtpcore[serve]'",
             )
     given = shared.given_sampling(options)
     if given.pop("stream", 0):

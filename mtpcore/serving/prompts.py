@@ -57,6 +57,8 @@ async def encode_conversation(service: Service, conversation: TemplateInput) -> 
     """
     if not conversation.messages:
         raise Refusal(400, "a conversation has messages", param="messages")
+    if service.lm.model.chat_template is None:
+        raise Refusal(400, "the model has no chat template; /v1/completions continues a text")
 
     def encode(messages: Sequence[Mapping[str, Any]]) -> list[int]:
         return service.lm.encode_chat(

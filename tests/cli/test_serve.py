@@ -65,4 +65,4 @@ def test_a_port_that_is_taken_is_an_error(served, capsys):
 def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr("mtpcore.cli.serve.find_spec", lambda name: None)
     assert main(["serve", "demo"]) == 1
-    assert "pip install mtpcore[serve]" in capsys.readouterr().err
+    assert "pip install 'mtpcore[serve]'" in capsys.readouterr().err

@@ -212,3 +212,11 @@ def test_a_text_that_cannot_be_written_on_is_the_server_s_fault(slow, stream):
             assert found.json()["error"]["type"] == "server_error"
         assert "a row is missing" in found.text
         wait_until(lambda: slow.n_running == 0)
+
+
+def test_a_model_without_a_chat_template_says_what_to_ask_instead():
+    with mtpcore.LM("demo", n_ctx=50, threads=1) as lm, serving(lm) as url:
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        found = httpx2.post(f"{url}/v1/chat/completions", json=body)
+    assert found.status_code == 400
+    assert "/v1/completions" in found.json()["error"]["message"]
