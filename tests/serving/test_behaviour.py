@@ -169,27 +169,35 @@ def test_metrics_count_what_was_done(lm, http):
     wait_until(lambda: count("llamacpp:requests_processing") == 0)
 
 
-def test_consumers_of_a_loop_share_rounds(lm):
-    """Otherwise every one of them runs rounds of its own, which others wait for."""
-    n_rounds, step = [0], lm.generator.step
+def test_what_is_asked_of_the_model_waits_for_one_round_at_most(lm):
+    """Otherwise every text that is read has a round of its own in the queue before it."""
+    engine, waiting, most = lm._engine, [0], [0]
+    run = engine.run
 
-    def counted():
-        n_rounds[0] += 1
-        return step()
+    async def counted(function):
+        waiting[0] += 1
+        most[0] = max(most[0], waiting[0])
+        try:
+            return await run(function)
+        finally:
+            waiting[0] -= 1
 
     async def read(stream):
         return [piece async for piece in stream]
 
     async def read_all():
         options = {"max_tokens": 20, "ignore_eos": True, "draft": 0, "temperature": 0}
-        await asyncio.gather(*(read(lm.astream([5, 6, 7], **options)) for _ in range(4)))
+        streams = [lm.astream([5, 6, 7], **options) for _ in range(4)]
+        for stream in streams:
+            await stream.begin()
+        engine.run = counted
+        await asyncio.gather(*map(read, streams))
 
-    lm.generator.step = counted
     try:
         asyncio.run(read_all())
     finally:
-        del lm.generator.step
-    assert n_rounds[0] <= 26
+        del engine.run
+    assert most[0] == 1
 
 
 @pytest.mark.parametrize("stream", [True, False])
