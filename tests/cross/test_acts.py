@@ -9,6 +9,7 @@ from harness.scripted import SCRIPTS, Scripted, assert_fresh, cross_of, plain
 
 from mtpcore.cross import link
 from mtpcore.decoding import Generator
+from mtpcore.discovery.loading import load_model
 from mtpcore.errors import BatchError, LinkError, SamplingError
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.context import Context
@@ -210,6 +211,24 @@ def test_a_draft_that_nobody_verified_leaves_no_trace():
     cross.verify({0: []}, SAMPLING)
     cross.accept(0)
     assert_fresh(cross, 0, [*PROMPT, instead, cross.tokens(0)[-1]])
+
+
+@pytest.mark.parametrize("n", [3, 4, 5])
+def test_embedding_rows_that_were_taken_back_are_not_drafted_from(n):
+    """Tokens in their places are what the head reads there, though it had read none of the rows."""
+    with load_model("demo") as model:
+        cross, fresh = (link(Context(model, 64, threads=1)) for _ in range(2))
+        rows = np.random.default_rng(0).normal(size=(3, model.hparams.width)).astype(np.float32)
+        for one, n_rows in ((cross, 3), (fresh, n - 3)):
+            one.llm.process(Batch.of(PROMPT))
+            if n_rows:
+                one.llm.process(Batch(embeddings=rows[:n_rows], pos=range(3, 3 + n_rows)))
+        cross.rollback(0, n)
+        for one in (cross, fresh):
+            one.llm.process(Batch.of([8, 9], pos=n))
+            one.pending(0, Sampling.greedy())
+        assert cross.draft(0, 3) == fresh.draft(0, 3) != []
+        assert cross.digest(0) == fresh.digest(0)
 
 
 def test_a_prompt_beside_a_round_takes_the_place_of_the_pending_token():
