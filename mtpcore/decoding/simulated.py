@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,11 +15,9 @@ from mtpcore.boundary.arrays import integers
 from mtpcore.cross import Cross, Draft
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.declarations.proposer import Proposal
-from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.drafters import Drafter, DraftJob, Verify
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.errors import SamplingError
-from mtpcore.runtime.runner import GraphRunner
 
 __all__ = ["SimulatedAcceptance"]
 
@@ -178,36 +176,13 @@ def _mark(tree: DraftTree, truth: Sequence[int], n_right: int) -> list[int]:
     return tokens
 
 
-class _SimulatedDrafter:
+class _SimulatedDrafter(Drafter):
     """A drafter whose drafts are corrected; everything else is passed on to it."""
 
     def __init__(self, drafter: Drafter, acceptance: SimulatedAcceptance) -> None:
-        self._drafter, self._acceptance = drafter, acceptance
-
-    @property
-    def spec(self) -> DrafterSpec | None:
-        """The drafter's."""
-        return self._drafter.spec
-
-    @property
-    def runners(self) -> Mapping[str, GraphRunner]:
-        """The drafter's."""
-        return self._drafter.runners
-
-    @property
-    def reads_rows(self) -> bool:
-        """Whether the drafter does."""
-        return self._drafter.reads_rows
-
-    @property
-    def reads_text(self) -> bool:
-        """As the drafter that it stands for."""
-        return self._drafter.reads_text
-
-    @property
-    def first(self) -> int:
-        """As of the drafter."""
-        return self._drafter.first
+        self.name, self.runners, self.spec = drafter.name, drafter.runners, drafter.spec
+        self.reads_rows, self.reads_text = drafter.reads_rows, drafter.reads_text
+        self.first, self._drafter, self._acceptance = drafter.first, drafter, acceptance
 
     @property
     def paused(self) -> int:

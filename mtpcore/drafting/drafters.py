@@ -1,9 +1,9 @@
-"""The interface of drafters that a Cross uses, and what it asks of them."""
+"""What drafters have in common, and what a Cross asks of them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -25,6 +25,8 @@ __all__ = [
     "Verify",
     "texts_of",
 ]
+
+logger = logging.getLogger("mtpcore")
 
 I32 = NDArray[np.int32]
 Verify = Callable[[Sequence[int], Sequence[int]], Verification | None]
@@ -62,31 +64,39 @@ def texts_of(jobs: Sequence[DraftJob]) -> list[Text]:
     ]
 
 
-class Drafter(Protocol):
-    """One role of a Cross that drafts."""
+class Drafter:
+    """One role of a Cross that drafts, with any number of graphs.
 
-    @property
-    def spec(self) -> DrafterSpec | None:
-        """The declaration; None where there is no graph."""
+    Parameters
+    ----------
+    name : str
+        The role.
+    runners : mapping of str to GraphRunner
+        Its graphs by role; all of them are rewound, forked and emptied with the target.
 
-    @property
-    def runners(self) -> Mapping[str, GraphRunner]:
-        """Its graphs by role; all of them follow the target."""
+    Attributes
+    ----------
+    spec : DrafterSpec or None
+        The declaration; None where there is no graph.
+    reads_rows : bool
+        Whether it follows a target that read embedding rows: it reads them, too.
+    reads_text : bool
+        Whether its graphs must have read all that the target read, to draft after it.
+    first : int
+        The first place that it makes an entry of: what the target read before it is not read.
+    paused : int
+        How often a sequence got no further draft because a row was not finite, the drafter does not
+        have a token, or none was left to choose.
+    """
 
-    @property
-    def reads_rows(self) -> bool:
-        """Whether it follows a target that read embedding rows: it reads them, too."""
+    spec: DrafterSpec | None = None
+    reads_rows = False
+    reads_text = True
+    first = 0
 
-    @property
-    def reads_text(self) -> bool:
-        """Whether its graphs must have read all that the target read, to draft after it."""
-
-    @property
-    def first(self) -> int:
-        """The first place that it makes an entry of: what the target read before it is not read."""
-
-    paused: int
-    """How often a sequence got no further draft because a hidden row was not finite."""
+    def __init__(self, name: str, runners: Mapping[str, GraphRunner]) -> None:
+        self.name, self.runners = name, runners
+        self.paused = 0
 
     def draft(
         self, jobs: list[DraftJob], verify: Verify | None = None
@@ -95,18 +105,40 @@ class Drafter(Protocol):
 
         Where one schedule makes all of them, it may end with what ``verify`` returns.
         """
+        raise NotImplementedError
 
     def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:
         """Let each graph hold exactly the entries of these tokens, which the target processed.
 
-        With ``rows`` where they are -1, for those that read them.
+        With ``rows`` where they are -1, for those that read them. Without a graph there are none.
         """
 
     def rewind(self, seq: int, n: int) -> None:
-        """Forget what depends on tokens from place ``n`` on."""
+        """Forget the entries from place ``n`` on, and the rows that they were made of."""
+        for runner in self.runners.values():
+            if runner.lengths[seq] > n:
+                runner.rewind(seq, n)
 
     def fork(self, seq: int, new: int) -> None:
         """Let ``new`` be a copy of ``seq``."""
+        for runner in self.runners.values():
+            if runner.host is None:
+                runner.fork(seq, new)
 
     def remove(self, seq: int) -> None:
         """Forget a sequence."""
+        for runner in self.runners.values():
+            runner.rewind(seq, 0)
+
+    def _pause(self, seq: int, place: int) -> None:
+        """Count a sequence that gets no further draft; warn of the first one."""
+        if not self.paused:
+            logger.warning(
+                "drafter %s: sequence %d, place %d has a hidden row that is not finite, a "
+                "token that the drafter does not have, or none left to choose; no drafts from it "
+                "(said once, counted)",
+                self.name,
+                seq,
+                place,
+            )
+        self.paused += 1

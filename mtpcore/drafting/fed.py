@@ -13,8 +13,7 @@ from mtpcore.boundary.arguments import read_below
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.proposer import FedProposer, Proposal
 from mtpcore.declarations.spec import DrafterSpec
-from mtpcore.drafting.base import BaseDrafter
-from mtpcore.drafting.drafters import DraftJob, Verify
+from mtpcore.drafting.drafters import Drafter, DraftJob, Verify
 from mtpcore.drafting.proposers import call_plugin, read_answer
 from mtpcore.errors import LinkError
 from mtpcore.links.inbox import Inbox
@@ -87,12 +86,14 @@ class JobAsk:
         return np.concatenate([self._job.history, np.asarray(drafts, np.int32)])
 
 
-class FedDrafter(BaseDrafter):
+class FedDrafter(Drafter):
     """A drafter without a graph that reads rows of the target.
 
     Rows of the whole text wait in its inboxes, and are taken back, copied and saved as the text is.
     A sequence with a row that is not finite gets no drafts.
     """
+
+    spec: DrafterSpec
 
     def __init__(self, name: str, role: FedRole, boxes: Mapping[str, Inbox]) -> None:
         super().__init__(name, {})

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from mtpcore.declarations.draft_tree import Draft, DraftTree
 from mtpcore.declarations.proposer import Proposal, Proposer
 from mtpcore.declarations.spec import DrafterSpec
-from mtpcore.drafting.base import BaseDrafter
-from mtpcore.drafting.drafters import DraftJob, Verify
+from mtpcore.drafting.drafters import Drafter, DraftJob, Verify
 from mtpcore.errors import PluginError, spell
 
 __all__ = ["DeclaredProposer", "ProposerDrafter", "call_plugin", "read_answer"]
@@ -68,7 +67,7 @@ def read_answer(answer: object, k: int) -> Draft | Proposal:
     return list(islice(ids, k + 1))
 
 
-class ProposerDrafter(BaseDrafter):
+class ProposerDrafter(Drafter):
     """A drafter without a graph: the proposer is given the whole history each time."""
 
     def __init__(self, name: str, proposer: Proposer) -> None:
