@@ -101,6 +101,20 @@ class Job:
         if self.error is not None:
             raise self.error
 
+    @property
+    def stats(self) -> CompletionStats:
+        """Counts and times so far; while a round runs it may have counted some of them already."""
+        request = self.request
+        return CompletionStats(
+            prompt_tokens=len(request.given),
+            cached_tokens=request.n_cached,
+            tokens=len(request.tokens),
+            passes=request.n_passes,
+            drafted=request.n_drafted,
+            accepted=sum(request.drafted),
+            seconds=(self._end if self.is_done else perf_counter()) - self._begin,
+        )
+
     def completion(self) -> Completion:
         """Return the text of a job that is done.
 
@@ -120,13 +134,5 @@ class Job:
             stop=request.stopped_at,
             logprobs=None if request.n_logprobs is None else tuple(request.logprobs),
             sampling=request.sampling,
-            stats=CompletionStats(
-                prompt_tokens=len(request.given),
-                cached_tokens=request.n_cached,
-                tokens=len(request.tokens),
-                passes=request.n_passes,
-                drafted=request.n_drafted,
-                accepted=sum(request.drafted),
-                seconds=self._end - self._begin,
-            ),
+            stats=self.stats,
         )

@@ -9,7 +9,7 @@ from mtpcore.acts.closing import Closing
 from mtpcore.boundary.copies import Uncopied
 from mtpcore.decoding import Request
 from mtpcore.errors import BusyError
-from mtpcore.lm.completion import Completion, Piece
+from mtpcore.lm.completion import Completion, CompletionStats, Piece
 from mtpcore.lm.engine import Engine
 from mtpcore.lm.jobs import Job
 
@@ -183,9 +183,24 @@ class AsyncStream(Uncopied, AsyncIterator[Piece]):
         BusyError
             The stream was not read to its end.
         """
+        return self._job.completion()
+
+    @property
+    def stats(self) -> CompletionStats:
+        """Counts and times of the text so far.
+
+        Raises
+        ------
+        BusyError
+            It has not begun.
+        """
+        return self._job.stats
+
+    @property
+    def _job(self) -> Job:
         if self._reader is None:
             raise BusyError("the text is not finished", fix="read the stream to its end")
-        return self._reader.job.completion()
+        return self._reader.job
 
     async def aclose(self) -> None:
         """End the text where it is; as ``Stream.close``, it does not wait."""

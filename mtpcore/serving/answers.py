@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from mtpcore.gguf.answer_format import AnswerFormat, derive_format
-from mtpcore.lm import LM, AsyncStream, Completion, Piece
+from mtpcore.lm import LM, AsyncStream, Completion, CompletionStats, Piece
 from mtpcore.runtime.fingerprint import Fingerprint
 from mtpcore.sampling import Sampling
 from mtpcore.serving.metrics import Metrics
@@ -261,14 +261,23 @@ class Answer:
 
     def figures(self, completions: Sequence[Completion]) -> dict[str, Any]:
         """Return what dashboards read of times and drafts, in two shapes."""
+        stats = [one.stats for one in completions]
         return {
-            "timings": self._timings(completions),
-            "metrics": {"speculative_decoding": self._speculation(completions)},
+            "timings": self._timings(stats),
+            "metrics": {"speculative_decoding": self._speculation(stats)},
         }
 
-    def _timings(self, completions: Sequence[Completion]) -> dict[str, Any]:
+    def figures_of_piece(self, piece: Piece, *, timed: bool) -> dict[str, Any]:
+        """Return what goes with a piece: whether it was drafted; ``timed``: times so far, too."""
+        figures: dict[str, Any] = {
+            "mtpcore": {"drafted": piece.drafted, "tokens": len(piece.tokens)}
+        }
+        if timed:
+            figures["timings"] = self._timings([stream.stats for stream in self._streams])
+        return figures
+
+    def _timings(self, stats: Sequence[CompletionStats]) -> dict[str, Any]:
         """Return times and drafts in the shape of llama.cpp's server."""
-        stats = [one.stats for one in completions]
         now = perf_counter()
         first = self._first or now
         read, wrote = 1e3 * (first - self._begin), 1e3 * (now - first)
@@ -291,9 +300,8 @@ class Answer:
             timings["draft_n_accepted"] = sum(one.accepted for one in stats)
         return timings
 
-    def _speculation(self, completions: Sequence[Completion]) -> dict[str, Any]:
+    def _speculation(self, stats: Sequence[CompletionStats]) -> dict[str, Any]:
         """Return what drafts brought, in the shape of vLLM's metrics of a request."""
-        stats = [one.stats for one in completions]
         drafted, accepted = sum(one.drafted for one in stats), sum(one.accepted for one in stats)
         passes = sum(one.passes for one in stats)
         return {

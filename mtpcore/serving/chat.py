@@ -210,7 +210,8 @@ async def _stream(
             one = choices[i]
             if event.piece is not None:
                 for delta in one.take(event.piece):
-                    yield chunk(i, delta, **_facts(event.piece, one, fields))
+                    figures = answer.figures_of_piece(event.piece, timed=fields.timings_per_token)
+                    yield chunk(i, delta, facts=figures, **_logprobs(one, fields))
             elif event.completion is not None:
                 found[i] = event.completion
                 for delta in one.finish():
@@ -226,12 +227,6 @@ async def _stream(
             usage |= answer.figures(completions)
             yield encode_event({**head, "choices": []} | usage)
         yield DONE
-
-
-def _facts(piece: Piece, one: _Choice, fields: ChatFields) -> dict[str, Any]:
-    """Return what goes with a piece: whether it was drafted, and its log-probabilities."""
-    drafted = {"drafted": piece.drafted, "tokens": len(piece.tokens)}
-    return {"facts": {"mtpcore": drafted}} | _logprobs(one, fields)
 
 
 def _logprobs(one: _Choice, fields: ChatFields) -> dict[str, Any]:

@@ -118,9 +118,9 @@ async def _stream(
         async for event in answer.events():
             i = event.text
             if event.piece is not None:
-                yield chunk(
-                    i, str(event.piece), logprobs=_logprobs(event.piece, fields, lengths[i])
-                )
+                figures = answer.figures_of_piece(event.piece, timed=fields.timings_per_token)
+                logprobs = _logprobs(event.piece, fields, lengths[i])
+                yield chunk(i, str(event.piece), figures, logprobs=logprobs)
                 lengths[i] += len(event.piece)
             elif event.completion is not None:
                 found[i] = event.completion

@@ -26,7 +26,7 @@ HARMLESS = frozenset(
         *("user", "store", "metadata", "service_tier", "safety_identifier", "verbosity"),
         *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
         *("web_search_options", "prediction", "cache_prompt", "id_slot"),
-        *("return_progress", "timings_per_token", "session_id", "priority", "cache_salt"),
+        *("return_progress", "session_id", "priority", "cache_salt"),
     )
 )
 """Fields that change no text: who asks, what else is stored, hints for other servers."""
@@ -101,6 +101,7 @@ class TextsFields(SamplingFields, kw_only=True):
     """Fields of APIs that write several texts of a prompt."""
 
     stream_options: StreamOptions | None = None
+    timings_per_token: bool = False
     n: Annotated[int, Meta(ge=1)] = 1
 
 

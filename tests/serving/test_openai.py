@@ -102,6 +102,28 @@ def test_completions_echo_and_show_logprobs(client, lm):
     assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_a_stream_tells_drafted_pieces_and_times_where_they_are_asked_for(http, path):
+    asked = {"messages": HI, "prompt": PROMPT, "max_tokens": 40, "seed": 5, "stream": True}
+    asked |= {"speculative": {"draft": 4}}
+
+    def pieces(**more):
+        lines = http.post(f"/v1/{path}", json=asked | more).text.splitlines()
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        return [one for one in events if "mtpcore" in one]
+
+    plain, timed = pieces(), pieces(timings_per_token=True)
+    assert [one["mtpcore"] for one in plain] == [one["mtpcore"] for one in timed]
+    assert {one["mtpcore"]["drafted"] for one in plain} == {True, False}
+    assert not any("timings" in one for one in plain)
+    counts = [one["timings"]["predicted_n"] for one in timed]
+    assert counts == sorted(counts)
+    assert 0 < counts[0] < counts[-1] <= 40
+    last = timed[-1]["timings"]
+    assert last["draft_n"] >= last["draft_n_accepted"] > 0
+    assert last["predicted_per_second"] > 0
+
+
 def test_texts_end_before_stops(client, lm):
     text = lm.generate(PROMPT, max_tokens=30, temperature=0).text
     found = client.completions.create(
