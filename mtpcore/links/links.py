@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.backends.base import F32
 from mtpcore.backends.finite import find_not_finite
 from mtpcore.boundary.arguments import read, read_below
 from mtpcore.boundary.arrays import RowsLike, rows_of
@@ -43,6 +45,7 @@ class Links:
         self._readers: dict[str, frozenset[str]] = {}
         self._inboxes: dict[Slot, Inbox] = {}
         self._whole: dict[Slot, WholeSequences] = {}
+        self._n_delivered: Counter[Slot] = Counter()
 
     def __iter__(self) -> Iterator[Link]:
         return (link for joined in self._joined.values() for link in joined)
@@ -251,13 +254,21 @@ class Links:
                 which = slice(begin, end) if end - begin == len(indices) else indices
                 parts = [tap[which] for tap in taps]
                 bad = np.flatnonzero(np.isin(indices, found)).tolist() if found else []
-                posts.append((self._receiver(key), seq, int(output.place[begin]), parts, bad))
-        for receiver, seq, place, parts, bad in posts:
-            receiver.put(seq, place, *parts, bad=bad)
+                posts.append((key, seq, int(output.place[begin]), parts, bad))
+        for key, seq, place, parts, bad in posts:
+            self._deliver(key, seq, place, parts, bad)
 
-    def _receiver(self, key: Slot) -> Inbox | WholeSequences:
-        """Return what takes the rows of a slot."""
-        return self._whole[key] if key in self._whole else self._inboxes[key]
+    def _deliver(
+        self, key: Slot, seq: int, place: int, parts: Sequence[F32], bad: Sequence[int]
+    ) -> None:
+        """Give rows to what takes those of a slot."""
+        receiver = self._whole[key] if key in self._whole else self._inboxes[key]
+        receiver.put(seq, place, *parts, bad=bad)
+        self._n_delivered[key] += len(parts[0])
+
+    def n_delivered(self, link: Link) -> int:
+        """Return how many rows a link has brought, those of acts that were undone included."""
+        return self._n_delivered[link.dst, link.slot]
 
     def feed(
         self, role: str, tap: str | Sequence[str], seq: int, place: int, rows: RowsLike
@@ -289,7 +300,7 @@ class Links:
         for key, (brought, bad) in zip(keys, fed, strict=True):
             if bad:
                 raise BatchError(refusal, where=where, got=f"row {bad[0]} is not finite")
-            self._receiver(key).put(seq, place, brought, bad=bad)
+            self._deliver(key, seq, place, (brought,), bad)
 
     def readers(self, role: str) -> frozenset[str]:
         """Return the roles that read what ``role`` makes, also through others."""

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mtpcore.lm import LM
-from mtpcore.serving import facts, ollama_models
+from mtpcore.serving import facts, flow, ollama_models
 from mtpcore.serving.access import AccessCheck
 from mtpcore.serving.answers import Service
 from mtpcore.serving.chat import answer_chat
@@ -42,6 +42,7 @@ _ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/api/ps", ollama_models.show_loaded),
     ("GET", "/api/version", ollama_models.show_version),
     ("GET", "/", ollama_models.show_running),
+    ("GET", "/cross", flow.show_cross),
     ("GET", "/v1/models", facts.show_models),
     ("GET", "/v1/models/{name:path}", facts.show_model),
     ("GET", "/health", facts.show_health),
