@@ -77,6 +77,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a web page that may ask from a browser; *: all (repeatable)",
     )
     group.add_argument(
+        "--no-page",
+        dest="page",
+        action="store_false",
+        help="serve no page for browsers, which is at / otherwise",
+    )
+    group.add_argument(
         "--time-limit", type=shared.whole(1), metavar="S", help="most seconds of a request"
     )
     shared.add_draft_options(parser).add_argument(
@@ -155,4 +161,5 @@ def _settings(options: argparse.Namespace) -> ServerSettings:
         hosts=_LOOPBACK if is_local else (),
         max_waiting=options.max_waiting,
         seconds=options.time_limit,
+        page=options.page,
     )

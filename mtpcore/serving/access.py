@@ -15,8 +15,8 @@ from mtpcore.serving.settings import ServerSettings
 
 __all__ = ["AccessCheck"]
 
-_OPEN = ("/health",)
-"""Paths that need no key: what looks after servers has none."""
+_OPEN = ("/health", "/", "/page.js")
+"""Paths that need no key: what looks after servers has none, and the page asks for one."""
 
 
 class AccessCheck:

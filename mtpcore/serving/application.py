@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mtpcore.lm import LM
-from mtpcore.serving import facts, flow, ollama_models
+from mtpcore.serving import facts, flow, ollama_models, page
 from mtpcore.serving.access import AccessCheck
 from mtpcore.serving.answers import Service
 from mtpcore.serving.chat import answer_chat
@@ -41,7 +41,8 @@ _ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/api/show", ollama_models.show_one),
     ("GET", "/api/ps", ollama_models.show_loaded),
     ("GET", "/api/version", ollama_models.show_version),
-    ("GET", "/", ollama_models.show_running),
+    ("GET", "/", page.show_page),
+    ("GET", "/page.js", page.show_script),
     ("GET", "/cross", flow.show_cross),
     ("GET", "/v1/models", facts.show_models),
     ("GET", "/v1/models/{name:path}", facts.show_model),

@@ -31,6 +31,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         How long a request may take, waiting included.
     keep_alive : float
         Seconds after which a stream without news says that it is still there.
+    page : bool
+        Whether browsers get a page to chat with, at ``/``.
     """
 
     name: str | None = None
@@ -42,3 +44,4 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_choices: int = 16
     seconds: float | None = None
     keep_alive: float = 15.0
+    page: bool = True

@@ -9,21 +9,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from mtpcore.lm import LM
 from mtpcore.serving import ServerSettings, build_app
 
-__all__ = ["serving"]
+__all__ = ["serving", "serving_app"]
 
 
 @contextmanager
 def serving(lm: LM, settings: ServerSettings | None = None) -> Iterator[str]:
     """Serve an LM; give the address."""
+    with serving_app(build_app(lm, settings)) as address:
+        yield address
+
+
+@contextmanager
+def serving_app(app: ASGIApp) -> Iterator[str]:
+    """Serve an application; give the address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        config = uvicorn.Config(
-            build_app(lm, settings), log_level="error", timeout_graceful_shutdown=5, ws="none"
-        )
+        config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=5, ws="none")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

@@ -116,7 +116,7 @@ def test_wheel_works_where_it_is_installed(dist, tmp_path):
 def test_wheel_holds_modules_and_data_and_nothing_else(dist):
     with zipfile.ZipFile(next(dist.glob("*.whl"))) as archive:
         shipped = {name for name in archive.namelist() if ".dist-info/" not in name}
-    suffixes = {".py", ".pyi", ".pxd", ".cu", ".cuh", ".gguf", ".json", ".typed"}
+    suffixes = {".py", ".pyi", ".pxd", ".cu", ".cuh", ".gguf", ".json", ".typed", ".html", ".js"}
     wanted = {
         str(file.relative_to(ROOT))
         for file in (ROOT / "mtpcore").rglob("*")
