@@ -11,6 +11,7 @@ tokenizer, and the digests of its tensors are kept. Needs torch and transformers
 from __future__ import annotations
 
 import argparse
+import copy
 import hashlib
 import importlib
 import json
@@ -30,19 +31,8 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 from harness import published_families as data  # noqa: E402
+from own_code_families import SIZES, WITHOUT_CLASS  # noqa: E402
 
-SIZES = {
-    "vocab_size": data.N_VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 2,
-}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 VISION = {
     "hidden_size": 16,
@@ -492,6 +482,49 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24,
         "num_nextn_predict_layers": 1,
     },
+    "MiniCPM3ForCausalLM": {
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 24,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 8,
+    },
+    "HrmTextForCausalLM": {"head_dim": 8, "L_cycles": 2},
+    "MptForCausalLM": {
+        "d_model": 32,
+        "n_heads": 4,
+        "n_layers": 2,
+        "max_seq_len": 64,
+        "attn_config": {"clip_qkv": 1.0},
+    },
+    "MiniMaxForCausalLM": {
+        "num_hidden_layers": 3,
+        "num_local_experts": 4,
+        **{f"{of}_alpha_factor": 1.5 for of in ("linear_attn", "full_attn", "mlp")},
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
+    "MiniMaxM3SparseForConditionalGeneration": of_text(
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rotary_dim": 8,
+            "rope_parameters": {"rope_theta": 5e6, "partial_rotary_factor": 0.5},
+            "dense_intermediate_size": 48,
+            "intermediate_size": 24,
+            "shared_intermediate_size": 24,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+            "index_n_heads": 2,
+            "index_head_dim": 16,
+            "index_block_size": 8,
+            "index_topk_blocks": 8,
+        },
+        VISION,
+        projector_hidden_size=16,
+    ),
     "GraniteSWAForCausalLM": {
         "num_hidden_layers": 4,
         "head_dim": 8,
@@ -523,9 +556,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 
-OF_THE_CLASS = {"Gemma3nForCausalLM, short table"}
+OF_THE_CLASS = {"Gemma3nForCausalLM, short table", "MiniMaxForCausalLM"}
 """Held against transformers alone: llama.cpp's converter fills up a table with zeros, where the
-class reads its first row."""
+class reads its first row, and does not know MiniMax-01 as transformers writes it."""
 
 _ROTATION_OF_PHI = {"original_max_position_embeddings": 64}
 _NO_EXPERTS = dict.fromkeys(("num_experts_per_tok", "n_routed_experts", "n_group", "topk_group"))
@@ -546,6 +579,20 @@ SPELLED: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
     },
     "PhimoeForCausalLM": {"architectures": ["PhiMoEForCausalLM"], **_ROTATION_OF_PHI},
+    "MptForCausalLM": {"architectures": ["MPTForCausalLM"]},
+    "MiniMaxM3SparseForConditionalGeneration": {
+        "architectures": ["MiniMaxM3SparseForConditionalGeneration"],
+        "n_shared_experts": 1,
+        "moe_layer_freq": [0, 1, 1],
+        "scoring_func": "sigmoid",
+        "sparse_attention_config": {
+            "sparse_num_index_heads": 2,
+            "sparse_index_dim": 16,
+            "sparse_block_size": 8,
+            "sparse_topk_blocks": 8,
+            "sparse_local_block": 1,
+        },
+    },
     "ExaoneMoeForCausalLM": {"scoring_func": "sigmoid"},
     "KimiLinearForCausalLM": {
         "linear_attn_config": {
@@ -574,6 +621,8 @@ def head_of_ling(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
     return made | {f"{own}eh_proj.weight": [32, 64]}
 
 
+FIXED = ("_decay", ".slope_rate")
+"""What names of tensors end in that follow from the configuration (MiniMax-01)."""
 HEADS = {"BailingHybridForCausalLM": head_of_ling}
 """Tensors of heads that checkpoints have beside what transformers writes."""
 
@@ -583,131 +632,38 @@ def as_published(name: str, shape: list[int]) -> list[int]:
     return [shape[0], shape[2], shape[1]] if "mlp.experts." in name else shape
 
 
-def of_decoder(
-    config: dict[str, Any], layer: dict[str, list[int]], **whole: list[int]
-) -> dict[str, dict[str, Any]]:
-    """Return configuration and shapes of a model that transformers has no class for.
-
-    Names of a layer's tensors without ``model.layers.{n}.``; ``whole`` those of the others, with
-    ``__`` for a dot, without ``.weight``.
-    """
-    shapes = {f"{name.replace('__', '.')}.weight": shape for name, shape in whole.items()}
-    for n in range(config["num_hidden_layers"]):
-        shapes |= {f"model.layers.{n}.{name}": shape for name, shape in layer.items()}
-    return {"config": config, "shapes": shapes}
-
-
-_LING = {
-    "architectures": ["BailingMoeV2ForCausalLM"],
-    "model_type": "bailing_moe",
-    **SIZES,
-    "num_hidden_layers": 3,
-    "head_dim": 8,
-    "first_k_dense_replace": 1,
-    "hidden_act": "silu",
-    "moe_intermediate_size": 24,
-    "moe_router_enable_expert_bias": True,
-    "moe_shared_expert_intermediate_size": 24,
-    "n_group": 2,
-    "topk_group": 1,
-    "norm_topk_prob": True,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "num_nextn_predict_layers": 0,
-    "num_shared_experts": 1,
-    "partial_rotary_factor": 0.5,
-    "rms_norm_eps": 1e-6,
-    "rope_scaling": None,
-    "rope_theta": 600000,
-    "routed_scaling_factor": 2.5,
-    "router_dtype": "fp32",
-    "score_function": "sigmoid",
-    "tie_word_embeddings": False,
-    "use_bias": False,
-    "use_qk_norm": True,
-    "use_qkv_bias": False,
-    "use_rmsnorm": True,
-}
-_INTERNLM = {
-    "architectures": ["InternLM2ForCausalLM"],
-    "model_type": "internlm2",
-    **SIZES,
-    "bias": False,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 1000000,
-    "tie_word_embeddings": False,
-}
-
-
-def _matrices(prefix: str, width: int, names: tuple[str, str, str]) -> dict[str, list[int]]:
-    """Return the shapes of gate, up and down of a feed-forward part."""
-    gate, up, down = (f"{prefix}{name}.weight" for name in names)
-    return {gate: [width, 32], up: [width, 32], down: [32, width]}
-
-
-def _of_ling() -> dict[str, dict[str, Any]]:
-    """Return Ling 2.0, whose first layer has no experts."""
-    made = of_decoder(
-        _LING,
-        {
-            "input_layernorm.weight": [32],
-            "post_attention_layernorm.weight": [32],
-            "attention.query_key_value.weight": [64, 32],
-            "attention.dense.weight": [32, 32],
-            "attention.query_layernorm.weight": [8],
-            "attention.key_layernorm.weight": [8],
-        },
-        model__word_embeddings=[64, 32],
-        model__norm=[32],
-        lm_head=[64, 32],
-    )
-    names, shapes = ("gate_proj", "up_proj", "down_proj"), made["shapes"]
-    sparse = {"mlp.gate.weight": [4, 32], "mlp.gate.expert_bias": [4]}
-    sparse |= _matrices("mlp.shared_experts.", 24, names)
-    for e in range(4):
-        sparse |= _matrices(f"mlp.experts.{e}.", 24, names)
-    for n, table in enumerate((_matrices("mlp.", 48, names), sparse, sparse)):
-        shapes |= {f"model.layers.{n}.{name}": shape for name, shape in table.items()}
-    return made
-
-
-WITHOUT_CLASS: dict[str, dict[str, Any]] = {
-    "BailingMoeV2ForCausalLM": _of_ling(),
-    "InternLM2ForCausalLM": of_decoder(
-        _INTERNLM,
-        {
-            "attention.wqkv.weight": [64, 32],
-            "attention.wo.weight": [32, 32],
-            "attention_norm.weight": [32],
-            "ffn_norm.weight": [32],
-            **_matrices("feed_forward.", 48, ("w1", "w3", "w2")),
-        },
-        model__tok_embeddings=[64, 32],
-        model__norm=[32],
-        output=[64, 32],
-    ),
-}
-"""Configuration and shapes, as models are published whose code is in their repository.
-
-Their logits are those that llama.cpp computes of the file that its converter makes.
-"""
 ANOTHER_ROUTER = ("PhimoeForCausalLM",)
 """Classes whose experts are weighted otherwise than llama.cpp's graph does; its logits are held."""
 
 
+RUNS_WITH = {"Plamo2ForCausalLM": {"attention.head_count": 4}}
+"""Keys without which llama.cpp does not run what its converter makes.
+
+Of a model whose first layer has no heads it does not know how wide the rotation is.
+"""
+
+
 def without_class(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, list[int]]]:
-    """Write a checkpoint that transformers has no class for; see ``checkpoint``."""
+    """Write a checkpoint that no class of transformers writes so; see ``checkpoint``."""
     config, shapes = (WITHOUT_CLASS[name][part] for part in ("config", "shapes"))
     (folder / "config.json").write_text(json.dumps(config))
     save_file(data.tensors(shapes), folder / "model.safetensors", {"format": "pt"})
     return config, shapes
 
 
+def logits_of_class(cls: Any, folder: Path) -> np.ndarray:
+    """Return the logits that a class of transformers computes of a checkpoint."""
+    model = cls.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    out = model(torch.from_numpy(data.tokens()).long()[None], use_cache=False)
+    return np.asarray(out.logits[0].float().numpy())
+
+
 def computed(program: Path, path: Path) -> np.ndarray:
     """Return the logits of a model file as ``tools/llama_cpp_logits.cpp`` writes them."""
     ids = " ".join(map(str, (data.N_TOKENS, *data.tokens())))
-    run = subprocess.run([program, path], input=ids.encode(), capture_output=True, check=True)
+    run = subprocess.run(
+        [program, path], input=ids.encode(), capture_output=True, check=True, timeout=30
+    )
     return np.frombuffer(run.stdout, np.float32).reshape(data.N_TOKENS, data.N_VOCAB)
 
 
@@ -722,7 +678,11 @@ def checkpoint(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, list[
     cls(config).float().save_pretrained(folder)
     path = folder / "model.safetensors"
     with safe_open(path, "numpy") as file:
-        shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118
+        shapes = {
+            key: file.get_slice(key).get_shape()
+            for key in file.keys()  # noqa: SIM118
+            if not key.endswith(FIXED)
+        }
     if name.startswith("Qwen3VLMoe"):
         shapes = {key: as_published(key, shape) for key, shape in shapes.items()}
     elif name.startswith("KimiLinear"):  # whose dense layers transformers renames as sparse ones
@@ -730,31 +690,47 @@ def checkpoint(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, list[
         shapes = {key.replace(dense, ".0.mlp."): shape for key, shape in shapes.items()}
     shapes |= HEADS.get(name, dict)(shapes)
     save_file(data.tensors(shapes), path, {"format": "pt"})
-    model = cls.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    out = model(torch.from_numpy(data.tokens()).long()[None], use_cache=False)
     said = json.loads((folder / "config.json").read_text())
-    return said, shapes, out.logits[0].float().numpy()
+    return said, shapes, logits_of_class(cls, folder)
 
 
-def converted(folder: Path, sources: Path, spelled: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what llama.cpp's converter makes of a checkpoint: digests, and a family's metadata."""
+def write_by_converter(
+    folder: Path, sources: Path, spelled: dict[str, Any], path: Path, **changed: Any
+) -> Any:
+    """Write the file that llama.cpp's converter makes of a checkpoint; return a reader of it.
+
+    ``changed`` are keys of the architecture that are to have another value.
+    """
     vocabulary = {"vocab": {str(i): i for i in range(data.N_VOCAB)}}
     text = json.dumps({"model": vocabulary, "added_tokens": []})
     (folder / "tokenizer.json").write_text(text)
     sys.path[:0] = [str(sources), str(sources / "gguf-py")]
     conversion, gguf = importlib.import_module("conversion"), importlib.import_module("gguf")
     base = importlib.import_module("conversion.base")
-    hparams = base.ModelBase.load_hparams(folder, False) | spelled
+    hparams = base.ModelBase.load_hparams(folder, False) | copy.deepcopy(spelled)
     hparams = {key: value for key, value in hparams.items() if spelled.get(key, key) is not None}
     architecture = base.get_model_architecture(hparams, base.ModelType.TEXT)
     cls = conversion.get_model_class(architecture)
-    path = folder / "peer.gguf"
     with torch.inference_mode():
         model = cls(folder, gguf.LlamaFileType.ALL_F32, path, hparams=hparams)
         for one in (model, getattr(model, "impl", model)):
             one.set_vocab = lambda: add_vocabulary(model.gguf_writer)
+            one._get_suppress_tokens = list  # which reads a tokenizer
+        set_parameters = model.set_gguf_parameters
+
+        def set_gguf_parameters() -> None:
+            set_parameters()
+            for key, value in changed.items():
+                model.gguf_writer.add_uint32(f"{model.gguf_writer.arch}.{key}", value)
+
+        model.set_gguf_parameters = set_gguf_parameters
         model.write()
-    reader = gguf.GGUFReader(path)
+    return gguf.GGUFReader(path)
+
+
+def converted(folder: Path, sources: Path, spelled: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what llama.cpp's converter makes of a checkpoint: digests, and a family's metadata."""
+    reader = write_by_converter(folder, sources, spelled, folder / "peer.gguf")
     arch = reader.fields["general.architecture"].contents()
     metadata = {
         key: field.contents()
@@ -794,14 +770,21 @@ def main() -> None:
             folder = Path(where)
             if name in WITHOUT_CLASS:
                 config, shapes = without_class(name, folder)
+                if cls := WITHOUT_CLASS[name]["class"]:
+                    arrays[name] = logits_of_class(getattr(transformers, cls), folder)
             else:
                 config, shapes, arrays[name] = checkpoint(name, folder)
             found[name] = {"config": config, "shapes": shapes}
             if options.converter and name not in OF_THE_CLASS:
-                spelled = SPELLED.get(name, {})
+                spelled = config if name in WITHOUT_CLASS else SPELLED.get(name, {})
                 found[name]["peer"] = converted(folder, options.converter, spelled)
-            if options.program and name in (*WITHOUT_CLASS, *ANOTHER_ROUTER):
-                arrays[name] = computed(options.program, folder / "peer.gguf")
+            held = WITHOUT_CLASS.get(name, {"class": name not in ANOTHER_ROUTER})
+            if options.program and not held["class"]:
+                path = folder / "peer.gguf"
+                if changed := RUNS_WITH.get(name):
+                    path = folder / "changed.gguf"
+                    write_by_converter(folder, options.converter, spelled, path, **changed)
+                arrays[name] = computed(options.program, path)
                 found[name]["witness"] = "llama.cpp"
     lines = (f"{json.dumps(name)}: {json.dumps(found[name], sort_keys=True)}" for name in every)
     (data.FOLDER / "families.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")

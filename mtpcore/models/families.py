@@ -25,6 +25,7 @@ from mtpcore.models.checkpoints import (
     hunyuan,
     layer_norm,
     mamba2,
+    minicpm,
     own_code,
     vision,
 )
@@ -286,7 +287,7 @@ FAMILIES = [
         replace(_GRANITE, window_period=0, rotates_by="{arch}.attention.rope_pattern"),
         checkpoint=dense.GRANITE_SWA,
     ),
-    variant_spec("minicpm", _GRANITE),
+    variant_spec("minicpm", _GRANITE, checkpoint=minicpm.MINICPM),
     # Biases of scores by distance (ALiBi)
     variant_spec("bloom", replace(_GELU, rotates=_none, alibi=_eight), checkpoint=layer_norm.BLOOM),
     variant_spec(

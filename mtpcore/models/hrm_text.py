@@ -12,6 +12,7 @@ import msgspec
 
 from mtpcore.boundary.sizes import Depth
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
+from mtpcore.models.checkpoints.gated_attention import HRM_TEXT as CHECKPOINT
 from mtpcore.models.variants import (
     Variant,
     VariantHparams,
@@ -75,5 +76,6 @@ HRM_TEXT = variant_spec(
     also=(_LOW_STATE,),
     hparams=HrmHparams,
     build=_build,
+    checkpoint=CHECKPOINT,
     unread=(("{arch}.hrm.prefix_lm", "llama.cpp reads prompts causally, too"),),
 )

@@ -9,9 +9,11 @@ from typing import Self
 
 import msgspec
 
+from mtpcore.boundary.sizes import Count
 from mtpcore.gguf import Tensor
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Value
+from mtpcore.models.checkpoints.minicpm import MINICPM3 as CHECKPOINT
 from mtpcore.models.mla import Mla, mla_attention
 from mtpcore.models.variants import Variant, VariantHparams, build, layer, variant_spec
 
@@ -25,9 +27,14 @@ class LatentHparams(VariantHparams, frozen=True, kw_only=True):
 
     @classmethod
     def read_variant(cls, variant: Variant, fields: Fields, tensors: Mapping[str, Tensor]) -> Self:
-        """Read a family's metadata; see ``Hparams.read``."""
+        """Read a family's metadata; see ``Hparams.read``.
+
+        Files of llama.cpp's converter do not say how wide a head's values are: heads divide a row.
+        """
         h = super().read_variant(variant, fields, tensors)
-        return msgspec.structs.replace(h, mla=Mla.read(fields))
+        key = "{arch}.attention.value_length"
+        width = fields.get(key, Count, h.width // h.n_heads)
+        return msgspec.structs.replace(h, mla=Mla.read(fields.replace({key: width})))
 
 
 def _latent(g: GraphBuilder, a: Value, positions: Value, n: int, h: LatentHparams) -> Value:
@@ -45,4 +52,5 @@ MINICPM3 = variant_spec(
     ),
     hparams=LatentHparams,
     build=_build,
+    checkpoint=CHECKPOINT,
 )

@@ -11,6 +11,7 @@ from functools import partial
 
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
+from mtpcore.models.checkpoints import minimax
 from mtpcore.models.hybrid import count_heads_once, times_scale
 from mtpcore.models.ssm import linear_attention
 from mtpcore.models.variants import (
@@ -88,4 +89,6 @@ MINIMAX_01 = variant_spec(
     ),
     build=_build,
     adapt=_by_tensors,
+    checkpoint=minimax.MINIMAX_01,
+    layouts=(minimax.MINIMAX_01_OF_TRANSFORMERS,),
 )

@@ -9,6 +9,7 @@ from mtpcore.declarations.spec import ATTENTION_SCALES, ModelSpec
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
 from mtpcore.models.blocks import OUTPUT_TIE, ROUTER_TYPE, attention_block, moe, swiglu
+from mtpcore.models.checkpoints.minimax import MINIMAX_M3 as CHECKPOINT
 from mtpcore.models.decoder import decoder, trunk_fit
 from mtpcore.models.hparams import Experts, Hparams
 from mtpcore.models.indexer import UNREAD_INDEXER, limit_to_chosen
@@ -59,4 +60,5 @@ MINIMAX_M3 = ModelSpec(
     min_types=(ROUTER_TYPE,),
     scaled=ATTENTION_SCALES,
     unread=UNREAD_INDEXER,
+    checkpoint=CHECKPOINT,
 )

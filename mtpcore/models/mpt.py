@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mtpcore.errors import GraphError
 from mtpcore.graph import GraphBuilder, Inputs, Outputs
+from mtpcore.models.checkpoints.gpt import MPT as CHECKPOINT
 from mtpcore.models.variants import Variant, VariantHparams, build, variant_spec
 
 __all__ = ["MPT"]
@@ -28,4 +29,5 @@ MPT = variant_spec(
         ignored=("blk.{n}.attn_k_norm.weight", "blk.{n}.attn_k_norm.bias"),
     ),
     build=_build,
+    checkpoint=CHECKPOINT,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
+from mtpcore.models.checkpoints.gated_attention import MUSE_GLIMMER as CHECKPOINT
 from mtpcore.models.variants import (
     Variant,
     VariantHparams,
@@ -45,4 +46,5 @@ MUSE_GLIMMER = variant_spec(
         softcaps_logits=True,
     ),
     build=_build,
+    checkpoint=CHECKPOINT,
 )

@@ -6,6 +6,7 @@ from functools import partial
 from itertools import pairwise
 
 from mtpcore.graph import GraphBuilder, Value
+from mtpcore.models.checkpoints.plamo import PLAMO2 as CHECKPOINT
 from mtpcore.models.mamba2 import MambaHparams
 from mtpcore.models.ssm import SSM_EXACT, state_space
 from mtpcore.models.variants import Variant, attention, build, layer, norm, variant_spec
@@ -39,4 +40,5 @@ PLAMO2 = variant_spec(
     hparams=MambaHparams,
     min_types=(SSM_EXACT,),
     build=partial(build, layer=partial(layer, mixer=_mixed)),
+    checkpoint=CHECKPOINT,
 )

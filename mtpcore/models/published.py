@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from mtpcore.boundary.sizes import Count
 from mtpcore.declarations.checkpoint import (
@@ -45,6 +46,7 @@ __all__ = [
     "interleave",
     "on_layers",
     "optional",
+    "plus",
     "separate",
     "switched_window",
 ]
@@ -113,6 +115,11 @@ def in_heads(prefix: str, *tables: tuple[Rename, ...]) -> tuple[Rename, ...]:
         for table in tables
         for r in table
     )
+
+
+def plus(offset: float) -> Callable[[TensorValues, Config], TensorValues]:
+    """Return a change: weights of norms, which are stored minus a number."""
+    return lambda values, config: np.add(values, offset)
 
 
 def _tied(config: Config) -> bool:

@@ -20,7 +20,9 @@ __all__ = [
     "FACTORED_ROPE_KEYS",
     "ROPE_KEYS",
     "layered_rope_keys",
+    "llama3_factors",
     "long_context_factors",
+    "of_full_attention",
     "rope_keys",
     "scaling_type",
 ]
@@ -202,11 +204,11 @@ FACTORED_ROPE_KEYS: MetadataKeys = rope_keys("llama3")
 """The same for families whose files get ``long_context_factors``."""
 
 
-def _of_full_attention(source: MetadataSource) -> MetadataSource:
+def of_full_attention(source: Callable[[Config], Any]) -> Callable[[Config], Any]:
     """Return a source that reads the rotation of the layers that see all as that of all layers."""
     at, near = "rope_parameters.full_attention", "rope_parameters.sliding_attention"
 
-    def read(config: Config) -> object:
+    def read(config: Config) -> Any:
         if config.get(at) is None and config.get(near) is None:
             return source(config)
         values = {**config.values, "rope_parameters": config.get(at, default={}, type=dict)}
@@ -229,7 +231,7 @@ def layered_rope_keys(near_base: float | None = None) -> MetadataKeys:
         Its base where the configuration does not say; default: that of the other layers.
     """
     at = "rope_parameters.sliding_attention"
-    of_full = _of_full_attention(_rope_base)
+    of_full = of_full_attention(_rope_base)
 
     def read(config: Config) -> object:
         kind = config.get(f"{at}.rope_type")
@@ -244,7 +246,7 @@ def layered_rope_keys(near_base: float | None = None) -> MetadataKeys:
         stated = number(f"{at}.rope_theta", "rope_local_base_freq")(config)
         return stated or near_base or of_full(config)
 
-    keys = ((key, _of_full_attention(source)) for key, source in rope_keys())
+    keys = ((key, of_full_attention(source)) for key, source in rope_keys())
     return (*keys, ("{arch}.rope.freq_base_swa", read))
 
 
@@ -260,9 +262,19 @@ def long_context_factors(config: Config) -> np.ndarray | None:
     ModelFileError
         Its values give no finite factors.
     """
-    if config.get(*_scaling("rope_type"), *_scaling("type")) != "llama3":
+    if not _is_llama3(config):
         return None
-    width, base = head_width(config), _rope_base(config)
+    return llama3_factors(config, head_width(config), _rope_base(config))
+
+
+def _is_llama3(config: Config) -> bool:
+    return bool(config.get(*_scaling("rope_type"), *_scaling("type")) == "llama3")
+
+
+def llama3_factors(config: Config, width: int, base: float) -> np.ndarray | None:
+    """Return the same of a rotation of so many values by a base; see ``long_context_factors``."""
+    if not _is_llama3(config):
+        return None
     factor = config.get(*_scaling("factor"), default=8.0, type=float)
     low = config.get(*_scaling("low_freq_factor"), default=1.0, type=float)
     high = config.get(*_scaling("high_freq_factor"), default=4.0, type=float)

@@ -13,6 +13,7 @@ from mtpcore.gguf import Tensor
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Value
 from mtpcore.models.blocks import ROPE_FACTORS, moe, swiglu
+from mtpcore.models.checkpoints.gated_attention import STEP35 as CHECKPOINT
 from mtpcore.models.variants import (
     Limit,
     Variant,
@@ -39,10 +40,11 @@ class Step35Hparams(VariantHparams, frozen=True, kw_only=True):
     def read_variant(cls, variant: Variant, fields: Fields, tensors: Mapping[str, Tensor]) -> Self:
         """Read the metadata; see ``VariantHparams.read_variant``.
 
-        Layers that see all rotate half of what the file says, the others all of it.
+        Layers that see all rotate half of what the file says, the others all of it; of a head
+        where it says nothing.
         """
         key = "{arch}.rope.dimension_count"
-        width = fields.require(key, Count)
+        width = fields.get(key, Count, 0) or fields.require("{arch}.attention.key_length", Count)
         near = fields.get(f"{key}_swa", Count, width)
         h = super().read_variant(
             variant, fields.replace({key: width // 2, f"{key}_swa": near}), tensors
@@ -93,4 +95,5 @@ STEP35 = variant_spec(
     ),
     hparams=Step35Hparams,
     build=partial(build, layer=step35_layer),
+    checkpoint=CHECKPOINT,
 )

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from mtpcore.declarations.spec import DrafterSpec, Heads
 from mtpcore.graph import GraphBuilder, Inputs, Outputs
+from mtpcore.models.checkpoints.gated_attention import STEP35_NEXTN
 from mtpcore.models.cohere2moe import cohere2moe_layer
 from mtpcore.models.nextn import LAYER_NORM_TIES, nextn_spec
 from mtpcore.models.step35 import step35_layer
@@ -47,6 +48,6 @@ HEADS = [
     # tokens and rotates nothing.
     _head("exaone-moe", layer, source="TensorRT-LLM's ExaoneMoeMTP"),
     _head("hy_v3", layer),
-    _head("step35", step35_layer, "residual", "each-step"),
+    _head("step35", step35_layer, "residual", "each-step", checkpoint=STEP35_NEXTN),
 ]
 """Declarations, in no order."""

@@ -19,9 +19,14 @@ FAMILIES = known()
 NEAR = 1e-9
 """Mean square of the differences, beside that of the logits."""
 APPROXIMATE = dict.fromkeys(
-    ("GPTNeoXForCausalLM", "FalconForCausalLM", "FalconForCausalLM, one key head"), 1e-6
+    (
+        *("GPTNeoXForCausalLM", "FalconForCausalLM", "FalconForCausalLM, one key head"),
+        *("MptForCausalLM", "MiniMaxForCausalLM"),
+    ),
+    1e-6,
 )
-"""The same, where files mean GELU's approximation by tanh and the class GELU itself."""
+"""The same, where files mean GELU's approximation by tanh and the class GELU itself; or rates of
+lightning attention that differ in the sixth digit (MiniMax-01)."""
 ROUNDED = "ssm_a"
 """Tensors that are exponentials, whose last bits are those of PyTorch in the peer's files."""
 
@@ -121,6 +126,28 @@ def test_metadata_is_that_of_the_peer(model):
          "depends on the length of a text"),
         ("GlmMoeDsaForCausalLM", {"indexer_types": ["full", "shared", "shared"]},
          "without an indexer of their own"),
+        ("MiniCPM3ForCausalLM", {"scale_emb": 10}, "scale_emb"),
+        ("HrmTextForCausalLM", {"num_hidden_layers": 6}, "num_hidden_layers is 6, of 12 passes"),
+        ("MptForCausalLM", {"attn_config": {"alibi": True, "qk_ln": True}}, "attn_config.qk_ln"),
+        ("MptForCausalLM", {"logit_scale": 0.5}, "logit_scale"),
+        ("MiniMaxForCausalLM", {"mlp_alpha_factor": 2.0}, "inputs of branches are multiplied by"),
+        ("MiniMaxForCausalLM", {"layer_types": ["linear_attention"]}, "kinds of 1 layers, not 3"),
+        ("MiniMaxText01ForCausalLM", {"layernorm_mlp_beta": 2.0}, "inputs of branches"),
+        ("MiniMaxM3SparseForConditionalGeneration", {"swiglu_limit": 5.0}, "swiglu_limit"),
+        ("MiniMaxM3SparseForConditionalGeneration", {"moe_layer_freq": [1, 0, 1]},
+         "moe_layer_freq says other layers"),
+        ("MiniMaxM3SparseForConditionalGeneration", {"rotary_dim": 4}, "rotary_dim is 4, and by"),
+        ("Step3p7ForConditionalGeneration", {"moe_layers_enum": "0,2"}, "dense layers after one"),
+        ("Step3p7ForConditionalGeneration", {"rope_theta": [1e4, 1e4, 5e5, 1e4, 1e4]},
+         "blocks of one kind rotate by several bases"),
+        ("Step3p7ForConditionalGeneration", {"layer_types": ["full_attention"] * 2},
+         "layer_types has 2 entries, fewer than 5"),
+        ("Step3p7ForConditionalGeneration", {"query_pre_attn_scalar": 8}, "query_pre_attn_scalar"),
+        ("Step3p7ForConditionalGeneration", {"attention_other_setting": {"head_dim": 8}},
+         "heads of blocks with a window are 8 wide"),
+        ("MuseGlimmerForConditionalGeneration", {"layer_rope_theta": [5e5] * 4},
+         "layers with a window are not those that rotate"),
+        ("Plamo2ForCausalLM", {"attention_window_size": 8}, "1 layers have a sliding window"),
     ],
 )  # fmt: skip
 def test_settings_that_files_cannot_hold_are_refused(tmp_path, name, said, words):
@@ -183,6 +210,19 @@ ROTATION = {"rope_parameters": None, "rope_theta": 1e4}
          ROTATION | {"mlp_layer_types": None, "indexer_types": None, "layer_types": None,
                      "scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1,
                      "indexer_rope_interleave": True}),
+        ("HrmTextForCausalLM", ROTATION | {"num_hidden_layers": 2, "num_layers_per_stack": None}),
+        ("Step3p7ForConditionalGeneration",
+         FAMILIES["Step3p7ForConditionalGeneration"]["config"]["text_config"]
+         | {"architectures": ["Step3p5ForCausalLM"], "moe_layers_enum": [1, 2],
+            "text_config": {}}),
+        ("MiniMaxM3SparseForConditionalGeneration",
+         {"architectures": ["MiniMaxM3SparseForCausalLM"], "mlp_layer_types": None,
+          "moe_layer_freq": [0, 1, 1], "n_shared_experts": 1, "scoring_func": "sigmoid",
+          "hidden_act": "swigluoai", "use_gemma_norm": True, "partial_rotary_factor": 0.5,
+          "sparse_attention_config":
+          {"sparse_num_index_heads": 2, "sparse_index_dim": 16, "sparse_block_size": 8,
+           "sparse_topk_blocks": 8, "sparse_local_block": 1,
+           "sparse_attention_freq": [0, 1, 1], "sparse_score_type": "max"}}),
         ("NemotronHForCausalLM, experts",
          {"layers_block_type": None, "hybrid_override_pattern": "M*EM", "num_hidden_layers": 4,
           "time_step_limit": [0.0, float("inf")]}),

@@ -152,9 +152,11 @@ OWN = """
     DFlashSpeculator DSparkDraftModel DSparkSpeculator Eagle3DraftModel Eagle3LlamaForCausalLM
     Eagle3Speculator Ernie4_5_ForCausalLM ExaoneMoEForCausalLM InternLM2ForCausalLM LFM2ForCausalLM
     Lfm2DSparkDraftModel LiLiCorrDraftModel LlamaEagle3DraftModel LlamaForCausalLMEagle3
-    MTPDraftModel MiMoForCausalLM MiMoV2ForCausalLM PEagleDraftModel PEagleSpeculator
-    PhiMoEForCausalLM Qwen3DSparkModel Qwen3TTSForConditionalGeneration Qwen3XPressForCausalLM
-    Qwen3XPressModel T5WithLMHeadModel XPressDraftModel XPressSpeculator
+    MPTForCausalLM MTPDraftModel MiMoForCausalLM MiMoV2ForCausalLM MiniCPMForCausalLM
+    MiniMaxM1ForCausalLM MiniMaxM3SparseForCausalLM MiniMaxM3SparseForConditionalGeneration
+    MiniMaxText01ForCausalLM PEagleDraftModel PEagleSpeculator PLaMo2ForCausalLM PhiMoEForCausalLM
+    Plamo2ForCausalLM Qwen3DSparkModel Qwen3TTSForConditionalGeneration Qwen3XPressForCausalLM
+    Qwen3XPressModel Step3p5ForCausalLM T5WithLMHeadModel XPressDraftModel XPressSpeculator
 """
 """Published classes without one of transformers' own."""
 

@@ -7,7 +7,7 @@ import math
 from msgspec.structs import replace
 
 from mtpcore.boundary.sizes import Count
-from mtpcore.declarations.checkpoint import Checkpoint, Config, Rename, TensorValues, number
+from mtpcore.declarations.checkpoint import Checkpoint, Config, Rename, number
 from mtpcore.models.checkpoints.layers import window_pattern
 from mtpcore.models.published import (
     ATTENTION,
@@ -18,20 +18,17 @@ from mtpcore.models.published import (
     TABLES,
     block_renames,
     head_width,
+    plus,
 )
 from mtpcore.models.rope_conversion import ROPE_KEYS, layered_rope_keys
 
 __all__ = ["GEMMA", "GEMMA2", "GEMMA3", "GEMMA3_WITH_IMAGES"]
 
 
-def _plus_one(values: TensorValues, config: Config) -> TensorValues:
-    return values + 1
-
-
 def _with_norms(*tables: tuple[Rename, ...]) -> tuple[Rename, ...]:
     """Return the renames of some tables; one is added to norms."""
     return tuple(
-        replace(one, change=_plus_one) if "norm" in one.tensor else one
+        replace(one, change=plus(1)) if "norm" in one.tensor else one
         for table in tables
         for one in table
     )

@@ -25,6 +25,7 @@ from mtpcore.models.published import (
     head_width,
     on_layers,
     optional,
+    plus,
     without_window,
 )
 from mtpcore.models.rope_conversion import ROPE_KEYS
@@ -64,18 +65,14 @@ _FINAL_BIAS = Rename("model.norm.bias", "output_norm.bias")
 _MATRICES = tuple(one for one in ATTENTION if "norm" not in one.tensor)
 
 
-def _plus_one(values: TensorValues, config: Config) -> TensorValues:
-    return values + 1
-
-
 NEMOTRON = Checkpoint(
     architectures=frozenset({"NemotronForCausalLM"}),
     defaults=(*STATED, ("norm_eps", 1e-5)),
     tensors=(
-        *(replace(one, change=_plus_one) if "norm" in one.tensor else one for one in TABLES),
+        *(replace(one, change=plus(1)) if "norm" in one.tensor else one for one in TABLES),
         _FINAL_BIAS,
         *(
-            replace(one, change=_plus_one) if one.tensor.endswith("weight") else one
+            replace(one, change=plus(1)) if one.tensor.endswith("weight") else one
             for one in _both(_NORMS)
         ),
         *_MATRICES,

@@ -1,0 +1,165 @@
+"""PLaMo, of all generations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mtpcore.boundary.sizes import Count
+from mtpcore.declarations.checkpoint import Checkpoint, Config, Rename, number
+from mtpcore.errors import ModelFileError
+from mtpcore.models.checkpoints.mamba import rates, without_axis
+from mtpcore.models.published import STATED, TABLES, block_renames, on_layers, plus
+from mtpcore.models.rope_conversion import ROPE_KEYS
+
+__all__ = ["PLAMO2"]
+
+
+_PREFIXES = (("model.layers.layers.", "model.layers."),)
+_FINAL_NORM = Rename("model.norm.weight", "output_norm.weight", plus(1.0))
+_NORMS = tuple(
+    one
+    for source, tensor, offset in (
+        ("pre_mixer_norm", "attn_norm.weight", 1.0),
+        ("post_mixer_norm", "post_attention_norm", 1 / 5),
+        ("pre_mlp_norm", "ffn_norm.weight", 1.0),
+        ("post_mlp_norm", "post_ffw_norm", 1 / 5**1.5),
+    )
+    for one in block_renames({f"{source}.weight": tensor}, change=plus(offset))
+)
+"""Norms, the ones after a branch under the names of llama.cpp's files, without ``.weight``."""
+_MLP = block_renames(
+    {"mlp.gate_up_proj.weight": "ffn_up.weight", "mlp.down_proj.weight": "ffn_down.weight"}
+)
+_ATTENTION = block_renames(
+    {"mixer.qkv_proj.weight": "attn_qkv.weight", "mixer.o_proj.weight": "attn_output.weight"}
+)
+
+
+def _is_mamba(config: Config) -> list[bool]:
+    """Return which layers are recurrent: all but one of every few."""
+    step, n_layers = config.require("mamba_step", Count), config.n_layers
+    if not config.require("mamba_enabled", bool):
+        return [False] * n_layers
+    if n_layers <= step // 2:
+        return [n != n_layers - 1 for n in range(n_layers)]
+    return [n % step != step // 2 for n in range(n_layers)]
+
+
+def _of_attention(config: Config) -> list[int]:
+    return [n for n, mamba in enumerate(_is_mamba(config)) if not mamba]
+
+
+def _of_mamba(config: Config) -> list[int]:
+    return [n for n, mamba in enumerate(_is_mamba(config)) if mamba]
+
+
+def _heads(path: str) -> Callable[[Config], list[int]]:
+    """Return a source: heads of each layer, 0 where it does not attend."""
+    return lambda config: [
+        0 if mamba else config.require(path, Count) for mamba in _is_mamba(config)
+    ]
+
+
+def _without_window(config: Config) -> None:
+    """Refuse the window of layers that attend, which files do not hold.
+
+    Raises
+    ------
+    ModelFileError
+        A layer has one that is shorter than the context.
+    """
+    window = config.get("attention_window_size", type=Count)
+    seeing_all = config.get("full_attention_idx", default=[], type=list[int])
+    near = {*_of_attention(config)} - {*seeing_all}
+    if near and window is not None and window < config.require("max_position_embeddings", int):
+        raise ModelFileError(
+            f"{len(near)} layers have a sliding window, and the file would not hold it: the model "
+            "would see all positions",
+            where=f"{config.file}: attention_window_size",
+            got=window,
+            fix=f"for texts of up to {window} tokens it changes nothing: convert with --ignore "
+            "attention_window_size",
+        )
+
+
+PLAMO2 = Checkpoint(
+    architectures=frozenset({"Plamo2ForCausalLM", "PLaMo2ForCausalLM"}),
+    prefixes=_PREFIXES,
+    defaults=(
+        *STATED,
+        *((f"mamba_{name}", None) for name in ("step", "enabled", "d_state", "d_conv")),
+        ("mamba_num_heads", None),
+        ("hidden_size_per_head", None),
+        ("rms_norm_eps", 1e-6),
+        ("tie_word_embeddings", True),
+    ),
+    tensors=(
+        TABLES[0],
+        _FINAL_NORM,
+        TABLES[2],
+        *_NORMS,
+        *_MLP,
+        *on_layers(
+            _of_attention,
+            _ATTENTION,
+            block_renames(
+                {
+                    "mixer.q_weight": "attn_q_norm.weight",
+                    "mixer.k_weight": "attn_k_norm.weight",
+                }
+            ),
+        ),
+        *on_layers(
+            _of_mamba,
+            block_renames(
+                {
+                    "mixer.in_proj.weight": "ssm_in.weight",
+                    "mixer.bcdt_proj.weight": "ssm_x.weight",
+                    "mixer.dt_proj.weight": "ssm_dt.weight",
+                    "mixer.dt_bias": "ssm_dt.bias",
+                    "mixer.D": "ssm_d",
+                    "mixer.dt_norm_weight": "ssm_dt_norm",
+                    "mixer.B_norm_weight": "ssm_b_norm",
+                    "mixer.C_norm_weight": "ssm_c_norm",
+                    "mixer.out_proj.weight": "ssm_out.weight",
+                }
+            ),
+            block_renames({"mixer.A_log": "ssm_a"}, change=rates),
+            block_renames({"mixer.conv1d.weight": "ssm_conv1d.weight"}, change=without_axis),
+        ),
+    ),
+    constants=(
+        ("linear_type", ("normal",)),
+        ("use_predefined_initial_state", (False,)),
+        ("image_token_id", ()),
+    ),
+    harmless=(
+        ("mamba_chunk_size", "how many tokens are computed at once"),
+        ("fp8_accum_dtype eval_attention_n_bit eval_mlp_n_bit", "in what precision it is run"),
+        ("image_feature_size image_proj_type", "of images"),
+    ),
+    metadata=(
+        ("{arch}.vocab_size", "vocab_size"),
+        ("{arch}.context_length", "max_position_embeddings"),
+        ("{arch}.embedding_length", "hidden_size"),
+        ("{arch}.feed_forward_length", "intermediate_size"),
+        ("{arch}.attention.head_count", _heads("num_attention_heads")),
+        ("{arch}.attention.head_count_kv", _heads("num_key_value_heads")),
+        ("{arch}.attention.key_length", "hidden_size_per_head"),
+        ("{arch}.attention.value_length", "hidden_size_per_head"),
+        ("{arch}.attention.layer_norm_rms_epsilon", number("rms_norm_eps")),
+        ("{arch}.attention.sliding_window", _without_window),
+        *ROPE_KEYS,
+        ("{arch}.ssm.state_size", "mamba_d_state"),
+        ("{arch}.ssm.conv_kernel", "mamba_d_conv"),
+        ("{arch}.ssm.time_step_rank", "mamba_num_heads"),
+        (
+            "{arch}.ssm.inner_size",
+            lambda config: (
+                config.require("mamba_num_heads", Count)
+                * config.require("hidden_size_per_head", Count)
+            ),
+        ),
+        ("{arch}.ssm.group_count", lambda config: 0),
+    ),
+)
