@@ -1,5 +1,6 @@
 """``mtpcore serve`` as a process: it answers, and ends when it is asked to."""
 
+import asyncio
 import json
 import re
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import urllib.request
 
+import httpx2
 import pytest
 
 from mtpcore.cli import main
@@ -60,6 +62,21 @@ def test_a_port_that_is_taken_is_an_error(served, capsys):
     port = address.rsplit(":", 1)[1]
     assert main(["serve", "demo", "--port", port, "-t", "1"]) == 1
     assert "Address already in use" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [[], ["--no-page"]])
+def test_the_page_can_be_left_out(monkeypatch, options):
+    apps = []
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: apps.append(self.config.app))
+    assert main(["serve", "demo", "--port", "0", "-t", "1", *options]) == 0
+
+    async def ask():
+        transport = httpx2.ASGITransport(apps[0])
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.get("/", headers={"accept": "text/html"})
+
+    found = asyncio.run(ask())
+    assert found.headers["content-type"].startswith("text/plain" if options else "text/html")
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
