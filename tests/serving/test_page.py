@@ -796,7 +796,7 @@ def test_markdown(markdown, source, html):
 
 def test_code_and_tables(markdown):
     shown = markdown("```py\na <b>\n\n*c*\n```\n| a | *b* |\n|---|---|\n| 1 | 2 |")
-    assert '<pre tabindex="0"><code>a &lt;b&gt;\n\n*c*</code></pre>' in shown
+    assert 'role="group" aria-label="Code"><code>a &lt;b&gt;\n\n*c*</code></pre>' in shown
     assert "<thead><tr><th>a</th><th><em>b</em></th></tr></thead>" in shown
     assert "<tbody><tr><td>1</td><td>2</td></tr></tbody>" in shown
 

@@ -69,7 +69,9 @@ function storedConversations() {
 }
 
 const newConversation = () => ({
-  id: Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join(""),
+  id: Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) =>
+    byte.toString(16).padStart(2, "0"),
+  ).join(""),
   title: "",
   changed: Date.now(),
   messages: [],
@@ -103,7 +105,8 @@ function askForKey() {
     dialog.showModal();
     dialog.onclose = () => {
       keyDialog = null;
-      if (dialog.returnValue !== "use") return reject(new Refusal("The server asks for a key.", 401));
+      if (dialog.returnValue !== "use")
+        return reject(new Refusal("The server asks for a key.", 401));
       sessionStorage.setItem("mtpcore.key", field.value);
       resolve();
     };
@@ -162,8 +165,15 @@ async function* eventsOf(response) {
 // ---- Settings -----------------------------------------------------------------------------------
 
 const NUMBERS = [
-  "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty",
-  "presence_penalty", "seed", "max_tokens",
+  "temperature",
+  "top_p",
+  "top_k",
+  "min_p",
+  "repetition_penalty",
+  "frequency_penalty",
+  "presence_penalty",
+  "seed",
+  "max_tokens",
 ];
 const settingsForm = byId("settings").querySelector("form");
 let settings = readStored(SETTINGS) ?? {};
@@ -199,7 +209,8 @@ function readTools() {
 }
 
 function showSettings() {
-  for (const field of settingsForm.elements) if (field.name) field.value = settings[field.name] ?? "";
+  for (const field of settingsForm.elements)
+    if (field.name) field.value = settings[field.name] ?? "";
   showFieldsThatMatter();
 }
 
@@ -278,8 +289,13 @@ function linesOf(text) {
 }
 
 function isTable(lines, i) {
-  return lines[i].text.includes("|") && i + 1 < lines.length
-    && lines[i + 1].text.includes("-") && lines[i + 1].text.includes("|") && DELIMITER_ROW.test(lines[i + 1].text);
+  return (
+    lines[i].text.includes("|") &&
+    i + 1 < lines.length &&
+    lines[i + 1].text.includes("-") &&
+    lines[i + 1].text.includes("|") &&
+    DELIMITER_ROW.test(lines[i + 1].text)
+  );
 }
 
 /** Return blocks {kind, lines, ...} of lines, in order. */
@@ -308,7 +324,9 @@ function blocksOf(lines, depth = 0) {
       i += 1;
     } else if (depth < DEEPEST && QUOTE.test(text)) {
       while (i < lines.length && QUOTE.test(lines[i].text)) i += 1;
-      const inner = lines.slice(begin, i).map((line) => shorten(line, QUOTE.exec(line.text)[0].length));
+      const inner = lines
+        .slice(begin, i)
+        .map((line) => shorten(line, QUOTE.exec(line.text)[0].length));
       blocks.push({ kind: "quote", lines: inner });
     } else if (depth < DEEPEST && ITEM.test(text)) {
       const list = { kind: "list", start: ITEM.exec(text)[3], items: [], lines: [] };
@@ -329,7 +347,11 @@ function blocksOf(lines, depth = 0) {
 
 function beginsBlock(lines, i) {
   const { text } = lines[i];
-  return !text.trim() || [FENCE, HEADING, RULE, QUOTE, ITEM].some((mark) => mark.test(text)) || isTable(lines, i);
+  return (
+    !text.trim() ||
+    [FENCE, HEADING, RULE, QUOTE, ITEM].some((mark) => mark.test(text)) ||
+    isTable(lines, i)
+  );
 }
 
 /** Read the items of a list from line `i` on; return the line after it. */
@@ -376,7 +398,13 @@ function joined(lines, separator = "\n") {
   return { text, at };
 }
 
-const MARKS = [["**", "strong"], ["__", "strong"], ["~~", "del"], ["*", "em"], ["_", "em"]];
+const MARKS = [
+  ["**", "strong"],
+  ["__", "strong"],
+  ["~~", "del"],
+  ["*", "em"],
+  ["_", "em"],
+];
 const isWord = (character) => /[\p{L}\p{N}]/u.test(character ?? " ");
 const isSpace = (character) => /^\s?$/.test(character ?? "");
 
@@ -413,8 +441,11 @@ function appendInline(parent, { text, at }, flags, begin = 0, end = text.length)
       continue;
     }
     const [mark, tag] = MARKS.find(([one]) => text.startsWith(one, i)) ?? [];
-    const opens = mark && i + mark.length < end && !isSpace(text[i + mark.length])
-      && !(mark[0] === "_" && isWord(text[i - 1]));
+    const opens =
+      mark &&
+      i + mark.length < end &&
+      !isSpace(text[i + mark.length]) &&
+      !(mark[0] === "_" && isWord(text[i - 1]));
     if (opens && !lost.has(mark)) {
       const close = closingOf(text, mark, i + mark.length, end);
       if (close >= 0) {
@@ -430,12 +461,20 @@ function appendInline(parent, { text, at }, flags, begin = 0, end = text.length)
 
 /** Return where a mark closes what it opened before `from`, or -1. */
 function closingOf(text, mark, from, end) {
-  for (let i = text.indexOf(mark, from); i >= 0 && i + mark.length <= end; i = text.indexOf(mark, i + 1)) {
+  for (
+    let i = text.indexOf(mark, from);
+    i >= 0 && i + mark.length <= end;
+    i = text.indexOf(mark, i + 1)
+  ) {
     const isLonger = text[i - 1] === mark[0] || text[i + mark.length] === mark[0];
     if (i === from) continue;
     if (mark[0] === "`") {
       if (!isLonger) return i;
-    } else if (!isSpace(text[i - 1]) && (mark.length > 1 || !isLonger) && !(mark[0] === "_" && isWord(text[i + mark.length]))) {
+    } else if (
+      !isSpace(text[i - 1]) &&
+      (mark.length > 1 || !isLonger) &&
+      !(mark[0] === "_" && isWord(text[i + mark.length]))
+    ) {
       return i;
     }
   }
@@ -457,6 +496,8 @@ function cellsOf(line) {
   return cells;
 }
 
+const SCROLLS = { tabIndex: 0, role: "group", ariaLabel: "Code" }; // by keyboard, too
+
 const builders = {
   paragraph: ({ lines }, flags) => inlineElement("p", lines, flags),
   heading: ({ lines, level }, flags) => inlineElement(`h${Math.min(level + 2, 5)}`, lines, flags),
@@ -466,39 +507,61 @@ const builders = {
     const made = start === undefined ? element("ul") : element("ol", { start: Number(start) });
     for (const item of items) {
       const entry = element("li");
-      const isTight = blocksOf(item, depth + 1).filter(({ kind }) => kind === "paragraph").length < 2;
+      const isTight =
+        blocksOf(item, depth + 1).filter(({ kind }) => kind === "paragraph").length < 2;
       appendBlocks(entry, item, flags, depth + 1);
-      for (const child of isTight ? [...entry.children] : []) if (child.tagName === "P") child.replaceWith(...child.childNodes);
+      for (const child of isTight ? [...entry.children] : [])
+        if (child.tagName === "P") child.replaceWith(...child.childNodes);
       made.append(entry);
     }
     return made;
   },
   table: ({ lines }, flags) => {
     const [head, , ...rows] = lines;
-    const row = (line, tag) => element("tr", {}, ...cellsOf(line).map((cell) => inlineElement(tag, [cell], flags)));
+    const row = (line, tag) =>
+      element("tr", {}, ...cellsOf(line).map((cell) => inlineElement(tag, [cell], flags)));
     return element(
       "div",
-      { className: "scrolls" },
-      element("table", {}, element("thead", {}, row(head, "th")), element("tbody", {}, ...rows.map((line) => row(line, "td")))),
+      { className: "scrolls", ...SCROLLS, ariaLabel: "Table" },
+      element(
+        "table",
+        {},
+        element("thead", {}, row(head, "th")),
+        element("tbody", {}, ...rows.map((line) => row(line, "td"))),
+      ),
     );
   },
   code: ({ lines, language }, flags) => {
     const code = element("code");
     const { text, at } = joined(lines);
     appendText(code, text, at, flags);
-    const caption = element("figcaption", {}, language || "text", action("copy", "Copy code", () => copy(text), "Copy"));
-    return element("figure", { className: "code" }, caption, element("pre", { tabIndex: 0 }, code));
+    const caption = element(
+      "figcaption",
+      {},
+      language || "text",
+      action("copy", "Copy code", () => copy(text), "Copy"),
+    );
+    return element("figure", { className: "code" }, caption, element("pre", SCROLLS, code));
   },
 };
 
 function inlineElement(tag, lines, flags) {
   const made = element(tag);
-  appendInline(made, joined(lines.map((line, i) => (i < lines.length - 1 ? line : { ...line, text: line.text.trimEnd() }))), flags);
+  appendInline(
+    made,
+    joined(
+      lines.map((line, i) =>
+        i < lines.length - 1 ? line : { ...line, text: line.text.trimEnd() },
+      ),
+    ),
+    flags,
+  );
   return made;
 }
 
 function appendBlocks(parent, lines, flags, depth = 0) {
-  for (const block of blocksOf(lines, depth)) parent.append(builders[block.kind](block, flags, depth));
+  for (const block of blocksOf(lines, depth))
+    parent.append(builders[block.kind](block, flags, depth));
   return parent;
 }
 
@@ -514,13 +577,15 @@ class MarkdownView {
     const blocks = blocksOf(linesOf(text));
     blocks.forEach((block, i) => {
       const last = block.lines.at(-1);
-      const name = last ? `${block.kind} ${block.lines[0].from} ${last.from + last.text.length}` : "";
+      const name = last
+        ? `${block.kind} ${block.lines[0].from} ${last.from + last.text.length}`
+        : "";
       const shown = this.blocks[i];
-      if (shown && name && shown.name === name && i < blocks.length - 1) return;
+      if (name && shown?.name === name) return;
       const node = builders[block.kind](block, flags, 0);
       if (shown) shown.node.replaceWith(node);
       else this.root.append(node);
-      this.blocks[i] = { name: i < blocks.length - 1 ? name : "", node };
+      this.blocks[i] = { name, node };
     });
     for (const { node } of this.blocks.splice(blocks.length)) node.remove();
   }
@@ -575,8 +640,15 @@ class AnswerView {
     this.acts = element("div", { className: "acts" });
     this.node = element(
       "article",
-      { className: `message answer${server.isRaw ? " raw" : ""}`, ariaLabel: server.isRaw ? "Continuation" : "Answer" },
-      this.reasoning, this.said, this.calls, this.error, this.acts,
+      {
+        className: `message answer${server.isRaw ? " raw" : ""}`,
+        ariaLabel: server.isRaw ? "Continuation" : "Answer",
+      },
+      this.reasoning,
+      this.said,
+      this.calls,
+      this.error,
+      this.acts,
     );
     this.refresh();
   }
@@ -599,7 +671,12 @@ class AnswerView {
     if (reasoning) {
       this.summary.textContent = this.isWriting && !content ? "Reasoning …" : "Reasoning";
       this.thought.replaceChildren();
-      appendText(this.thought, reasoning, indices(reasoning), draftedFlags(reasoningRuns, reasoning.length));
+      appendText(
+        this.thought,
+        reasoning,
+        indices(reasoning),
+        draftedFlags(reasoningRuns, reasoning.length),
+      );
     }
     if (this.isWriting) this.acts.replaceChildren();
   }
@@ -611,10 +688,16 @@ class AnswerView {
     this.calls.replaceChildren(...callViews(message));
     this.error.hidden = !message.error;
     if (message.error) {
-      const again = element("button", { type: "button", onclick: () => regenerate(message) }, "Try again");
+      const again = element(
+        "button",
+        { type: "button", onclick: () => regenerate(message) },
+        "Try again",
+      );
       this.error.replaceChildren(message.error, again);
     }
-    const figures = message.figures ? [element("span", { className: "figures" }, spellFigures(message))] : [];
+    const figures = message.figures
+      ? [element("span", { className: "figures" }, spellFigures(message))]
+      : [];
     this.acts.replaceChildren(
       action("copy", "Copy answer", () => copy(message.content), "Copy"),
       action("again", "Regenerate", () => regenerate(message)),
@@ -628,8 +711,14 @@ const indices = (text) => Uint32Array.from({ length: text.length }, (_, i) => i)
 const ENDS = { length: "ended by the limit", stopped: "stopped", tool_calls: "waits for results" };
 
 function spellFigures({ figures, finish }) {
-  const parts = [`${counted.format(figures.tokens)} tokens`, `${rounded.format(figures.rate)} tokens/s`];
-  if (figures.drafted) parts.push(`${percent(figures.accepted, figures.drafted)} of ${counted.format(figures.drafted)} drafts accepted`);
+  const parts = [
+    `${counted.format(figures.tokens)} tokens`,
+    `${rounded.format(figures.rate)} tokens/s`,
+  ];
+  if (figures.drafted)
+    parts.push(
+      `${percent(figures.accepted, figures.drafted)} of ${counted.format(figures.drafted)} drafts accepted`,
+    );
   if (ENDS[finish]) parts.push(ENDS[finish]);
   return parts.join(" · ");
 }
@@ -647,11 +736,18 @@ function callViews(message) {
       element("pre", {}, spellArguments(call.arguments)),
     );
     if (result) view.append(element("h2", {}, "result"), element("pre", {}, result.content));
-    else if (isLast) view.append(element("label", {}, "Result", element("textarea", { name: call.id })));
+    else if (isLast)
+      view.append(element("label", {}, "Result", element("textarea", { name: call.id })));
     return view;
   });
   if (calls.length && isLast) {
-    views.push(element("button", { type: "button", className: "plain", onclick: () => sendResults(message, views) }, "Send results"));
+    views.push(
+      element(
+        "button",
+        { type: "button", className: "plain", onclick: () => sendResults(message, views) },
+        "Send results",
+      ),
+    );
   }
   return views;
 }
@@ -700,7 +796,10 @@ function edit(message, node) {
       onsubmit: (event) => {
         event.preventDefault();
         if (!text.value.trim() || writing) return;
-        open.messages.splice(open.messages.indexOf(message), Infinity, { ...message, content: text.value });
+        open.messages.splice(open.messages.indexOf(message), Infinity, {
+          ...message,
+          content: text.value,
+        });
         answer();
         field.focus();
       },
@@ -765,7 +864,8 @@ function bodyOfRequest(conversation) {
   }
   const system = settings.system ? [{ role: "system", content: settings.system }] : [];
   const options = { ...optionsOfRequest(), tools: readTools() };
-  if (settings.thinking) options.chat_template_kwargs = { enable_thinking: settings.thinking === "on" };
+  if (settings.thinking)
+    options.chat_template_kwargs = { enable_thinking: settings.thinking === "on" };
   return { ...options, messages: [...system, ...conversation.messages.map(spellMessage)] };
 }
 
@@ -784,7 +884,11 @@ function take(message, event) {
     extendRuns(message.reasoningRuns, thought.length, isDrafted);
   }
   for (const call of choice?.delta?.tool_calls ?? []) {
-    message.calls.push({ id: call.id, name: call.function.name, arguments: call.function.arguments });
+    message.calls.push({
+      id: call.id,
+      name: call.function.name,
+      arguments: call.function.arguments,
+    });
   }
   if (choice?.finish_reason) message.finish = choice.finish_reason;
   const { timings } = event;
@@ -801,7 +905,14 @@ function take(message, event) {
 /** Let the open conversation be answered, and show the answer while it is written. */
 async function answer() {
   const conversation = open;
-  const message = { role: "assistant", content: "", runs: [], reasoning: "", reasoningRuns: [], calls: [] };
+  const message = {
+    role: "assistant",
+    content: "",
+    runs: [],
+    reasoning: "",
+    reasoningRuns: [],
+    calls: [],
+  };
   const controller = new AbortController();
   let request;
   try {
@@ -830,7 +941,11 @@ async function answer() {
   try {
     if (request) {
       const path = server.isRaw ? "v1/completions" : "v1/chat/completions";
-      const response = await ask(path, { method: "POST", body: JSON.stringify(request), signal: controller.signal });
+      const response = await ask(path, {
+        method: "POST",
+        body: JSON.stringify(request),
+        signal: controller.signal,
+      });
       for await (const event of eventsOf(response)) {
         take(message, event);
         if (!isDue) requestAnimationFrame(refresh);
@@ -886,7 +1001,8 @@ function showRates(figures) {
   const parts = [];
   if (figures) {
     parts.push(element("b", {}, rounded.format(figures.rate)), " tokens/s");
-    if (figures.drafted) parts.push(" · ", element("b", {}, percent(figures.accepted, figures.drafted)), " accepted");
+    if (figures.drafted)
+      parts.push(" · ", element("b", {}, percent(figures.accepted, figures.drafted)), " accepted");
   }
   byId("rates").replaceChildren(...parts);
 }
@@ -931,9 +1047,31 @@ function showList() {
       const entry = element(
         "li",
         { className: one.id === open.id ? "is-open" : "" },
-        element("button", { type: "button", className: "open", onclick: () => choose(one.id), title: one.title }, one.title || "Untitled"),
-        element("button", { type: "button", className: "act", ariaLabel: `Rename ${one.title}`, onclick: () => rename(one, entry) }, icon("rename")),
-        element("button", { type: "button", className: "act", ariaLabel: `Delete ${one.title}`, onclick: () => remove(one) }, icon("delete")),
+        element(
+          "button",
+          { type: "button", className: "open", onclick: () => choose(one.id), title: one.title },
+          one.title || "Untitled",
+        ),
+        element(
+          "button",
+          {
+            type: "button",
+            className: "act",
+            ariaLabel: `Rename ${one.title}`,
+            onclick: () => rename(one, entry),
+          },
+          icon("rename"),
+        ),
+        element(
+          "button",
+          {
+            type: "button",
+            className: "act",
+            ariaLabel: `Delete ${one.title}`,
+            onclick: () => remove(one),
+          },
+          icon("delete"),
+        ),
       );
       if (one.id === open.id) entry.firstChild.setAttribute("aria-current", "true");
       return entry;
@@ -958,7 +1096,10 @@ function openConversation() {
 }
 
 function rename(conversation, entry) {
-  const input = element("input", { value: conversation.title, ariaLabel: "Name of the conversation" });
+  const input = element("input", {
+    value: conversation.title,
+    ariaLabel: "Name of the conversation",
+  });
   let isCancelled = false;
   input.onblur = () => {
     if (!isCancelled && input.value.trim()) {
@@ -999,7 +1140,8 @@ function remove(conversation) {
 window.addEventListener("popstate", openConversation);
 window.addEventListener("storage", (event) => {
   if (event.key === SETTINGS) settings = readStored(SETTINGS) ?? {};
-  else if (event.key === CONVERSATION + open.id && writing?.conversation !== open) openConversation();
+  else if (event.key === CONVERSATION + open.id && writing?.conversation !== open)
+    openConversation();
   else showList();
 });
 window.addEventListener("pagehide", () => {
@@ -1023,7 +1165,9 @@ function ratesBetween(before, after) {
   const rate = (read) => (seconds ? Math.max(read(after) - read(before), 0) / seconds : 0);
   const spell = (read, what) => {
     const now = rate(read);
-    return now ? `${rounded.format(now)} ${what}/s` : `${counted.format(read(after))} ${what} so far`;
+    return now
+      ? `${rounded.format(now)} ${what}/s`
+      : `${counted.format(read(after))} ${what} so far`;
   };
   return { rate, spell };
 }
@@ -1031,8 +1175,22 @@ function ratesBetween(before, after) {
 /** Return the roles in the order in which they are drawn: what the target reads, it, what drafts. */
 function rolesOf({ contexts, drafters, links }) {
   const all = [...new Set([...Object.keys(contexts), ...Object.keys(drafters)])];
-  const read = all.filter((role) => role !== "llm" && links.some(({ src, dst }) => src === role && dst === "llm"));
+  const read = all.filter(
+    (role) => role !== "llm" && links.some(({ src, dst }) => src === role && dst === "llm"),
+  );
   return [...read, "llm", ...all.filter((role) => role !== "llm" && !read.includes(role))];
+}
+
+/** Return what flows into each slot: links that join there bring the same rows. */
+function flowsOf({ links }) {
+  const flows = new Map();
+  links.forEach(({ src, tap, dst, slot }, i) => {
+    const found = flows.get(`${dst}.${slot}`);
+    // Of several layers the numbers are enough: layer_input:2, 3, 5.
+    if (found) found.taps += `, ${tap.split(":").at(-1)}`;
+    else flows.set(`${dst}.${slot}`, { src, dst, taps: tap, rows: (after) => after.links[i].rows });
+  });
+  return [...flows.values()];
 }
 
 /** Return what a role's box says: its kind, then what it does. */
@@ -1045,16 +1203,21 @@ function linesOfRole(role, after, { spell }) {
     lines.push({ text: spell(({ stats }) => stats.tokens, "tokens"), isNow: true });
     lines.push({ text: spell(({ stats }) => stats.passes, "passes"), isNow: true });
   } else {
-    lines.push({ text: drafter ? `drafter ${drafter.name}, ${drafter.shape}` : `${context.graph}: ${context.program}` });
+    lines.push({
+      text: drafter
+        ? `drafter ${drafter.name}, ${drafter.shape}`
+        : `${context.graph}: ${context.program}`,
+    });
   }
-  after.links.forEach((link, i) => {
-    if (link.dst !== role) return;
-    lines.push({ text: `reads ${link.src}.${link.tap}` });
-    lines.push({ text: spell(({ links }) => links[i].rows, "rows"), isNow: true });
-  });
+  for (const { src, dst, taps, rows } of flowsOf(after)) {
+    if (dst !== role) continue;
+    lines.push({ text: `reads ${src}.${taps}` });
+    lines.push({ text: spell(rows, "rows"), isNow: true });
+  }
   if (drafter) {
     lines.push({ text: spell(({ drafters }) => drafters[role].drafted, "drafts"), isNow: true });
-    if (drafter.drafted) lines.push({ text: `${percent(drafter.accepted, drafter.drafted)} of them accepted` });
+    if (drafter.drafted)
+      lines.push({ text: `${percent(drafter.accepted, drafter.drafted)} of them accepted` });
   }
   return lines;
 }
@@ -1076,25 +1239,50 @@ function draw(after) {
         drawn("rect", { x: LEFT, y: top, width: RIGHT - LEFT, height, rx: 11 }),
         drawn("text", { x: LEFT + 14, y: top + 24, class: "role" }, title),
         ...lines.map(({ text, isNow }, i) =>
-          drawn("text", { x: LEFT + 14, y: top + 44 + i * LINE, class: isNow ? "now" : "" }, text.length > 37 ? `${text.slice(0, 36)}…` : text)),
+          drawn(
+            "text",
+            { x: LEFT + 14, y: top + 44 + i * LINE, class: isNow ? "now" : "" },
+            text.length > 37 ? `${text.slice(0, 36)}…` : text,
+          ),
+        ),
       ),
     );
     top += height + GAP;
   }
   const paths = [];
-  after.links.forEach((link, i) => {
-    const flow = rates.rate(({ links }) => links[i].rows);
-    paths.push(lane(LEFT, Math.max(22 - 8 * i, 3), boxes[link.src].middle + 4 * i, boxes[link.dst].middle, flow, "rows"));
+  flowsOf(after).forEach(({ src, dst, rows }, i) => {
+    const [from, to] = [boxes[src].middle + 5 * i, boxes[dst].middle];
+    paths.push(lane(LEFT, Math.max(22 - 8 * i, 3), from, to, rates.rate(rows), "rows"));
   });
   Object.keys(after.drafters).forEach((role, i) => {
     const flow = rates.rate(({ drafters }) => drafters[role].drafted);
-    paths.push(lane(RIGHT, Math.min(WIDTH - 22 + 8 * i, WIDTH - 3), boxes[role].middle, boxes.llm.middle + 7 * i, flow, "drafts"));
+    paths.push(
+      lane(
+        RIGHT,
+        Math.min(WIDTH - 22 + 8 * i, WIDTH - 3),
+        boxes[role].middle,
+        boxes.llm.middle + 7 * i,
+        flow,
+        "drafts",
+      ),
+    );
   });
   drawing.setAttribute("viewBox", `0 0 ${WIDTH} ${top - GAP + 1}`);
   drawing.setAttribute("aria-label", spellDrawing(after, rates));
-  const tip = { viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 6.5, markerHeight: 6.5, orient: "auto" };
+  const tip = {
+    viewBox: "0 0 8 8",
+    refX: 7,
+    refY: 4,
+    markerWidth: 6.5,
+    markerHeight: 6.5,
+    orient: "auto",
+  };
   drawing.replaceChildren(
-    drawn("defs", {}, drawn("marker", { id: "tip", ...tip }, drawn("path", { d: "M0 .5 8 4 0 7.500z" }))),
+    drawn(
+      "defs",
+      {},
+      drawn("marker", { id: "tip", ...tip }, drawn("path", { d: "M0 .5 8 4 0 7.500z" })),
+    ),
     ...paths,
     ...nodes,
   );
@@ -1109,13 +1297,14 @@ function lane(side, x, from, to, flow, kind) {
 }
 
 function spellDrawing(after, { spell }) {
-  const links = after.links.map(
-    (link, i) => `${link.tap} of ${link.src} to ${link.dst}, ${spell(({ links: all }) => all[i].rows, "rows")}`,
+  const flows = flowsOf(after).map(
+    ({ src, dst, taps, rows }) => `${taps} of ${src} to ${dst}, ${spell(rows, "rows")}`,
   );
   const drafters = Object.entries(after.drafters).map(
-    ([role, { name }]) => `${role}, drafter ${name}, ${spell(({ drafters: all }) => all[role].drafted, "drafts")}`,
+    ([role, { name }]) =>
+      `${role}, drafter ${name}, ${spell(({ drafters: all }) => all[role].drafted, "drafts")}`,
   );
-  return `Contexts and links: ${["llm", ...drafters, ...links].join("; ")}`;
+  return `Contexts and links: ${["llm", ...drafters, ...flows].join("; ")}`;
 }
 
 function showCounts({ stats, drafters }) {
@@ -1123,7 +1312,14 @@ function showCounts({ stats, drafters }) {
   byId("positions").hidden = !drafts;
   byId("bars").replaceChildren(
     ...positions.map((n, i) =>
-      element("li", {}, `draft ${i + 1}`, element("meter", { value: n / drafts, ariaLabel: `draft ${i + 1}` }), element("output", {}, percent(n, drafts)))),
+      element(
+        "li",
+        {},
+        `draft ${i + 1}`,
+        element("meter", { value: n / drafts, ariaLabel: `draft ${i + 1}` }),
+        element("output", {}, percent(n, drafts)),
+      ),
+    ),
   );
   const totals = [
     ["Tokens of texts", counted.format(stats.tokens)],
@@ -1134,7 +1330,9 @@ function showCounts({ stats, drafters }) {
   if (stats.drafted) totals.push(["Acceptance rate", percent(stats.accepted, stats.drafted)]);
   if (stats.passes) totals.push(["Tokens a pass", rounded.format(stats.tokens / stats.passes)]);
   if (!Object.keys(drafters).length) totals.push(["Drafter", "none"]);
-  byId("totals").replaceChildren(...totals.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
+  byId("totals").replaceChildren(
+    ...totals.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]),
+  );
 }
 
 let nextReading = 0; // when the server, which was away, is asked again
@@ -1160,7 +1358,7 @@ async function readFlow() {
 
 let noticeEnd = 0;
 
-function notify(text, label = "", act = null) {
+function notify(text, label = "", act = null, seconds = 8) {
   clearTimeout(noticeEnd);
   const button = byId("notice-act");
   byId("notice").hidden = false;
@@ -1171,9 +1369,7 @@ function notify(text, label = "", act = null) {
     byId("notice").hidden = true;
     act();
   };
-  noticeEnd = setTimeout(() => {
-    byId("notice").hidden = true;
-  }, 8000);
+  if (seconds) noticeEnd = setTimeout(() => (byId("notice").hidden = true), 1000 * seconds);
 }
 
 function announce(text) {
@@ -1252,10 +1448,14 @@ for (const dialog of document.querySelectorAll("dialog")) {
 
 function explain() {
   const drafted = element("span", { className: "drafted" }, "looks like this");
-  const lead = server.isRaw ? "This file has no chat template, so the model goes on where your text ends. " : "";
+  const lead = server.isRaw
+    ? "This file has no chat template, so the model goes on where your text ends. "
+    : "";
   byId("greeting").textContent = server.isRaw ? "Begin a text" : "What would you like to ask?";
   byId("explanation").replaceChildren(
-    `${lead}Text that a drafter guessed, and the model agreed with, `, drafted, ". Drafts change how fast an answer comes, and never what it says.",
+    `${lead}Text that a drafter guessed, and the model agreed with, `,
+    drafted,
+    ". Drafts change how fast an answer comes, and never what it says.",
   );
   field.placeholder = server.isRaw ? "Begin a text" : `Message ${server.name}`;
 }
@@ -1264,7 +1464,10 @@ function showServer(props, cross) {
   server = { isRaw: !props.chat_template, name: props.model_alias };
   body.classList.toggle("is-raw", server.isRaw);
   byId("model").textContent = server.name;
-  byId("guarantee").textContent = props.guarantee === "exact" ? "the same text with and without drafts" : `guarantee: ${props.guarantee}`;
+  byId("guarantee").textContent =
+    props.guarantee === "exact"
+      ? "the same text with and without drafts"
+      : `guarantee: ${props.guarantee}`;
   byId("foot").textContent = props.build_info;
   for (const [name, value] of Object.entries(props.default_generation_settings.params)) {
     const input = settingsForm.elements[name];
@@ -1272,7 +1475,9 @@ function showServer(props, cross) {
   }
   settingsForm.elements.max_tokens.placeholder = server.isRaw ? "256" : "no limit";
   const names = new Set(Object.values(cross.drafters).map(({ name }) => name));
-  settingsForm.elements.drafter.append(...Array.from(names, (name) => element("option", { value: name }, name)));
+  settingsForm.elements.drafter.append(
+    ...Array.from(names, (name) => element("option", { value: name }, name)),
+  );
 }
 
 async function begin() {
@@ -1283,7 +1488,7 @@ async function begin() {
     const [props, cross] = await Promise.all([ask("props"), ask("cross")]);
     showServer(await props.json(), await cross.json());
   } catch (error) {
-    notify(error.message, "Try again", begin);
+    notify(error.message, "Try again", begin, 0);
     return;
   }
   explain();
