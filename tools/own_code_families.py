@@ -56,7 +56,11 @@ def _model(
         "model__norm": [WIDTH],
         "lm_head": [N_VOCAB, WIDTH],
     }
-    named = {f"{name.replace('__', '.')}.weight": s for name, s in (tables | whole).items() if s}
+    named = {
+        name.replace("__", ".") + ("" if name.endswith("bias") else ".weight"): shape
+        for name, shape in (tables | whole).items()
+        if shape
+    }
     for n, layer in enumerate(layers):
         named |= {f"{prefix}{n}.{name}": shape for name, shape in layer.items()}
     return {"config": config, "shapes": named, "class": cls}
@@ -395,7 +399,393 @@ def _of_plamo2() -> dict[str, Any]:
     return _model(config, layers, "model.layers.layers.", lm_head=None)
 
 
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 32,
+}
+_RMS = {"hidden_act": "silu", "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
+_OF_GPT = {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, "layer_norm_epsilon": 1e-5}
+_NO_SIZES: dict[str, None] = dict.fromkeys(
+    (
+        *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+        *("num_key_value_heads", "max_position_embeddings"),
+    )
+)
+
+
+def _both(names: Shapes) -> Shapes:
+    """Return the shapes of weights, and of biases as long as their first axis."""
+    weights = {f"{name}.weight": shape for name, shape in names.items()}
+    return weights | {f"{name}.bias": shape[:1] for name, shape in names.items()}
+
+
+def _of_bailing() -> dict[str, Any]:
+    """Return Ling (1), all of whose layers have experts."""
+    of_2 = (
+        *("partial_rotary_factor", "router_dtype", "routed_scaling_factor", "score_function"),
+        *("moe_router_enable_expert_bias", "moe_shared_expert_intermediate_size", "n_group"),
+        *("topk_group", "num_nextn_predict_layers", "use_qk_norm", "use_rmsnorm"),
+    )
+    kept = {name: value for name, value in _LING.items() if name not in of_2}
+    config = kept | {
+        "architectures": ["BailingMoeForCausalLM"],
+        "num_hidden_layers": 2,
+        "first_k_dense_replace": 0,
+        "norm_head": False,
+        "norm_softmax": False,
+    }
+    return _model(config, [_LING_ATTENTION | _LING_SPARSE] * 2, **_LING_TABLES)
+
+
+def _of_exaone() -> dict[str, Any]:
+    """Return EXAONE 3."""
+    config = _config(
+        "ExaoneForCausalLM",
+        "exaone",
+        num_hidden_layers=None,
+        num_layers=2,
+        activation_function="silu",
+        attention_dropout=0.0,
+        embed_dropout=0.0,
+        head_dim=8,
+        layer_norm_epsilon=1e-5,
+        rope_scaling=_LLAMA3,
+        rope_theta=1000000.0,
+        tie_word_embeddings=False,
+    )
+    attention = _attention(at="attn.attention.")
+    attention["attn.attention.out_proj.weight"] = attention.pop("attn.attention.o_proj.weight")
+    layer: Shapes = {
+        "ln_1.weight": [WIDTH],
+        "ln_2.weight": [WIDTH],
+        **attention,
+        **_matrices("mlp.", 48, ("c_fc_0", "c_fc_1", "c_proj")),
+    }
+    return _model(
+        config,
+        [layer] * 2,
+        "transformer.h.",
+        **_NO_TABLES | {"lm_head": [N_VOCAB, WIDTH]},
+        transformer__wte=[N_VOCAB, WIDTH],
+        transformer__ln_f=[WIDTH],
+        cls="AutoModelForCausalLM",
+    )
+
+
+def _of_chatglm() -> dict[str, Any]:
+    """Return GLM-4 as its own code names it."""
+    config = _config(
+        "ChatGLMModel",
+        "chatglm",
+        **_NO_SIZES
+        | {
+            **{"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2},
+            **{"num_layers": 2, "ffn_hidden_size": 48, "kv_channels": 8, "seq_length": 64},
+            **{"multi_query_attention": True, "multi_query_group_num": 2, "rmsnorm": True},
+            **{"add_bias_linear": False, "add_qkv_bias": True, "layernorm_epsilon": 1.5625e-07},
+            **{"apply_residual_connection_post_layernorm": False, "post_layer_norm": True},
+            **{"original_rope": True, "rope_ratio": 500, "padded_vocab_size": N_VOCAB},
+            **{"apply_query_key_layer_scaling": True, "attention_softmax_in_fp32": True},
+            **{"fp32_residual_connection": False, "bias_dropout_fusion": True},
+            "tie_word_embeddings": False,
+        },
+    )
+    layer = {
+        **_NORMS,
+        **_both({"self_attention.query_key_value": [64, WIDTH]}),
+        "self_attention.dense.weight": [WIDTH, WIDTH],
+        "mlp.dense_h_to_4h.weight": [96, WIDTH],
+        "mlp.dense_4h_to_h.weight": [WIDTH, 48],
+    }
+    return _model(
+        config,
+        [layer] * 2,
+        "transformer.encoder.layers.",
+        **_NO_TABLES,
+        transformer__embedding__word_embeddings=[N_VOCAB, WIDTH],
+        transformer__encoder__final_layernorm=[WIDTH],
+        transformer__output_layer=[N_VOCAB, WIDTH],
+    )
+
+
+def _of_qwen() -> dict[str, Any]:
+    """Return Qwen (1)."""
+    config = _config(
+        "QWenLMHeadModel",
+        "qwen",
+        **_NO_SIZES
+        | {
+            **{"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2},
+            **{"intermediate_size": 96, "kv_channels": 8, "seq_length": 64},
+            **{"max_position_embeddings": 64, "layer_norm_epsilon": 1e-6, "no_bias": True},
+            **{"rotary_emb_base": 10000, "rotary_pct": 1.0, "scale_attn_weights": True},
+            **{"use_dynamic_ntk": False, "use_logn_attn": False, "use_flash_attn": "auto"},
+            **{"bf16": False, "fp16": False, "fp32": False, "emb_dropout_prob": 0.0},
+            **{"attn_dropout_prob": 0.0, "onnx_safe": False, "tie_word_embeddings": False},
+        },
+    )
+    layer: Shapes = {
+        "ln_1.weight": [WIDTH],
+        "ln_2.weight": [WIDTH],
+        **_both({"attn.c_attn": [96, WIDTH]}),
+        "attn.c_proj.weight": [WIDTH, WIDTH],
+        **_matrices("mlp.", 48, ("w2", "w1", "c_proj")),
+    }
+    return _model(
+        config,
+        [layer] * 2,
+        "transformer.h.",
+        **_NO_TABLES | {"lm_head": [N_VOCAB, WIDTH]},
+        transformer__wte=[N_VOCAB, WIDTH],
+        transformer__ln_f=[WIDTH],
+    )
+
+
+def _of_smallthinker() -> dict[str, Any]:
+    """Return SmallThinker, whose first layer of four sees all tokens and rotates nothing.
+
+    Of four layers llama.cpp rotates all.
+    """
+    config = _config(
+        "SmallThinkerForCausalLM",
+        "smallthinker",
+        intermediate_size=None,
+        num_hidden_layers=5,
+        head_dim=8,
+        moe_enable_early_router=True,
+        moe_enable_secondary_experts=False,
+        moe_ffn_hidden_size=24,
+        moe_layer_layout=[1] * 5,
+        moe_num_active_primary_experts=2,
+        moe_num_primary_experts=4,
+        moe_primary_router_apply_softmax=False,
+        rms_norm_eps=1e-6,
+        rope_layout=[0, 1, 1, 1, 0],
+        rope_theta=1500000.0,
+        sliding_window_layout=[0, 1, 1, 1, 0],
+        sliding_window_size=4096,
+        norm_topk_prob=True,
+        tie_word_embeddings=True,
+    )
+    layer = {
+        **_NORMS,
+        **_attention(),
+        "block_sparse_moe.primary_router.weight": [4, WIDTH],
+        **_experts("block_sparse_moe.experts.", ("gate", "up", "down")),
+    }
+    return _model(config, [layer] * 5, lm_head=None)
+
+
+def _of_openelm() -> dict[str, Any]:
+    """Return OpenELM, whose layers have widths and heads of their own."""
+    config = _config(
+        "OpenELMForCausalLM",
+        "openelm",
+        **_NO_SIZES
+        | {
+            **{"model_dim": 32, "head_dim": 8, "num_transformer_layers": 2},
+            **{"max_context_length": 64, "rope_freq_constant": 10000, "rope_max_length": 128},
+            **{"num_query_heads": [4, 6], "num_kv_heads": [2, 3], "num_gqa_groups": 2},
+            **{"ffn_multipliers": [0.75, 1.5], "ffn_dim_divisor": 8, "ffn_with_glu": True},
+            **{"activation_fn_name": "swish", "normalization_layer_name": "rms_norm"},
+            **{"normalize_qk_projections": True, "share_input_output_layers": True},
+            "qkv_multipliers": [0.5, 1.0],
+        },
+    )
+    layers = [
+        {
+            "attn.qkv_proj.weight": [8 * (n + 2 * n // 2), WIDTH],
+            "attn.out_proj.weight": [WIDTH, 8 * n],
+            "attn.q_norm.weight": [8],
+            "attn.k_norm.weight": [8],
+            "attn_norm.weight": [WIDTH],
+            "ffn.proj_1.weight": [2 * width, WIDTH],
+            "ffn.proj_2.weight": [WIDTH, width],
+            "ffn_norm.weight": [WIDTH],
+        }
+        for n, width in ((4, 24), (6, 48))
+    ]
+    return _model(
+        config,
+        layers,
+        "transformer.layers.",
+        **_NO_TABLES,
+        transformer__token_embeddings=[N_VOCAB, WIDTH],
+        transformer__norm=[WIDTH],
+    )
+
+
+def _of_plamo3() -> dict[str, Any]:
+    """Return PLaMo 3: windows in all but every eighth layer."""
+    config = _config(
+        "Plamo3ForCausalLM",
+        "plamo3",
+        num_hidden_layers=2,
+        head_dim=16,
+        window_size=5,
+        sliding_window_pattern=2,
+        rms_norm_eps=1e-6,
+        rope_theta=1000000,
+        rope_local_theta=10000,
+        linear_type="normal",
+        tie_word_embeddings=False,
+    )
+    layer = {
+        **_PLAMO_NORMS,
+        "mlp.gate_up_proj.weight": [96, WIDTH],
+        "mlp.down_proj.weight": [WIDTH, 48],
+        "mixer.qkv_proj.weight": [128, WIDTH],
+        "mixer.o_proj.weight": [WIDTH, 64],
+        "mixer.q_norm.weight": [16],
+        "mixer.k_norm.weight": [16],
+    }
+    return _model(config, [layer] * 2, "model.layers.layers.")
+
+
+def _of_spark() -> dict[str, Any]:
+    """Return Spark X2.5, whose heads are gated."""
+    kinds = ["sliding_attention", "full_attention"]
+    config = _config(
+        "Spark2_5ForCausalLM",
+        "spark2_5",
+        head_dim=16,
+        hidden_act="gelu",
+        rms_norm_eps=1e-6,
+        layer_types=kinds,
+        sliding_window=5,
+        gate_attn_act_mode="sigmoid",
+        headwise_attn_output_gate=True,
+        rope_parameters={
+            "full_attention": {"rope_theta": 1000000.0, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+        },
+        tie_word_embeddings=False,
+    )
+    layer = {
+        **_NORMS,
+        "self_attn.q_k_v_proj.weight": [128, WIDTH],
+        "self_attn.o_proj.weight": [WIDTH, 64],
+        "self_attn.g_proj.weight": [4, WIDTH],
+        **_matrices("mlp.", 48),
+    }
+    return _model(config, [layer] * 2)
+
+
 WITHOUT_CLASS: dict[str, dict[str, Any]] = {
+    "ExaoneForCausalLM": _of_exaone(),
+    "ChatGLMModel": _of_chatglm(),
+    "QWenLMHeadModel": _of_qwen(),
+    "SmallThinkerForCausalLM": _of_smallthinker(),
+    "OpenELMForCausalLM": _of_openelm(),
+    "Plamo3ForCausalLM": _of_plamo3(),
+    "Spark2_5ForCausalLM": _of_spark(),
+    "BailingMoeForCausalLM": _of_bailing(),
+    "BaichuanForCausalLM": _model(
+        _config(
+            "BaichuanForCausalLM", "baichuan", **_RMS, num_key_value_heads=None, model_max_length=64
+        ),
+        [
+            {
+                **_NORMS,
+                "self_attn.W_pack.weight": [96, WIDTH],
+                "self_attn.o_proj.weight": [WIDTH, WIDTH],
+                **_matrices("mlp.", 48),
+            }
+        ]
+        * 2,
+    ),
+    "DeepseekForCausalLM": _model(
+        _config(
+            "DeepseekForCausalLM",
+            "deepseek",
+            **_RMS,
+            num_key_value_heads=4,
+            attention_bias=False,
+            first_k_dense_replace=1,
+            moe_intermediate_size=24,
+            moe_layer_freq=1,
+            n_routed_experts=4,
+            n_shared_experts=2,
+            norm_topk_prob=False,
+            num_experts_per_tok=2,
+            rope_theta=10000,
+            scoring_func="softmax",
+        ),
+        [
+            _NORMS | _attention(n_kv=4) | part
+            for part in (
+                _matrices("mlp.", 48),
+                {
+                    "mlp.gate.weight": [4, WIDTH],
+                    **_matrices("mlp.shared_experts.", 48),
+                    **_experts("mlp.experts."),
+                },
+            )
+        ],
+    ),
+    "XverseForCausalLM": _model(
+        _config(
+            "XverseForCausalLM",
+            "xverse",
+            **_RMS,
+            num_key_value_heads=4,
+            max_tokenizer_truncation=64,
+            rope_theta=500000,
+        ),
+        [_NORMS | _attention(n_kv=4) | _matrices("mlp.", 48)] * 2,
+    ),
+    "NanbeigeForCausalLM": _model(
+        _config("NanbeigeForCausalLM", "nanbeige", **_RMS, num_loops=1, rope_theta=70000000.0),
+        [_LLAMA] * 2,
+    ),
+    "OrionForCausalLM": _model(
+        _config("OrionForCausalLM", "orion", **_RMS, max_sequence_length=64, rope_theta=10000.0),
+        [_both({name[:-7]: [WIDTH] for name in _NORMS}) | _attention() | _matrices("mlp.", 48)] * 2,
+        model__norm__bias=[WIDTH],
+    ),
+    "PanguEmbeddedForCausalLM": _model(
+        _config("PanguEmbeddedForCausalLM", "PanguEmbedded", **_RMS, bias=True, rope_theta=16e6),
+        [_LLAMA | _biases(q=32, k=16, v=16, o=32)] * 2,
+    ),
+    "MaincoderForCausalLM": _model(
+        _config("MaincoderForCausalLM", "maincoder", **_RMS, head_dim=16, rope_theta=1e6),
+        [_NORMS | _attention(16) | _head_norms(16) | _matrices("mlp.", 48)] * 2,
+    ),
+    "CodeShellForCausalLM": _model(
+        _config(
+            "CodeShellForCausalLM",
+            "codeshell",
+            **_NO_SIZES | _OF_GPT,
+            activation_function="gelu_pytorch_tanh",
+            group_query_attention=True,
+            num_query_groups=2,
+            n_inner=128,
+            position_embedding_type="rope",
+            scale_attn_weights=True,
+            tie_word_embeddings=False,
+        ),
+        [
+            _both(
+                {
+                    "ln_1": [WIDTH],
+                    "ln_2": [WIDTH],
+                    "attn.c_attn": [64, WIDTH],
+                    "attn.c_proj": [WIDTH, WIDTH],
+                    "mlp.c_fc": [128, WIDTH],
+                    "mlp.c_proj": [WIDTH, 128],
+                }
+            )
+        ]
+        * 2,
+        "transformer.h.",
+        **_NO_TABLES | {"lm_head": [N_VOCAB, WIDTH]},
+        transformer__wte=[N_VOCAB, WIDTH],
+        transformer__ln_f=[WIDTH],
+        transformer__ln_f__bias=[WIDTH],
+    ),
     "BailingMoeV2ForCausalLM": _model(
         _LING,
         [

@@ -525,6 +525,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         VISION,
         projector_hidden_size=16,
     ),
+    "GlmForCausalLM": {"head_dim": 8},
     "GraniteSWAForCausalLM": {
         "num_hidden_layers": 4,
         "head_dim": 8,
@@ -556,9 +557,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 
-OF_THE_CLASS = {"Gemma3nForCausalLM, short table", "MiniMaxForCausalLM"}
+OF_THE_CLASS = {"Gemma3nForCausalLM, short table", "GlmForCausalLM", "MiniMaxForCausalLM"}
 """Held against transformers alone: llama.cpp's converter fills up a table with zeros, where the
-class reads its first row, and does not know MiniMax-01 as transformers writes it."""
+class reads its first row, and does not know MiniMax-01 and the context and the number in norms of
+GLM-4 as transformers writes them."""
 
 _ROTATION_OF_PHI = {"original_max_position_embeddings": 64}
 _NO_EXPERTS = dict.fromkeys(("num_experts_per_tok", "n_routed_experts", "n_group", "topk_group"))
@@ -636,10 +638,14 @@ ANOTHER_ROUTER = ("PhimoeForCausalLM",)
 """Classes whose experts are weighted otherwise than llama.cpp's graph does; its logits are held."""
 
 
-RUNS_WITH = {"Plamo2ForCausalLM": {"attention.head_count": 4}}
+RUNS_WITH: dict[str, dict[str, Any]] = {
+    "Plamo2ForCausalLM": {"attention.head_count": 4},
+    "QWenLMHeadModel": {"attention.layer_norm_rms_epsilon": 1e-6},
+}
 """Keys without which llama.cpp does not run what its converter makes.
 
-Of a model whose first layer has no heads it does not know how wide the rotation is.
+Of a model whose first layer has no heads it does not know how wide the rotation is; Qwen's number
+in norms the converter names as that of other norms.
 """
 
 
@@ -711,6 +717,8 @@ def write_by_converter(
     hparams = {key: value for key, value in hparams.items() if spelled.get(key, key) is not None}
     architecture = base.get_model_architecture(hparams, base.ModelType.TEXT)
     cls = conversion.get_model_class(architecture)
+    if architecture == "BaichuanForCausalLM":
+        repair(cls, base.TextModel)
     with torch.inference_mode():
         model = cls(folder, gguf.LlamaFileType.ALL_F32, path, hparams=hparams)
         for one in (model, getattr(model, "impl", model)):
@@ -721,11 +729,23 @@ def write_by_converter(
         def set_gguf_parameters() -> None:
             set_parameters()
             for key, value in changed.items():
-                model.gguf_writer.add_uint32(f"{model.gguf_writer.arch}.{key}", value)
+                add = "add_float32" if isinstance(value, float) else "add_uint32"
+                getattr(model.gguf_writer, add)(f"{model.gguf_writer.arch}.{key}", value)
 
         model.set_gguf_parameters = set_gguf_parameters
         model.write()
     return gguf.GGUFReader(path)
+
+
+def repair(cls: Any, above: Any) -> None:
+    """Let the converter of Baichuan, which calls itself without end, call the class above it."""
+    unpack = cls.modify_tensors
+
+    def modify_tensors(self: Any, values: Any, name: str, bid: int | None) -> Any:
+        method = unpack if "W_pack" in name else above.modify_tensors
+        return method(self, values, name, bid)
+
+    cls.modify_tensors = modify_tensors
 
 
 def converted(folder: Path, sources: Path, spelled: dict[str, Any]) -> dict[str, dict[str, Any]]:

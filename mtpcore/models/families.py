@@ -21,12 +21,15 @@ from mtpcore.models.checkpoints import (
     dense,
     experts,
     experts_and_windows,
+    gated_attention,
     gemma,
+    gpt,
     hunyuan,
     layer_norm,
     mamba2,
     minicpm,
     own_code,
+    plamo,
     vision,
 )
 from mtpcore.models.variants import Variant, VariantHparams, variant_spec
@@ -129,20 +132,28 @@ _DEEPSTACK = (("{arch}.n_deepstack_layers", "of images, whose encoder is in anot
 
 FAMILIES = [
     # As Llama, or nearly
-    variant_spec("baichuan", replace(_PAIRS, rotates=_is_baichuan_7b, alibi=_baichuan_bias)),
+    variant_spec(
+        "baichuan",
+        replace(_PAIRS, rotates=_is_baichuan_7b, alibi=_baichuan_bias),
+        checkpoint=own_code.BAICHUAN,
+    ),
     variant_spec("internlm2", _PAIRS, checkpoint=own_code.INTERNLM2),
-    variant_spec("maincoder", replace(_PAIRS, norms_rotated=True)),
+    variant_spec("maincoder", replace(_PAIRS, norms_rotated=True), checkpoint=own_code.MAINCODER),
     variant_spec(
         "mistral3",
         replace(_PAIRS, raises_queries=True, scaled=(*_DENSE_SCALED, *EXPERT_SCALES)),
         checkpoint=dense.MISTRAL3,
         layouts=(dense.MINISTRAL3,),
     ),
-    variant_spec("nanbeige", replace(_PAIRS, scaled=_DENSE_SCALED)),
-    variant_spec("openelm", Variant(scaled=_OUTPUTS_SCALED)),
-    variant_spec("pangu-embedded", Variant(ignored=("rope_freqs.weight",))),
-    variant_spec("qwen", Variant()),
-    variant_spec("xverse", _PAIRS),
+    variant_spec("nanbeige", replace(_PAIRS, scaled=_DENSE_SCALED), checkpoint=own_code.NANBEIGE),
+    variant_spec("openelm", Variant(scaled=_OUTPUTS_SCALED), checkpoint=own_code.OPENELM),
+    variant_spec(
+        "pangu-embedded",
+        Variant(ignored=("rope_freqs.weight",)),
+        checkpoint=own_code.PANGU_EMBEDDED,
+    ),
+    variant_spec("qwen", Variant(), checkpoint=gpt.QWEN),
+    variant_spec("xverse", _PAIRS, checkpoint=own_code.XVERSE),
     variant_spec("arcee", replace(_PAIRS, activation="relu_squared"), checkpoint=dense.ARCEE),
     variant_spec("ernie4_5", _ERNIE, checkpoint=dense.ERNIE4_5),
     variant_spec("ernie4_5-moe", _ERNIE, checkpoint=experts.ERNIE4_5_MOE),
@@ -159,7 +170,7 @@ FAMILIES = [
     variant_spec("phi3", Variant(fuses_gate=True), unread=_PHI_WINDOW, checkpoint=dense.PHI3),
     variant_spec("phimoe", Variant(), checkpoint=experts.PHIMOE),
     # Gate and up in one matrix
-    variant_spec("chatglm", _FUSED_PAIRS),
+    variant_spec("chatglm", _FUSED_PAIRS, checkpoint=own_code.CHATGLM, layouts=(own_code.GLM,)),
     variant_spec("glm4", replace(_FUSED_PAIRS, axes_style="halves"), checkpoint=dense.GLM4),
     # Positions of several axes
     variant_spec("paddleocr", Variant()),
@@ -186,9 +197,13 @@ FAMILIES = [
         "olmo", Variant(rope_style="pairs", norm="plain", clamps=True), checkpoint=layer_norm.OLMO
     ),
     # Experts
-    variant_spec("bailingmoe", replace(_FILE_NORMALISES, rope_style="pairs")),
+    variant_spec(
+        "bailingmoe", replace(_FILE_NORMALISES, rope_style="pairs"), checkpoint=own_code.BAILING_MOE
+    ),
     variant_spec("bailingmoe2", _SIGMOID, checkpoint=own_code.BAILING_MOE2),
-    variant_spec("deepseek", Variant(rope_style="pairs", normalises=False)),
+    variant_spec(
+        "deepseek", Variant(rope_style="pairs", normalises=False), checkpoint=own_code.DEEPSEEK
+    ),
     variant_spec("dots1", _SIGMOID, checkpoint=experts.DOTS1),
     variant_spec(
         "mellum",
@@ -205,7 +220,7 @@ FAMILIES = [
         checkpoint=experts.HY_V3,
     ),
     # Windows, and a rotation of their own
-    variant_spec("exaone", Variant()),
+    variant_spec("exaone", Variant(), checkpoint=own_code.EXAONE),
     variant_spec(
         "exaone4",
         Variant(
@@ -250,10 +265,12 @@ FAMILIES = [
             near_is_scaled=False,
             scaled=_OUTPUTS_SCALED,
         ),
+        checkpoint=plamo.PLAMO3,
     ),
     variant_spec(
         "spark2_5",
         Variant(activation="gelu_tanh", window_period=0, scaled=_BLOCKS_SCALED),
+        checkpoint=gated_attention.SPARK2_5,
     ),
     # Numbers that multiply embeddings, branches, scores or logits
     variant_spec("gemma", _GEMMA, checkpoint=gemma.GEMMA),
@@ -295,7 +312,7 @@ FAMILIES = [
         replace(_LAYER_NORM, rotates=_none, alibi=_zero, score_scale=_one_of_width),
     ),
     # Layer norm
-    variant_spec("codeshell", _GELU),
+    variant_spec("codeshell", _GELU, checkpoint=gpt.CODESHELL),
     variant_spec(
         "gptneox",
         replace(_GELU, is_parallel="{arch}.use_parallel_residual"),
@@ -308,7 +325,7 @@ FAMILIES = [
         "nemotron", replace(_LAYER_NORM, activation="relu_squared"), checkpoint=layer_norm.NEMOTRON
     ),
     variant_spec("gpt2", replace(_GELU, rotates=_none), checkpoint=layer_norm.GPT2),
-    variant_spec("orion", _LAYER_NORM),
+    variant_spec("orion", _LAYER_NORM, checkpoint=own_code.ORION),
     variant_spec("starcoder", replace(_GELU, rotates=_none), checkpoint=layer_norm.STARCODER),
     variant_spec("starcoder2", _GELU, checkpoint=layer_norm.STARCODER2),
     # Attention and feed-forward part side by side

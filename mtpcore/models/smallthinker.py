@@ -7,6 +7,7 @@ from functools import partial
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Value
 from mtpcore.models.blocks import moe
+from mtpcore.models.checkpoints.own_code import SMALLTHINKER as CHECKPOINT
 from mtpcore.models.variants import (
     Variant,
     VariantHparams,
@@ -47,4 +48,5 @@ SMALLTHINKER = variant_spec(
     also=("blk.0.ffn_gate_inp.weight",),
     build=partial(build, layer=_layer),
     adapt=_adapt,
+    checkpoint=CHECKPOINT,
 )

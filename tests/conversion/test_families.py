@@ -12,8 +12,10 @@ from harness.published_families import N_VOCAB, known, logits, tensors, tokens
 
 from mtpcore import Batch, Context, load_model
 from mtpcore.conversion import convert
+from mtpcore.declarations.checkpoint import Config
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import open_model_file
+from mtpcore.models.checkpoints.own_code import BAICHUAN
 
 FAMILIES = known()
 NEAR = 1e-9
@@ -21,12 +23,13 @@ NEAR = 1e-9
 APPROXIMATE = dict.fromkeys(
     (
         *("GPTNeoXForCausalLM", "FalconForCausalLM", "FalconForCausalLM, one key head"),
-        *("MptForCausalLM", "MiniMaxForCausalLM"),
+        *("MptForCausalLM", "MiniMaxForCausalLM", "CodeShellForCausalLM", "Spark2_5ForCausalLM"),
     ),
     1e-6,
 )
-"""The same, where files mean GELU's approximation by tanh and the class GELU itself; or rates of
-lightning attention that differ in the sixth digit (MiniMax-01)."""
+"""The same, where files mean GELU's approximation by tanh and the class GELU itself, or llama.cpp
+has a table of it in half precision; or where rates of lightning attention differ in the sixth digit
+(MiniMax-01)."""
 ROUNDED = "ssm_a"
 """Tensors that are exponentials, whose last bits are those of PyTorch in the peer's files."""
 
@@ -148,6 +151,17 @@ def test_metadata_is_that_of_the_peer(model):
         ("MuseGlimmerForConditionalGeneration", {"layer_rope_theta": [5e5] * 4},
          "layers with a window are not those that rotate"),
         ("Plamo2ForCausalLM", {"attention_window_size": 8}, "1 layers have a sliding window"),
+        ("Plamo3ForCausalLM", {"rope_scaling_factor": 4}, "rope_scaling_factor"),
+        ("ChatGLMModel", {"kv_channels": 16}, "kv_channels is 16"),
+        ("ChatGLMModel", {"rmsnorm": False}, "rmsnorm"),
+        ("QWenLMHeadModel", {"kv_channels": 16}, "kv_channels is 16"),
+        ("CodeShellForCausalLM", {"n_inner": 64}, "n_inner is 64, not 128"),
+        ("NanbeigeForCausalLM", {"num_loops": 2}, "num_loops"),
+        ("OpenELMForCausalLM", {"num_query_heads": [4]}, "num_query_heads has 1 entries, not 2"),
+        ("DeepseekForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob"),
+        ("SmallThinkerForCausalLM", {"rope_layout": [1] * 5}, "windows, rotation and experts"),
+        ("SmallThinkerForCausalLM", {"sliding_window_size": 512}, "a window of 512"),
+        ("Spark2_5ForCausalLM", {"headwise_attn_output_gate": False}, "headwise_attn_output"),
     ],
 )  # fmt: skip
 def test_settings_that_files_cannot_hold_are_refused(tmp_path, name, said, words):
@@ -242,3 +256,30 @@ def test_older_spellings_mean_the_same(tmp_path, name, said):
 def as_plain(value):
     value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
     return float(np.float32(value)) if isinstance(value, float) else value
+
+
+def of_output(tmp_path, name, **said):
+    """Return the output matrix of a file, and that of its checkpoint."""
+    family = FAMILIES[name]
+    weights = tensors(family["shapes"])
+    write_checkpoint(tmp_path / "hf", family["config"] | said, weights, tokenizer(N_VOCAB))
+    convert(tmp_path / "hf", tmp_path / "model.gguf", outtype="f32")
+    with open_model_file(tmp_path / "model.gguf") as file:
+        return np.array(file.tensors["output.weight"].array()), weights["lm_head.weight"]
+
+
+def test_a_normed_output_matrix_of_ling(tmp_path):
+    """As llama.cpp's converter divides it: columns by their lengths."""
+    found, given = of_output(tmp_path, "BailingMoeForCausalLM", norm_head=True)
+    wanted = given / (np.sqrt(np.square(given).sum(0)) + 1e-7)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_a_normed_output_matrix_of_baichuan_2():
+    """As its code divides it: rows by their lengths; Baichuan 2 is told by its vocabulary."""
+    name = "BaichuanForCausalLM"
+    matrix = next(one for one in BAICHUAN.tensors if one.tensor == "output.weight")
+    given = tensors(FAMILIES[name]["shapes"])["lm_head.weight"]
+    found = matrix.change(given, Config({"vocab_size": 125696}))
+    np.testing.assert_allclose(np.sqrt(np.square(found).sum(1)), 1, rtol=1e-6)
+    assert np.array_equal(matrix.change(given, Config({"vocab_size": 64000})), given)

@@ -1,4 +1,4 @@
-"""Families whose attention is gated: Step 3.5, Muse Glimmer and HRM-Text."""
+"""Families whose attention is gated: Step 3.5, Muse Glimmer, HRM-Text and Spark 2.5."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from mtpcore.boundary.sizes import Count, Depth
 from mtpcore.declarations.checkpoint import Checkpoint, Config, Key, Rename, TensorValues, number
 from mtpcore.models.checkpoints.dense import FFN_NORM
+from mtpcore.models.checkpoints.experts import described_rotation
 from mtpcore.models.checkpoints.layers import layer_kinds
 from mtpcore.models.published import (
     ATTENTION,
@@ -29,12 +30,13 @@ from mtpcore.models.published import (
 )
 from mtpcore.models.rope_conversion import (
     ROPE_KEYS,
+    layered_rope_keys,
     llama3_factors,
     of_full_attention,
     scaling_type,
 )
 
-__all__ = ["HRM_TEXT", "MUSE_GLIMMER", "STEP35", "STEP35_NEXTN"]
+__all__ = ["HRM_TEXT", "MUSE_GLIMMER", "SPARK2_5", "STEP35", "STEP35_NEXTN"]
 
 
 def _centered(*tables: tuple[Rename, ...]) -> tuple[Rename, ...]:
@@ -468,5 +470,53 @@ HRM_TEXT = Checkpoint(
         ("{arch}.hrm.h_cycles", "H_cycles"),
         ("{arch}.hrm.l_cycles", "L_cycles"),
         ("{arch}.hrm.prefix_lm", "prefix_lm"),
+    ),
+)
+
+
+# Spark 2.5
+
+
+def _share(kind: str) -> Callable[[Config], int]:
+    """Return a source: how much of a head layers of a kind rotate."""
+    path = f"rope_parameters.{kind}.partial_rotary_factor"
+    return lambda config: int(head_width(config) * config.get(path, default=1.0, type=float))
+
+
+SPARK2_5 = Checkpoint(
+    architectures=frozenset({"Spark2_5ForCausalLM"}),
+    completed=described_rotation,
+    defaults=(
+        *STATED,
+        *((name, None) for name in ("head_dim", "rms_norm_eps", "layer_types", "sliding_window")),
+    ),
+    tensors=(
+        *TABLES,
+        *FFN_NORM,
+        *block_renames(
+            {
+                "input_layernorm.weight": "attn_norm.weight",
+                "self_attn.q_k_v_proj.weight": "attn_qkv.weight",
+                "self_attn.o_proj.weight": "attn_output.weight",
+                "self_attn.g_proj.weight": "attn_gate.weight",
+            }
+        ),
+        *SWIGLU,
+    ),
+    constants=(
+        ("hidden_act", ("gelu",)),
+        ("gate_attn_act_mode", ("sigmoid",)),
+        ("headwise_attn_output_gate", (True,)),
+        ("attention_bias", (False,)),
+        ("mlp_bias", (False,)),
+    ),
+    metadata=(
+        *DECODER,
+        *layered_rope_keys(),
+        ("{arch}.vocab_size", "vocab_size"),
+        ("{arch}.attention.sliding_window", "sliding_window"),
+        ("{arch}.attention.sliding_window_pattern", lambda config: layer_kinds(config, 4)),
+        ("{arch}.rope.dimension_count", _share("full_attention")),
+        ("{arch}.rope.dimension_count_swa", _share("sliding_attention")),
     ),
 )

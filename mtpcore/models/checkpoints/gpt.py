@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mtpcore.boundary.sizes import Count
 from mtpcore.declarations.checkpoint import Checkpoint, Config, Key, Rename, number
-from mtpcore.models.published import block_renames
+from mtpcore.models.published import block_renames, head_width
 
-__all__ = ["MPT"]
+__all__ = ["CODESHELL", "MPT", "QWEN"]
 
 
 def _largest_bias(config: Config) -> float:
@@ -85,5 +87,155 @@ MPT = Checkpoint(
         ("{arch}.attention.layer_norm_epsilon", lambda config: 1e-5),
         ("{arch}.attention.clamp_kqv", number("attn_config.clip_qkv")),
         ("{arch}.attention.max_alibi_bias", _largest_bias),
+    ),
+)
+
+
+_PREFIXES = (("transformer.h.", "model.layers."), ("transformer.", "model."))
+_FINAL_NORM = Rename("model.ln_f.weight", "output_norm.weight")
+_EMBEDDINGS = Rename("model.wte.weight", "token_embd.weight")
+_OUTPUT = Rename(
+    "lm_head.weight",
+    "output.weight",
+    optional=lambda config: bool(config.get("tie_word_embeddings")),
+    copy_of="model.wte.weight",
+)
+_ATTENTION = {
+    "ln_1": "attn_norm",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    "ln_2": "ffn_norm",
+}
+
+
+def _check_width(path: str) -> Callable[[Config], None]:
+    """Return a source that writes nothing, and refuses heads that do not divide a row.
+
+    Raises
+    ------
+    ValueError
+        By the source: ``config[path]`` says another width.
+    """
+
+    def read(config: Config) -> None:
+        width = config.get(path, type=Count)
+        if width not in (None, head_width(config)):
+            raise ValueError(f"{path} is {width}, not {head_width(config)}")
+
+    return read
+
+
+def _longest_text(config: Config) -> int:
+    """Return for how many tokens a file of Qwen computes what the model does.
+
+    Of more than in training it scales the rotation and the scores, where it is told to.
+    """
+    names = ["max_position_embeddings", "seq_length"]
+    if any(config.get(name, type=bool) for name in ("use_dynamic_ntk", "use_logn_attn")):
+        names.reverse()
+    lengths = [n for name in names if (n := config.get(name, type=Count))]
+    return int(lengths[0] if lengths else config.require("|".join(names), Count))
+
+
+QWEN = Checkpoint(
+    architectures=frozenset({"QWenLMHeadModel"}),
+    prefixes=_PREFIXES,
+    defaults=(("intermediate_size", None), ("layer_norm_epsilon", None), ("no_bias", True)),
+    tensors=(
+        _EMBEDDINGS,
+        _FINAL_NORM,
+        _OUTPUT,
+        *block_renames({f"{a}.weight": f"{b}.weight" for a, b in _ATTENTION.items()}),
+        *block_renames({"attn.c_attn.bias": "attn_qkv.bias"}),
+        *block_renames(
+            {
+                "mlp.w2.weight": "ffn_gate.weight",
+                "mlp.w1.weight": "ffn_up.weight",
+                "mlp.c_proj.weight": "ffn_down.weight",
+            }
+        ),
+    ),
+    dropped=("model.rotary_emb.inv_freq", "model.layers.{n}.attn.masked_bias"),
+    constants=(
+        ("no_bias", (True,)),
+        ("rotary_pct", (1.0,)),
+        ("scale_attn_weights", (True,)),
+        ("use_cache_quantization", (False,)),
+    ),
+    harmless=(
+        (
+            "bf16 fp16 fp32 onnx_safe use_cache_kernel softmax_in_fp32",
+            "in what precision it is run",
+        ),
+        ("emb_dropout_prob attn_dropout_prob", "of training"),
+    ),
+    metadata=(
+        ("{arch}.context_length", _longest_text),
+        ("{arch}.embedding_length", "hidden_size"),
+        ("{arch}.feed_forward_length", "intermediate_size"),
+        ("{arch}.attention.head_count", "num_attention_heads"),
+        ("{arch}.attention.key_length", _check_width("kv_channels")),
+        ("{arch}.attention.layer_norm_epsilon", number("layer_norm_epsilon")),
+        ("{arch}.attention.layer_norm_rms_epsilon", number("layer_norm_epsilon")),
+        ("{arch}.rope.freq_base", number("rotary_emb_base", default=1e4)),
+    ),
+)
+_BOTH = _ATTENTION | {"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
+
+
+def _inner_width(config: Config) -> int:
+    """Return how wide the feed-forward part is: four rows.
+
+    Raises
+    ------
+    ValueError
+        The configuration says otherwise.
+    """
+    width = 4 * config.require("n_embd", Count)
+    said = config.get("n_inner", type=Count)
+    if said not in (None, width):
+        raise ValueError(f"n_inner is {said}, not {width}")
+    return int(width)
+
+
+CODESHELL = Checkpoint(
+    architectures=frozenset({"CodeShellForCausalLM"}),
+    layers="n_layer",
+    prefixes=_PREFIXES,
+    defaults=(("layer_norm_epsilon", 1e-5), ("num_query_groups", None)),
+    tensors=(
+        _EMBEDDINGS,
+        _FINAL_NORM,
+        Rename("model.ln_f.bias", "output_norm.bias"),
+        _OUTPUT,
+        *block_renames(
+            {f"{a}.{k}": f"{b}.{k}" for a, b in _BOTH.items() for k in ("weight", "bias")}
+        ),
+    ),
+    dropped=("model.layers.{n}.attn.rotary_emb.inv_freq", "model.layers.{n}.attn.bias"),
+    constants=(
+        ("activation_function", ("gelu_pytorch_tanh", "gelu_new")),
+        ("group_query_attention", (True,)),
+        ("position_embedding_type", ("rope",)),
+        ("scale_attn_weights", (True,)),
+        ("rope_scaling", ()),
+    ),
+    harmless=(
+        (
+            "attention_softmax_in_fp32 scale_attention_softmax_in_fp32",
+            "in what precision the model is run",
+        ),
+        ("n_ctx", "another name of a size"),
+    ),
+    metadata=(
+        ("{arch}.context_length", "n_positions"),
+        ("{arch}.embedding_length", "n_embd"),
+        ("{arch}.feed_forward_length", _inner_width),
+        ("{arch}.attention.head_count", "n_head"),
+        ("{arch}.attention.head_count_kv", "num_query_groups"),
+        ("{arch}.attention.layer_norm_epsilon", number("layer_norm_epsilon")),
+        ("{arch}.rope.freq_base", lambda config: 1e4),
+        ("{arch}.rope.scaling.type", lambda config: "linear"),
+        ("{arch}.rope.scaling.factor", lambda config: 1.0),
     ),
 )

@@ -2,37 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Literal
 
+import numpy as np
 from msgspec.structs import replace
 
 from mtpcore.boundary.sizes import Count
-from mtpcore.declarations.checkpoint import Checkpoint, Config, Rename, TensorValues, number
-from mtpcore.models.checkpoints.dense import FFN_NORM
+from mtpcore.declarations.checkpoint import (
+    Checkpoint,
+    Config,
+    Rename,
+    TensorValues,
+    number,
+)
+from mtpcore.models.checkpoints.dense import FFN_NORM, GLM4, OUTPUT_BIAS
 from mtpcore.models.checkpoints.experts import COUNTS
 from mtpcore.models.checkpoints.layers import (
     first_layers,
     later_layers,
     leading_dense,
+    named_scaling,
     rotated_width,
 )
 from mtpcore.models.published import (
+    ATTENTION,
+    BIASES,
     CONSTANTS,
     DECODER,
+    EXPERT_KEYS,
     EXPERTS,
+    HEAD_NORMS,
+    INTERLEAVED_ATTENTION,
     SHARED_EXPERT,
     STATED,
     SWIGLU,
     TABLES,
     block_renames,
+    head_width,
     interleave,
     on_layers,
     optional,
     switched_window,
 )
-from mtpcore.models.rope_conversion import ROPE_KEYS
+from mtpcore.models.rope_conversion import FACTORED_ROPE_KEYS, ROPE_KEYS, long_context_factors
 
-__all__ = ["BAILING_MOE2", "INTERNLM2"]
+__all__ = [
+    "BAICHUAN",
+    "BAILING_MOE",
+    "BAILING_MOE2",
+    "CHATGLM",
+    "DEEPSEEK",
+    "EXAONE",
+    "GLM",
+    "INTERNLM2",
+    "MAINCODER",
+    "NANBEIGE",
+    "OPENELM",
+    "ORION",
+    "PANGU_EMBEDDED",
+    "SMALLTHINKER",
+    "XVERSE",
+]
 
 
 def _tables(embeddings: str, output: str) -> tuple[Rename, ...]:
@@ -164,4 +195,555 @@ INTERNLM2 = Checkpoint(
     constants=(*CONSTANTS, ("bias", (False,))),
     harmless=(("attn_implementation", "how the model is run"),),
     metadata=(*DECODER, *ROPE_KEYS),
+)
+
+
+# Named as Llama's, or nearly
+
+_DENSE_TENSORS = (*TABLES, *INTERLEAVED_ATTENTION, *FFN_NORM, *SWIGLU)
+_INV_FREQ = ("model.layers.{n}.self_attn.rotary_emb.inv_freq",)
+_PTH = ("{arch}.tensor_data_layout", lambda config: "Meta AI original pth")
+_WIDTH = ("{arch}.rope.dimension_count", head_width)
+_VOCAB = ("{arch}.vocab_size", "vocab_size")
+_STATED_EPS = (*STATED, ("rms_norm_eps", None))
+
+XVERSE = Checkpoint(
+    architectures=frozenset({"XverseForCausalLM"}),
+    defaults=_STATED_EPS[:1] + _STATED_EPS[2:],
+    tensors=_DENSE_TENSORS,
+    dropped=_INV_FREQ,
+    constants=CONSTANTS,
+    harmless=(("max_tokenizer_truncation", "how many tokens there may be"),),
+    metadata=(*DECODER, *ROPE_KEYS, _WIDTH, _PTH),
+)
+NANBEIGE = Checkpoint(
+    architectures=frozenset({"NanbeigeForCausalLM"}),
+    defaults=_STATED_EPS,
+    tensors=_DENSE_TENSORS,
+    made=(("rope_freqs.weight", long_context_factors),),
+    constants=(*CONSTANTS, ("num_loops", (1,)), ("skip_loop_final_norm", (False,))),
+    metadata=(
+        *DECODER,
+        *FACTORED_ROPE_KEYS,
+        _WIDTH,
+        _VOCAB,
+        ("{arch}.num_loops", lambda config: 1),
+        ("{arch}.skip_loop_final_norm", lambda config: False),
+    ),
+)
+ORION = Checkpoint(
+    architectures=frozenset({"OrionForCausalLM"}),
+    defaults=_STATED_EPS,
+    tensors=(
+        *TABLES,
+        Rename("model.norm.bias", "output_norm.bias"),
+        *ATTENTION,
+        *FFN_NORM,
+        *block_renames(
+            {
+                "input_layernorm.bias": "attn_norm.bias",
+                "post_attention_layernorm.bias": "ffn_norm.bias",
+            }
+        ),
+        *SWIGLU,
+    ),
+    dropped=_INV_FREQ,
+    constants=CONSTANTS,
+    metadata=(
+        *(pair for pair in DECODER if not pair[0].endswith(("rms_epsilon", "context_length"))),
+        *ROPE_KEYS,
+        ("{arch}.context_length", "max_sequence_length|max_position_embeddings"),
+        ("{arch}.attention.layer_norm_epsilon", number("rms_norm_eps")),
+        _PTH,
+    ),
+)
+"""The configuration calls the number in its layer norms that of other norms."""
+PANGU_EMBEDDED = Checkpoint(
+    architectures=frozenset({"PanguEmbeddedForCausalLM"}),
+    defaults=_STATED_EPS,
+    tensors=(
+        *TABLES,
+        *ATTENTION,
+        *optional(lambda config: not config.get("bias"), BIASES, OUTPUT_BIAS),
+        *FFN_NORM,
+        *SWIGLU,
+    ),
+    constants=CONSTANTS,
+    metadata=(
+        *DECODER,
+        *ROPE_KEYS,
+        _WIDTH,
+        _VOCAB,
+        ("{arch}.attention.key_length", head_width),
+        ("{arch}.attention.value_length", head_width),
+    ),
+)
+MAINCODER = Checkpoint(
+    architectures=frozenset({"MaincoderForCausalLM"}),
+    defaults=_STATED_EPS,
+    tensors=(*TABLES, *ATTENTION, *HEAD_NORMS, *FFN_NORM, *SWIGLU),
+    constants=(*CONSTANTS, ("use_qk_norm", (True,)), ("attention_bias", (False,))),
+    metadata=(*DECODER, *ROPE_KEYS, _WIDTH),
+)
+"""Rotary pairs lie side by side in checkpoints, too."""
+
+_VOCABULARY_OF_BAICHUAN2 = 125696
+
+
+def _normed_rows(values: TensorValues, config: Config) -> TensorValues:
+    """Return the output matrix of Baichuan 2, whose code divides each row by its length."""
+    if config.get("vocab_size") != _VOCABULARY_OF_BAICHUAN2:
+        return values
+    lengths = np.linalg.norm(values.astype(np.float64), axis=1, keepdims=True)
+    normed: TensorValues = np.divide(values, np.maximum(lengths, 1e-12)).astype(np.float32)
+    return normed
+
+
+def _third(which: int, *, rotated: bool) -> Callable[[TensorValues, Config], TensorValues]:
+    """Return a change: queries (0), keys (1) or values (2), with rotary pairs side by side."""
+
+    def change(values: TensorValues, config: Config) -> TensorValues:
+        rows = np.split(values, 3)[which]
+        return interleave("num_attention_heads")(rows, config) if rotated else rows
+
+    return change
+
+
+BAICHUAN = Checkpoint(
+    architectures=frozenset({"BaichuanForCausalLM", "BaiChuanForCausalLM"}),
+    defaults=(("intermediate_size", None), ("rms_norm_eps", None)),
+    tensors=(
+        *TABLES[:2],
+        replace(TABLES[2], change=_normed_rows, copy_of="", optional=False),
+        *block_renames(
+            {
+                "input_layernorm.weight": "attn_norm.weight",
+                "self_attn.o_proj.weight": "attn_output.weight",
+            }
+        ),
+        *(
+            one
+            for which, part in enumerate("qkv")
+            for one in block_renames(
+                {"self_attn.W_pack.weight": f"attn_{part}.weight"},
+                change=_third(which, rotated=part != "v"),
+            )
+        ),
+        *FFN_NORM,
+        *SWIGLU,
+    ),
+    dropped=_INV_FREQ,
+    constants=CONSTANTS,
+    harmless=(
+        ("z_loss_weight", "of training"),
+        ("_from_model_config user_token_id assistant_token_id", "how texts are generated"),
+    ),
+    metadata=(
+        *(pair for pair in DECODER if not pair[0].endswith("context_length")),
+        *ROPE_KEYS,
+        ("{arch}.context_length", "max_position_embeddings|model_max_length"),
+        _WIDTH,
+        _PTH,
+    ),
+)
+
+# EXAONE 3, GLM-4 and OpenELM
+
+_OF_EXAONE = {
+    "ln_1": "attn_norm",
+    "attn.attention.q_proj": "attn_q",
+    "attn.attention.k_proj": "attn_k",
+    "attn.attention.v_proj": "attn_v",
+    "attn.attention.out_proj": "attn_output",
+    "ln_2": "ffn_norm",
+    "mlp.c_fc_0": "ffn_gate",
+    "mlp.c_fc_1": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+}
+
+
+def _weights(names: Mapping[str, str]) -> tuple[Rename, ...]:
+    """Return the renames of weights, of names without it."""
+    return block_renames({f"{a}.weight": f"{b}.weight" for a, b in names.items()})
+
+
+EXAONE = Checkpoint(
+    architectures=frozenset({"ExaoneForCausalLM"}),
+    layers="num_layers",
+    prefixes=(("transformer.h.", "model.layers."), ("transformer.", "model.")),
+    defaults=(*STATED, ("layer_norm_epsilon", 1e-5)),
+    tensors=(
+        Rename("model.wte.weight", "token_embd.weight"),
+        Rename("model.ln_f.weight", "output_norm.weight"),
+        replace(TABLES[2], copy_of="model.wte.weight"),
+        *_weights(_OF_EXAONE),
+    ),
+    made=(("rope_freqs.weight", long_context_factors),),
+    constants=(("activation_function", ("silu",)), *CONSTANTS[1:]),
+    harmless=(("embed_dropout", "of training"),),
+    metadata=(
+        *(pair for pair in DECODER if not pair[0].endswith("rms_epsilon")),
+        *FACTORED_ROPE_KEYS,
+        ("{arch}.attention.layer_norm_rms_epsilon", number("layer_norm_epsilon")),
+        ("{arch}.attention.layer_norm_epsilon", number("layer_norm_epsilon")),
+        ("{arch}.rope.dimension_count", rotated_width(1.0)),
+    ),
+)
+
+_GLM_TOKENS = (("eos", "<|endoftext|>"), ("eot", "<|user|>"), ("unknown", "<|endoftext|>"))
+
+
+def _check_glm(config: Config) -> None:
+    """Refuse heads of another width than the rotation's: a source that writes nothing.
+
+    Raises
+    ------
+    ValueError
+        They are wider or narrower.
+    """
+    width = config.get("kv_channels", type=Count)
+    if width not in (None, head_width(config)):
+        raise ValueError(f"kv_channels is {width}, where heads divide a row")
+
+
+CHATGLM = Checkpoint(
+    architectures=frozenset({"ChatGLMModel", "ChatGLMForConditionalGeneration"}),
+    layers="num_layers",
+    prefixes=(
+        ("transformer.encoder.layers.", "model.layers."),
+        ("transformer.", "model."),
+    ),
+    defaults=(("layernorm_epsilon", 1e-5), ("ffn_hidden_size", None), ("seq_length", None)),
+    tensors=(
+        Rename("model.embedding.word_embeddings.weight", "token_embd.weight"),
+        Rename("model.encoder.final_layernorm.weight", "output_norm.weight"),
+        Rename("model.output_layer.weight", "output.weight"),
+        *_weights(
+            {
+                "input_layernorm": "attn_norm",
+                "self_attention.query_key_value": "attn_qkv",
+                "self_attention.dense": "attn_output",
+                "post_attention_layernorm": "ffn_norm",
+                "mlp.dense_h_to_4h": "ffn_up",
+                "mlp.dense_4h_to_h": "ffn_down",
+            }
+        ),
+        *block_renames(
+            {"self_attention.query_key_value.bias": "attn_qkv.bias"},
+            optional=lambda config: not config.get("add_qkv_bias"),
+        ),
+    ),
+    dropped=("model.rotary_pos_emb.inv_freq",),
+    constants=(
+        ("add_bias_linear", (False,)),
+        ("apply_residual_connection_post_layernorm", (False,)),
+        ("multi_query_attention", (True,)),
+        ("original_rope", (True,)),
+        ("post_layer_norm", (True,)),
+        ("rmsnorm", (True,)),
+        ("pre_seq_len", ()),
+        ("prefix_projection", (False,)),
+    ),
+    harmless=(
+        (
+            "apply_query_key_layer_scaling attention_softmax_in_fp32 bias_dropout_fusion "
+            "fp32_residual_connection",
+            "in what order and precision the model is computed",
+        ),
+        ("num_hidden_layers", "another name of a number"),
+        ("padded_vocab_size", "the tables have the rows that they have"),
+        ("quantization_bit", "how weights were stored"),
+    ),
+    metadata=(
+        ("{arch}.context_length", "seq_length"),
+        ("{arch}.embedding_length", "hidden_size"),
+        ("{arch}.feed_forward_length", "ffn_hidden_size"),
+        ("{arch}.attention.head_count", "num_attention_heads"),
+        ("{arch}.attention.head_count_kv", "multi_query_group_num"),
+        ("{arch}.attention.layer_norm_rms_epsilon", number("layernorm_epsilon")),
+        ("{arch}.attention.key_length", _check_glm),
+        ("{arch}.rope.dimension_count", rotated_width(0.5)),
+        (
+            "{arch}.rope.freq_base",
+            lambda config: 1e4 * config.get("rope_ratio", default=1.0, type=float),
+        ),
+        ("tokenizer.ggml.add_bos_token", lambda config: False),
+    ),
+    special_tokens=_GLM_TOKENS,
+)
+GLM = replace(
+    GLM4,
+    architectures=frozenset({"GlmForCausalLM"}),
+    tensors=(
+        *(one for one in GLM4.tensors if "norm" not in one.tensor),
+        *(TABLES[1], ATTENTION[0], *FFN_NORM),
+    ),
+    special_tokens=_GLM_TOKENS,
+    metadata=(*GLM4.metadata, ("tokenizer.ggml.add_bos_token", lambda config: False)),
+)
+
+
+def _widths_of_openelm(config: Config) -> list[int]:
+    """Return how wide each layer's feed-forward part is: a multiple of a divisor, hardly less."""
+    width, divisor = (config.require(name, Count) for name in ("model_dim", "ffn_dim_divisor"))
+    wanted = [m * width for m in config.require("ffn_multipliers", list[float])]
+    found = [max(divisor, int(w + divisor / 2) // divisor * divisor) for w in wanted]
+    return [n + divisor * (n < 0.9 * w) for n, w in zip(found, wanted, strict=True)]
+
+
+def _listed(path: str) -> Callable[[Config], list[int]]:
+    """Return a source: a number of each layer.
+
+    Raises
+    ------
+    ValueError
+        By the source: there are not as many as layers.
+    """
+
+    def read(config: Config) -> list[int]:
+        found: list[int] = config.require(path, list[Count])
+        if len(found) != config.n_layers:
+            raise ValueError(f"{path} has {len(found)} entries, not {config.n_layers}")
+        return found
+
+    return read
+
+
+def _half_of_layer(which: int) -> Callable[[TensorValues, Config], TensorValues]:
+    """Return a change: gate (0) or up (1) of a matrix that holds both."""
+    return lambda values, config: np.split(values, 2)[which]
+
+
+OPENELM = Checkpoint(
+    architectures=frozenset({"OpenELMForCausalLM"}),
+    layers="num_transformer_layers",
+    prefixes=(("transformer.layers.", "model.layers."), ("transformer.", "model.")),
+    tensors=(
+        Rename("model.token_embeddings.weight", "token_embd.weight"),
+        Rename("model.norm.weight", "output_norm.weight"),
+        *_weights(
+            {
+                "attn_norm": "attn_norm",
+                "attn.qkv_proj": "attn_qkv",
+                "attn.q_norm": "attn_q_norm",
+                "attn.k_norm": "attn_k_norm",
+                "attn.out_proj": "attn_output",
+                "ffn_norm": "ffn_norm",
+                "ffn.proj_2": "ffn_down",
+            }
+        ),
+        *block_renames({"ffn.proj_1.weight": "ffn_gate.weight"}, change=_half_of_layer(0)),
+        *block_renames({"ffn.proj_1.weight": "ffn_up.weight"}, change=_half_of_layer(1)),
+    ),
+    constants=(
+        ("activation_fn_name", ("swish",)),
+        ("ffn_with_glu", (True,)),
+        ("normalization_layer_name", ("rms_norm",)),
+        ("normalize_qk_projections", (True,)),
+        ("share_input_output_layers", (True,)),
+    ),
+    harmless=(
+        ("num_gqa_groups qkv_multipliers", "the numbers of heads are listed"),
+        ("rope_max_length", "how many rotations are computed beforehand"),
+    ),
+    metadata=(
+        ("{arch}.context_length", "max_context_length"),
+        ("{arch}.embedding_length", "model_dim"),
+        ("{arch}.feed_forward_length", _widths_of_openelm),
+        ("{arch}.attention.head_count", _listed("num_query_heads")),
+        ("{arch}.attention.head_count_kv", _listed("num_kv_heads")),
+        ("{arch}.attention.key_length", "head_dim"),
+        ("{arch}.attention.value_length", "head_dim"),
+        ("{arch}.attention.layer_norm_rms_epsilon", lambda config: 1e-6),
+        ("{arch}.rope.dimension_count", "head_dim"),
+        ("{arch}.rope.freq_base", number("rope_freq_constant")),
+    ),
+)
+
+# With experts
+
+_expert_dense = leading_dense("first_k_dense_replace")
+DEEPSEEK = Checkpoint(
+    architectures=frozenset({"DeepseekForCausalLM"}),
+    defaults=(*_STATED_EPS, ("n_shared_experts", None), ("norm_topk_prob", False)),
+    tensors=(
+        *TABLES,
+        *INTERLEAVED_ATTENTION,
+        *FFN_NORM,
+        *on_layers(first_layers(_expert_dense), SWIGLU),
+        *on_layers(later_layers(_expert_dense), EXPERTS, SHARED_EXPERT),
+    ),
+    constants=(
+        *CONSTANTS,
+        ("attention_bias", (False,)),
+        ("moe_layer_freq", (1,)),
+        ("norm_topk_prob", (False,)),
+        ("scoring_func", ("softmax",)),
+    ),
+    metadata=(
+        *DECODER,
+        *ROPE_KEYS,
+        *(pair for pair in EXPERT_KEYS if not pair[0].endswith(("norm", "scale"))),
+        ("{arch}.rope.scaling.type", named_scaling),
+        _WIDTH,
+        _VOCAB,
+        ("{arch}.expert_gating_func", lambda config: _GATES["softmax"]),
+        ("{arch}.expert_weights_scale", lambda config: 1.0),
+        ("{arch}.leading_dense_block_count", _expert_dense),
+    ),
+)
+
+
+def _split_heads(which: int) -> Callable[[TensorValues, Config], TensorValues]:
+    """Return a change: queries (0), keys (1) or values (2) of a matrix that holds all in turn."""
+    heads = ("num_attention_heads", "num_key_value_heads", "num_key_value_heads")
+
+    def change(values: TensorValues, config: Config) -> TensorValues:
+        widths = [head_width(config) * config.require(name, Count) for name in heads]
+        rows = np.split(values, np.cumsum(widths)[:-1])[which]
+        return rows if which == 2 else interleave(heads[which])(rows, config)
+
+    return change
+
+
+def _normed_columns(values: TensorValues, config: Config) -> TensorValues:
+    """Return the output matrix, divided by the lengths of its columns where ``norm_head`` says."""
+    if not config.get("norm_head"):
+        return values
+    lengths = np.linalg.norm(values, axis=0, keepdims=True) + np.float32(1e-7)
+    normed: TensorValues = np.divide(values, lengths)
+    return normed
+
+
+BAILING_MOE = Checkpoint(
+    architectures=frozenset({"BailingMoeForCausalLM"}),
+    defaults=(
+        *STATED,
+        *((name, None) for name in ("rms_norm_eps", "norm_topk_prob", "num_shared_experts")),
+    ),
+    tensors=(
+        *_tables("model.word_embeddings.weight", "lm_head.weight")[:2],
+        Rename(
+            "lm_head.weight",
+            "output.weight",
+            _normed_columns,
+            optional=TABLES[2].optional,
+        ),
+        *FFN_NORM,
+        *block_renames(
+            {
+                "input_layernorm.weight": "attn_norm.weight",
+                "attention.dense.weight": "attn_output.weight",
+            }
+        ),
+        *(
+            one
+            for which, part in enumerate("qkv")
+            for one in block_renames(
+                {"attention.query_key_value.weight": f"attn_{part}.weight"},
+                change=_split_heads(which),
+            )
+        ),
+        *on_layers(first_layers(_ling_dense), SWIGLU),
+        *on_layers(later_layers(_ling_dense), EXPERTS, SHARED_EXPERT),
+    ),
+    constants=(
+        *CONSTANTS,
+        ("norm_softmax", (False,)),
+        ("multi_gate", (False,)),
+        ("use_bias", (False,)),
+        ("use_qkv_bias", (False,)),
+    ),
+    harmless=(
+        ("embedding_dropout output_dropout", "of training"),
+        ("norm_head", "the output matrix of the file is normed"),
+    ),
+    metadata=(
+        *DECODER,
+        *ROPE_KEYS,
+        *COUNTS,
+        _WIDTH,
+        _VOCAB,
+        ("{arch}.attention.sliding_window", switched_window),
+        ("{arch}.expert_feed_forward_length", "moe_intermediate_size"),
+        ("{arch}.expert_shared_count", "num_shared_experts"),
+        ("{arch}.expert_weights_norm", "norm_topk_prob"),
+        ("{arch}.expert_weights_scale", lambda config: 1.0),
+        ("{arch}.leading_dense_block_count", _ling_dense),
+    ),
+)
+
+_Switches = list[Literal[0, 1]]
+_WINDOW = 4096
+"""That of all models of SmallThinker, whatever a file says."""
+
+
+def _window_of_smallthinker(config: Config) -> int | None:
+    """Return the window, that of the family, where layers have one.
+
+    Raises
+    ------
+    ValueError
+        Other layers have one, or rotate, than all but each fourth from the first on; or not all
+        have experts.
+    """
+    n = config.n_layers
+    near = config.get("sliding_window_layout", default=[0] * n, type=_Switches)
+    turning = config.get("rope_layout", type=_Switches)
+    sparse = config.get("moe_layer_layout", default=[1], type=_Switches)
+    window: int | None = config.get("sliding_window_size", type=Count)
+    later = [int(i % 4 != 0) for i in range(n)]
+    windows, turns = (later, later) if any(near) else ([0] * n, [1] * n)
+    if near != windows or turning not in (None, turns) or not all(sparse):
+        raise ValueError(f"windows, rotation and experts of layers are {near}, {turning}, {sparse}")
+    if any(near) and window != _WINDOW:
+        raise ValueError(f"a window of {window}, where files mean {_WINDOW}")
+    return window if any(near) else None
+
+
+SMALLTHINKER = Checkpoint(
+    architectures=frozenset({"SmallThinkerForCausalLM"}),
+    defaults=(
+        ("num_key_value_heads", None),
+        ("rms_norm_eps", None),
+        ("tie_word_embeddings", False),
+    ),
+    tensors=(
+        *TABLES,
+        *ATTENTION,
+        *FFN_NORM,
+        *block_renames({"block_sparse_moe.primary_router.weight": "ffn_gate_inp.weight"}),
+        *block_renames(
+            {
+                f"block_sparse_moe.experts.{{e}}.{part}.weight": f"ffn_{part}_exps.weight"
+                for part in ("gate", "up", "down")
+            }
+        ),
+    ),
+    constants=(
+        ("moe_enable_early_router", (True,)),
+        ("moe_enable_secondary_experts", (False,)),
+        ("norm_topk_prob", (True,)),
+        ("hidden_act", ("relu",)),
+    ),
+    harmless=(
+        ("moe_num_secondary_experts moe_secondary_expert_size", "of experts that there are not"),
+    ),
+    metadata=(
+        *(pair for pair in DECODER if not pair[0].endswith("forward_length")),
+        *ROPE_KEYS,
+        ("{arch}.feed_forward_length", "moe_ffn_hidden_size"),
+        ("{arch}.expert_feed_forward_length", "moe_ffn_hidden_size"),
+        ("{arch}.expert_count", "moe_num_primary_experts"),
+        ("{arch}.expert_used_count", "moe_num_active_primary_experts"),
+        (
+            "{arch}.expert_gating_func",
+            lambda config: _GATES[
+                "softmax"
+                if config.get("moe_primary_router_apply_softmax", type=bool)
+                else "sigmoid"
+            ],
+        ),
+        ("{arch}.attention.sliding_window", _window_of_smallthinker),
+    ),
 )

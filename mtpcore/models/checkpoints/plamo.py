@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mtpcore.boundary.sizes import Count
-from mtpcore.declarations.checkpoint import Checkpoint, Config, Rename, number
+from mtpcore.declarations.checkpoint import Checkpoint, Config, Key, Rename, number
 from mtpcore.errors import ModelFileError
 from mtpcore.models.checkpoints.mamba import rates, without_axis
-from mtpcore.models.published import STATED, TABLES, block_renames, on_layers, plus
+from mtpcore.models.published import (
+    DECODER,
+    STATED,
+    TABLES,
+    block_renames,
+    on_layers,
+    plus,
+)
 from mtpcore.models.rope_conversion import ROPE_KEYS
 
-__all__ = ["PLAMO2"]
+__all__ = ["PLAMO2", "PLAMO3"]
 
 
 _PREFIXES = (("model.layers.layers.", "model.layers."),)
@@ -161,5 +168,57 @@ PLAMO2 = Checkpoint(
             ),
         ),
         ("{arch}.ssm.group_count", lambda config: 0),
+    ),
+)
+
+
+def _period(config: Config) -> int | None:
+    """Return which layer of a few sees all, the last one, where the others have a window."""
+    if config.get("window_size", type=Count) is None:
+        return None
+    return int(config.require("sliding_window_pattern", Count))
+
+
+PLAMO3 = Checkpoint(
+    architectures=frozenset({"Plamo3ForCausalLM", "PLaMo3ForCausalLM"}),
+    prefixes=_PREFIXES,
+    defaults=(
+        *STATED,
+        *((name, None) for name in ("head_dim", "rms_norm_eps", "tie_word_embeddings")),
+        ("window_size", None),
+    ),
+    tensors=(
+        TABLES[0],
+        _FINAL_NORM,
+        TABLES[2],
+        *_NORMS,
+        *_MLP,
+        *_ATTENTION,
+        *block_renames(
+            {
+                "mixer.q_norm.weight": "attn_q_norm.weight",
+                "mixer.k_norm.weight": "attn_k_norm.weight",
+            },
+            change=plus(1),
+        ),
+    ),
+    constants=(
+        ("hidden_act", ("silu",)),
+        ("linear_type", ("normal",)),
+        ("rope_scaling_factor", (1, 1.0)),
+        ("image_token_id", ()),
+    ),
+    harmless=(
+        ("initial_context_length", "of a rotation that is not scaled"),
+        ("fp8_accum_dtype eval_attention_n_bit eval_mlp_n_bit", "in what precision it is run"),
+        ("image_feature_size image_proj_type", "of images"),
+    ),
+    metadata=(
+        *DECODER,
+        *ROPE_KEYS,
+        ("{arch}.vocab_size", "vocab_size"),
+        ("{arch}.rope.freq_base_swa", number("rope_local_theta", default=1e4)),
+        ("{arch}.attention.sliding_window", Key("window_size")),
+        ("{arch}.attention.sliding_window_pattern", _period),
     ),
 )
