@@ -139,8 +139,9 @@ N_LOGITS = 24
 
 
 def head(
-    n_logits=N_LOGITS, factor=3.0, edit=lambda matrix: None, repack=True, seed=9, mask="causal"
-):
+    n_logits=N_LOGITS, factor=3.0, edit=lambda matrix: None, repack=True, seed=9, mask="causal",
+    window=0,
+):  # fmt: skip
     """One layer that reads a token and a hidden row, and hands its own hidden row on.
 
     Without a factor the logits are what one product makes: tokens may run while it makes them.
@@ -157,7 +158,7 @@ def head(
     x = g.matmul(g.concat(x, g.inputs["hidden"]), "join.weight")
     q, k, v = (g.split_heads(g.matmul(x, f"{name}.weight"), N_HEADS) for name in "qkv")
     q, k = (g.rope(y, g.inputs.positions, [1.0, 0.1, 0.01]) for y in (q, k))
-    y = g.attention(q, k, v, layer=0, scale=0.2, mask=mask)
+    y = g.attention(q, k, v, layer=0, scale=0.2, mask=mask, window=window)
     x = g.add(x, g.matmul(g.merge_heads(y), "o.weight"))
     hidden = g.rms_norm(x, "norm.weight", 1e-5)
     logits = g.matmul(g.output_rows(hidden), "head.weight")

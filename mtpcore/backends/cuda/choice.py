@@ -36,6 +36,7 @@ from mtpcore.backends.cuda.launch.tokens import (
     n_parts,
     settle,
 )
+from mtpcore.backends.cuda.launch.trees import RANKED, merge_ranks, rank
 from mtpcore.backends.cuda.staging import Part
 from mtpcore.errors import BatchError, SamplingError
 
@@ -53,15 +54,17 @@ _NONE = (0, 0)
 class Choosing(NamedTuple):
     """What decides the launches of a choice: n samplers, and what they ask for.
 
-    ``rooms`` are the lengths of arrays that move where they are outgrown.
+    ``rooms`` are the lengths of arrays that move where they are outgrown. Where ``n_ranks`` are
+    above 0, so many tokens are ranked, and none is chosen.
     """
 
     n: int
     n_adjusted: int
-    rooms: tuple[int, int]
+    rooms: tuple[int, ...]
     has_cuts: bool
     has_names: bool
     has_odds: bool
+    n_ranks: int = 0
 
 
 class Choice:
@@ -81,6 +84,8 @@ class Choice:
         int32[n_batch], the tokens that were chosen, of all outputs with samplers in their order.
     odds : Odds
         How probable they are, where that was asked for.
+    rankings : DeviceArray
+        Of type ``RANKED``, where that was asked for: so many tokens of each sampler's output.
     """
 
     def __init__(self, device: Device, logits: DeviceArray) -> None:
@@ -103,6 +108,7 @@ class Choice:
         self._adjusted = device.empty((n_batch,), ADJUSTED)
         self._adjustments = device.empty((1,), ADJUSTMENT)  # these grow: powers of two
         self._by_token = device.empty((1,), np.int32)
+        self._candidates, self.rankings = device.empty((1,), WINNER), device.empty((1,), RANKED)
         self._token_ids = device.empty((n_logits,), np.int32)
         self._named: tuple[I32, I32] | None = None  # what _token_ids and _by_token hold
 
@@ -133,12 +139,14 @@ class Choice:
         wanted: FusedSampling,
         *,
         has_odds: bool = False,
+        n_ranks: int = 0,
         drafted: DraftedParts = NO_DRAFTS,
     ) -> tuple[Choosing, list[Part]]:
         """Return what decides the launches of a choice, and what they go by, to be held.
 
-        ``has_odds`` asks how probable the chosen tokens are; ``drafted`` are parts of the list of
-        drafts that ``launches`` is given.
+        ``has_odds`` asks how probable the chosen tokens are, ``n_ranks`` for so many tokens in
+        place of the chosen one; ``drafted`` are parts of the list of drafts that ``launches`` is
+        given.
         """
         who = _who(wanted)
         parts = [Part(choosers_of(who), self._choosers)]
@@ -150,15 +158,22 @@ class Choice:
         if has_cuts:
             zeros = np.zeros((len(who), N_DIGITS), TALLY)  # what was cut off left others there
             parts += [Part(cuts, self._cuts.cuts), Part(zeros, self._cuts.tallies)]
-        if has_odds:
+        if has_odds or n_ranks:
             parts.append(Part(np.zeros(len(who), np.uint64), self.odds.totals))
+        n_ranked = n_ranks * len(who)
+        self.rankings = self._room(self.rankings, n_ranked)
+        self._candidates = self._room(self._candidates, n_ranked * self._winners.shape[1])
         shape = Choosing(
             n=len(who),
             n_adjusted=n_adjusted,
-            rooms=(self._adjustments.shape[0], self._by_token.shape[0]),
+            rooms=tuple(
+                array.shape[0]
+                for array in (self._adjustments, self._by_token, self._candidates, self.rankings)
+            ),
             has_cuts=has_cuts,
             has_names=by_token is not None,
-            has_odds=has_odds,
+            has_odds=has_odds or n_ranks > 0,
+            n_ranks=n_ranks,
         )
         return shape, parts if who else []
 
@@ -169,6 +184,12 @@ class Choice:
             return
         yield from self._prepare(shape, drafted)
         names, cuts = self._names(shape), self._cuts if shape.has_cuts else None
+        if shape.n_ranks:
+            candidates, n_ranks = self._candidates, shape.n_ranks
+            yield weigh(logits, self.odds, n)
+            yield rank(logits, names, self.odds, cuts, candidates, n, n_ranks)
+            yield merge_ranks(logits, names, self.odds, candidates, self.rankings, n, n_ranks)
+            return
         yield from choose(logits, choosers, names, winners, self.ids, n, cuts)
         if shape.has_odds:
             yield settle(winners, self.odds.rows, n)

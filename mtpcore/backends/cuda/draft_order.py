@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import FusedSampling
+from mtpcore.backends.base import CheckedBatch, FusedSampling
 from mtpcore.backends.cuda.launch.passes import NEXT, PAIR, STEP, WORDS
 from mtpcore.backends.schedule import KNOWN, OF_DRAFT, PENDING, Fill, Pick, Schedule, Text
 
-__all__ = ["DraftOrder", "DraftStep", "KeptRows"]
+__all__ = ["DraftOrder", "DraftStep", "KeptRows", "StageOrder"]
 
 
 class KeptRows(NamedTuple):
@@ -39,6 +39,7 @@ class DraftStep(NamedTuple):
     ``asks_p_min``   whether drafts are to be probable enough
     ``is_repeated``  whether it counts if drafts are others than before, and not if they go on
     ``may_end``      whether the next step runs only if a draft goes on, or is another
+    ``n_ranks``      how many tokens are ranked, of which drafts are some; 0: one is chosen
     ===============  ============================================================================
     """
 
@@ -48,21 +49,17 @@ class DraftStep(NamedTuple):
     asks_p_min: bool
     is_repeated: bool = False
     may_end: bool = False
+    n_ranks: int = 0
 
 
-class DraftOrder:
-    """What rows and drafts of a schedule wait for, and the steps that follow from it.
+class StageOrder:
+    """What stages of a schedule keep for others.
 
-    Stages that feed others keep the rows of all outputs, which are numbered: those of stage i from
+    Those that feed others keep the rows of all outputs, which are numbered: those of stage i from
     ``first_kept[i]`` to ``first_kept[i + 1]``; ``first_kept[-1]`` is one that is always finite.
-
-    A draft waits for the one before it, and for kept rows, neighbours that are to be finite. If it
-    is a single one, the draft before it does not go on without, so that nothing is run for it.
 
     Attributes
     ----------
-    is_known : bool
-        Whether drafts wait for nothing else. If not, there are no steps.
     keeps : list of set of KeptRows
         By stage.
     """
@@ -71,7 +68,6 @@ class DraftOrder:
         self._schedule, stages = schedule, schedule.round.stages
         self._parents = [parent for _, parent in schedule.round.drafts]
         self._n_after = Counter(self._parents)
-        self._anew = {pick.draft for stage in stages if stage.repeats for pick in stage.picks}
         self._sources = _sources(schedule)
         self.keeps: list[set[KeptRows]] = [set() for _ in stages]
         for stage, sources in zip(stages, self._sources, strict=True):
@@ -81,6 +77,69 @@ class DraftOrder:
                 self.keeps[number] |= kept
         n = [len(rows.batch.outputs) * bool(self.keeps[i]) for i, rows in enumerate(schedule.rows)]
         self.first_kept = [*accumulate(n, initial=0)]
+
+    def _text(self, draft: int) -> Text:
+        return self._schedule.texts[self._schedule.round.drafts[draft].text]
+
+    def _fed(self, number: int) -> dict[int, int]:
+        """Return which kept row feeds each row of a stage."""
+        sources = self._sources[number].items()
+        return {row: self.first_kept[stage] + output for row, (stage, output) in sources}
+
+    def batch(self, step: DraftStep) -> CheckedBatch:
+        """Return the rows of a step's stage."""
+        return self._schedule.rows[step.stage].batch
+
+    def choosers(self, step: DraftStep) -> FusedSampling | None:
+        """Return who chooses from which output of a step, after the texts before all drafts."""
+        if not step.picks:
+            return None
+        n, none = len(self._schedule.rows[step.stage].batch.outputs), np.zeros(0, np.int32)
+        texts: list[Text | None] = [None] * n
+        indices = [0] * n
+        for output, draft, _ in step.picks:
+            texts[output] = text = self._text(draft)
+            indices[output] = text.index + self._schedule.round.depths[draft]
+        return FusedSampling(
+            samplers=[text.sampler if text else None for text in texts],
+            indices=indices,
+            token_ids=self._schedule.token_ids,
+            texts=[text.history if text else none for text in texts],
+            n_prompt=[text.n_prompt if text else 0 for text in texts],
+        )
+
+    def placed(self, step: DraftStep) -> dict[str, NDArray[Any]]:
+        """Return ``PAIR`` of drafts, and of kept rows, and the rows of a pass that they go to."""
+        fills, fed = self._schedule.rows[step.stage].fills, self._fed(step.stage)
+        tokens = [(WORDS * fill.draft + NEXT, row) for row, fill in fills if fill.draft != KNOWN]
+        pairs = {"tokens": tokens, "rows": [(kept, row) for row, kept in fed.items()]}
+        return {f"pairs of {what}": np.array(of, PAIR) for what, of in pairs.items() if of}
+
+    def known(self) -> dict[str, NDArray[Any]]:
+        """Return what a round brings besides, before its first step."""
+        return {}
+
+    def asks_odds(self, step: DraftStep) -> bool:
+        """Say whether it matters how probable drafts of a step are."""
+        return step.asks_p_min and any(self._text(draft).p_min > 0 for _, draft, _ in step.picks)
+
+
+class DraftOrder(StageOrder):
+    """What rows and drafts of a schedule without branches wait for, and its steps.
+
+    A draft waits for the one before it, and for kept rows, neighbours that are to be finite. If it
+    is a single one, the draft before it does not go on without, so that nothing is run for it.
+
+    Attributes
+    ----------
+    is_known : bool
+        Whether drafts wait for nothing else. If not, there are no steps.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        super().__init__(schedule)
+        stages = schedule.round.stages
+        self._anew = {pick.draft for stage in stages if stage.repeats for pick in stage.picks}
         self._levels: list[dict[int, int]] = []  # how many drafts of its stage are before each
         self._reads: list[dict[int, range]] = []  # which kept rows each draft waits for
         self._reads_next: dict[tuple[int, int], int] = {}  # by stage and draft
@@ -88,20 +147,12 @@ class DraftOrder:
         self.is_known = all(map(self._find_reads, range(len(stages))))
         self.steps = self._find_steps() if self.is_known else []
 
-    def _text(self, draft: int) -> Text:
-        return self._schedule.texts[self._schedule.round.drafts[draft].text]
-
     def _path(self, draft: int) -> list[int]:
         """Return the drafts before one, in order."""
         found = list[int]()
         while (draft := self._parents[draft]) != PENDING:
             found.append(draft)
         return found[::-1]
-
-    def _fed(self, number: int) -> dict[int, int]:
-        """Return which kept row feeds each row of a stage."""
-        sources = self._sources[number].items()
-        return {row: self.first_kept[stage] + output for row, (stage, output) in sources}
 
     # What there is to do
 
@@ -188,45 +239,29 @@ class DraftOrder:
 
     # What kernels are told
 
-    def choosers(self, step: DraftStep) -> FusedSampling | None:
-        """Return who chooses from which output of a step, after the texts before all drafts."""
-        if not step.picks:
-            return None
-        n, none = len(self._schedule.rows[step.stage].batch.outputs), np.zeros(0, np.int32)
-        texts: list[Text | None] = [None] * n
-        indices = [0] * n
-        for output, draft, _ in step.picks:
-            texts[output] = text = self._text(draft)
-            indices[output] = text.index + self._schedule.round.depths[draft]
-        return FusedSampling(
-            samplers=[text.sampler if text else None for text in texts],
-            indices=indices,
-            token_ids=self._schedule.token_ids,
-            texts=[text.history if text else none for text in texts],
-            n_prompt=[text.n_prompt if text else 0 for text in texts],
-        )
+    def _depths(self, step: DraftStep) -> dict[int, int]:
+        """Return how many drafts of a step are before each."""
+        levels = {draft: self._levels[step.stage][draft] for _, draft, _ in step.picks}
+        first = min(levels.values(), default=0)
+        return {draft: level - first for draft, level in levels.items()}
 
-    def told(self, step: DraftStep) -> NDArray[np.void]:
+    def n_depths(self, step: DraftStep) -> int:
+        """Return how many drafts of a step come one after the other, at most."""
+        return 1 + max(self._depths(step).values(), default=0)
+
+    def told(self, step: DraftStep) -> dict[str, NDArray[np.void]]:
         """Return ``STEP`` of each draft of a step."""
-        levels, reads = self._levels[step.stage], self._reads[step.stage]
-        first = min((levels[draft] for _, draft, _ in step.picks), default=0)
+        depths, reads = self._depths(step), self._reads[step.stage]
         told = [
             (
                 self._text(draft).p_min if step.asks_p_min else 0,
-                *(draft, self._parents[draft], draft in self._n_after, levels[draft] - first),
+                *(draft, self._parents[draft], draft in self._n_after, depth),
                 *(reads[draft].start, len(reads[draft])),
                 self._reads_next.get((step.stage, draft), self.first_kept[-1]),
             )
-            for _, draft, _ in step.picks
+            for draft, depth in depths.items()
         ]
-        return np.array(told, STEP)
-
-    def placed(self, step: DraftStep) -> dict[str, NDArray[Any]]:
-        """Return ``PAIR`` of drafts, and of kept rows, and the rows of a pass that they go to."""
-        fills, fed = self._schedule.rows[step.stage].fills, self._fed(step.stage)
-        tokens = [(WORDS * fill.draft + NEXT, row) for row, fill in fills if fill.draft != KNOWN]
-        pairs = {"tokens": tokens, "rows": [(kept, row) for row, kept in fed.items()]}
-        return {f"pairs of {what}": np.array(of, PAIR) for what, of in pairs.items() if of}
+        return {"steps": np.array(told, STEP)}
 
     def texts(self, step: DraftStep) -> dict[int, list[int]]:
         """Return the drafts in the text before each choice of a step, by output."""
@@ -234,7 +269,10 @@ class DraftOrder:
 
 
 def _sources(schedule: Schedule) -> list[dict[int, tuple[int, int]]]:
-    """Return by stage which output of which stage feeds each of its rows."""
+    """Return by stage which output of which stage feeds each of its rows.
+
+    Of the best of others it is the one that chose their last candidate.
+    """
     chosen_by: dict[int, tuple[int, int]] = {}
     found = []
     for number, stage in enumerate(schedule.round.stages):
@@ -246,5 +284,6 @@ def _sources(schedule: Schedule) -> list[dict[int, tuple[int, int]]]:
                 if fill.stage != KNOWN
             }
         )
-        chosen_by |= {draft: (number, output) for output, draft, _ in stage.picks}
+        for output, draft, _ in stage.picks:
+            chosen_by |= dict.fromkeys(schedule.round.after(draft), (number, output))
     return found

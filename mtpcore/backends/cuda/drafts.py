@@ -32,8 +32,10 @@ from mtpcore.backends.cuda.launch.passes import (
 from mtpcore.backends.cuda.launch.rows import copy_rows, mark_not_finite
 from mtpcore.backends.cuda.launch.step import Launch
 from mtpcore.backends.cuda.launch.tokens import Drafted
+from mtpcore.backends.cuda.launch.trees import NODE, grow, link_rows, take_best, write_paths
 from mtpcore.backends.cuda.rounds import EVERY_TOKEN, DeviceStage, Rounds, n_tokens_of
 from mtpcore.backends.cuda.runs import DevicePlan, PlannedRun, plan_choice, plan_runs
+from mtpcore.backends.cuda.tree_order import TreeOrder
 from mtpcore.backends.draft import run_schedule
 from mtpcore.backends.schedule import PENDING, Drafts, Pass, Schedule
 from mtpcore.graph.program import OUTPUTS
@@ -71,7 +73,7 @@ class DraftLoop:
     def __init__(self, plan: DevicePlan) -> None:
         self._plan, self._rounds = plan, Rounds(plan)
 
-    def order(self, schedule: Schedule) -> DraftOrder | None:
+    def order(self, schedule: Schedule) -> DraftOrder | TreeOrder | None:
         """Return the order in which the device runs a schedule; None where it takes the host.
 
         Raises
@@ -84,13 +86,12 @@ class DraftLoop:
         if (
             not (built.drafts and built.stages[-1].picks)
             or schedule.takes_host
-            or schedule.branches
             or not all(self._rounds.is_here(one.plan) for one in schedule.passes)
             or not _brings_rows_once(schedule)
             or _leaves_rows_out(schedule)
         ):
             return None
-        order = DraftOrder(schedule)
+        order = TreeOrder(schedule) if schedule.branches else DraftOrder(schedule)
         return order if order.is_known else None
 
     def run(self, schedule: Schedule) -> Drafts:
@@ -102,10 +103,18 @@ class DraftLoop:
         self._rounds.start(shape, stages, partial(self._launches, shape))
         n_bytes = len(schedule.round.drafts) * DRAFT.itemsize
         raw = self._plan.device.read(self._rounds.arrays["drafts"], 0, n_bytes)
-        drafted = _read(schedule, np.frombuffer(raw, DRAFT))
+        drafted = _read(schedule, np.frombuffer(raw, DRAFT), self._best_of(schedule))
         if verification and 0 <= min(drafted.tokens) <= max(drafted.tokens) < shape.n_readable:
             verification.arrays = stages[-1].plan.result(verification.batch)
         return drafted
+
+    def _best_of(self, schedule: Schedule) -> list[int]:
+        """Return which candidate each draft is that is the best of others; of others itself."""
+        n = len(schedule.round.drafts)
+        if not schedule.round.bests:
+            return [*range(n)]
+        raw = self._plan.device.read(self._rounds.arrays["nodes"], 0, n * NODE.itemsize)
+        return cast(list[int], np.frombuffer(raw, NODE)["best_of"].tolist())
 
     def _verification(self, schedule: Schedule) -> Verification | None:
         """Return the verification, if the device can run it after a schedule."""
@@ -117,7 +126,7 @@ class DraftLoop:
     # What the host plans
 
     def _planned(
-        self, schedule: Schedule, order: DraftOrder, verification: Verification | None
+        self, schedule: Schedule, order: DraftOrder | TreeOrder, verification: Verification | None
     ) -> tuple[DraftShape, list[DeviceStage]]:
         """Return the stages of a round, all checked before anything is uploaded."""
         made = [self._stage(schedule, order, step) for step in order.steps]
@@ -135,25 +144,25 @@ class DraftLoop:
             self._rounds.room(one.array, n_kept, np.float32, one.width)
         first["marks"] = np.zeros(len(kept) * (n_kept + 1), np.int32)
         first["drafts"] = np.array([(NO_DRAFT, 0, 0)] * len(drafts), DRAFT)
+        first |= order.known()
         runs = plan_runs([(stage.plan, take) for stage, take in made])
         stages = [stage._replace(run=run) for (stage, _), run in zip(made, runs, strict=True)]
         return DraftShape(kept, n_kept, n_readable, n_wanted), stages
 
     def _stage(
-        self, schedule: Schedule, order: DraftOrder, step: DraftStep
+        self, schedule: Schedule, order: DraftOrder | TreeOrder, step: DraftStep
     ) -> tuple[DeviceStage, Take]:
         """Return a step of a round that is yet to be planned, and what plans it."""
         stage, wanted = schedule.round.stages[step.stage], order.choosers(step)
-        of, rows = schedule.pass_of(stage), schedule.rows[step.stage].batch
-        plan, told = cast(DevicePlan, of.plan), order.told(step)
+        of, rows, has_odds = schedule.pass_of(stage), order.batch(step), order.asks_odds(step)
+        plan = cast(DevicePlan, of.plan)
         drafted, parts = list_drafts(order.texts(step))
-        has_odds = bool((told["p_min"] > 0).any())
         is_anew = stage.repeats > 0 or not step.asks_p_min
         made = DeviceStage(
             plan,
-            {"steps": told, "drafted": drafted},
-            n=len(told),
-            n_depths=1 + int(told["depth"].max(initial=0)),
+            {**order.told(step), "drafted": drafted},
+            n=len(step.picks),
+            n_depths=order.n_depths(step),
             n_tokens=EVERY_TOKEN if is_anew else schedule.n_tokens or EVERY_TOKEN,
             runs=step.runs,
             may_end=step.may_end,
@@ -172,7 +181,8 @@ class DraftLoop:
             first_kept=first,
             n_kept=order.first_kept[step.stage + 1] - first,
         )
-        return made, partial(plan.take, batch, of.memory, has_odds=has_odds, drafted=parts)
+        take = partial(plan.take, batch, of.memory, has_odds=has_odds, drafted=parts)
+        return made, partial(take, n_ranks=step.n_ranks)
 
     def _verifying(
         self, schedule: Schedule, verification: Verification
@@ -200,6 +210,15 @@ class DraftLoop:
     ) -> Iterator[Launch]:
         """Yield the launches of a stage; ``following`` is the condition of the next one."""
         plan, arrays, inputs = stage.plan, self._rounds.arrays, stage.plan.program.inputs
+        if n := len(stage.brought.get("links", ())):
+            rows = arrays["pairs of rows"] if stage.n_placed("rows") else None
+            of_drafts = arrays["links"], arrays["nodes"], arrays["rows of drafts"]
+            yield link_rows(*of_drafts, rows, plan.rows.parent, n)
+            if plan.walks:
+                n_trees = len(stage.brought["trees"])
+                yield plan.walks.of_trees(arrays["trees"], plan.rows.parent, n_trees)
+        if n := len(stage.brought.get("paths", ())):
+            yield write_paths(arrays["paths"], arrays["nodes"], arrays["drafted"], n)
         if n := stage.n_placed("tokens"):
             pairs, tokens = arrays["pairs of tokens"], plan.arrays[inputs["tokens"]]
             yield place(arrays["drafts"], pairs, tokens, n, 1)
@@ -217,6 +236,9 @@ class DraftLoop:
             return
         yield from plan.choice.launches(choosing, drafted)
         if not stage.n:
+            return
+        if choosing.n_ranks:
+            yield from self._growing(shape, stage, following)
             return
         is_for_verification = is_last_draft and shape.n_wanted > 0 and following is not None
         yield judge(
@@ -237,6 +259,30 @@ class DraftLoop:
         )
         if is_for_verification:
             yield complete(arrays["drafts"], arrays["wanted"], shape.n_wanted, following)
+
+    def _growing(self, shape: DraftShape, stage: DeviceStage, following: Any) -> Iterator[Launch]:
+        """Yield what makes drafts of ranked tokens, and finds the best of these."""
+        arrays, choosing = self._rounds.arrays, stage.run.shape.choosing
+        assert stage.plan.choice is not None
+        assert choosing is not None
+        drafts, nodes = arrays["drafts"], arrays["nodes"]
+        yield grow(
+            rankings=stage.plan.choice.rankings,
+            children=arrays["children"],
+            marks=arrays["marks"],
+            drafts=drafts,
+            nodes=nodes,
+            n=stage.n,
+            n_ranks=choosing.n_ranks,
+            n_marks=len(shape.kept),
+            n_marked=shape.n_kept + 1,
+            n_tokens=stage.n_tokens,
+            n_readable=shape.n_readable,
+            condition=following,
+        )
+        if n := len(stage.brought.get("selections", ())):
+            selected = arrays["selections"], arrays["listed"]
+            yield take_best(*selected, drafts, nodes, n, stage.n_tokens)
 
     def _keeping(self, shape: DraftShape, stage: DeviceStage) -> Iterator[Launch]:
         """Yield what keeps rows of a pass, and says which are not finite."""
@@ -275,20 +321,20 @@ def _leaves_rows_out(schedule: Schedule) -> bool:
     return False
 
 
-def _read(schedule: Schedule, drafted: NDArray[np.void]) -> Drafts:
+def _read(schedule: Schedule, drafted: NDArray[np.void], best_of: list[int]) -> Drafts:
     """Return what was drafted, from ``DRAFT`` [n]."""
     tokens, goes_on = drafted["token"].tolist(), drafted["goes_on"].tolist()
     drafts = schedule.round.drafts
     for number, (_, parent) in enumerate(drafts):
         # Those that are chosen anew were chosen after any token.
-        if parent != PENDING and (tokens[parent] < 0 or 0 < schedule.n_tokens <= tokens[parent]):
+        if parent >= 0 and (tokens[parent] < 0 or 0 < schedule.n_tokens <= tokens[parent]):
             tokens[number] = NO_DRAFT
     ran = []
     for stage in schedule.round.stages:
         here = {pick.draft for pick in stage.picks}
         before = {drafts[draft].parent for draft in here} - here
         ran.append(not here or any(of == PENDING or goes_on[of] for of in before))
-    return Drafts(tokens, [*range(len(tokens))], ran)
+    return Drafts(tokens, best_of, ran)
 
 
 def _without_drafts(batch: CheckedBatch, lengths: Mapping[int, int]) -> CheckedBatch:

@@ -199,12 +199,14 @@ class CudaPlan:
         memory: Memory | None,
         *,
         has_odds: bool = False,
+        n_ranks: int = 0,
         drafted: DraftedParts = NO_DRAFTS,
     ) -> PlannedRun:
         """Return a run whose rows of floats, and page tables, are on the device already.
 
         Slots that the batch lacks are filled in on the device. ``has_odds`` asks how probable the
-        chosen tokens are; ``drafted`` are parts of the list that ``launches`` is given.
+        chosen tokens are, ``n_ranks`` for so many ranked ones in their place; ``drafted`` are parts
+        of the list that ``launches`` is given.
 
         Raises
         ------
@@ -237,7 +239,7 @@ class CudaPlan:
         choosing = None
         if self.choice and batch.fused_sampling is not None:
             choosing, more = self.choice.take(
-                batch.fused_sampling, has_odds=has_odds, drafted=drafted
+                batch.fused_sampling, has_odds=has_odds, n_ranks=n_ranks, drafted=drafted
             )
             parts += more
         n_ranges = tuple(visible.n_ranges for visible in self._visible.values())

@@ -77,6 +77,7 @@ class DevicePlan(Protocol):
         memory: Memory | None,
         *,
         has_odds: bool = False,
+        n_ranks: int = 0,
         drafted: DraftedParts = NO_DRAFTS,
     ) -> PlannedRun:
         """Return a run whose rows of floats, and page tables, are on the device already."""

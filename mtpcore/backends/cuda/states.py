@@ -10,7 +10,8 @@ import numpy as np
 
 from mtpcore.backends.cuda.device import Device, DeviceArray
 from mtpcore.backends.cuda.launch.recurrent import StepStates, settle
-from mtpcore.backends.cuda.launch.step import start
+from mtpcore.backends.cuda.launch.step import Launch, start
+from mtpcore.backends.cuda.launch.trees import walk_trees
 from mtpcore.backends.cuda.staging import Part
 from mtpcore.backends.cuda.weights import CudaWeights
 from mtpcore.errors import BackendError
@@ -57,7 +58,7 @@ class StateWalks:
 
     def __init__(self, device: Device, n_rows: int, n_seq: int) -> None:
         self.n_rows, self.n_seq = n_rows, n_seq
-        n_advances = n_rows * _ROOM
+        n_advances = 2 * n_rows * _ROOM  # as the host plans them, and as the device finds them
         n = 2 * n_seq + n_rows + n_advances * len(Advance._fields)
         self.array = device.empty((n,), np.int32)
 
@@ -84,6 +85,11 @@ class StateWalks:
         unused = np.zeros(n_unused * table.shape[1], np.int32)
         flat = (sequences.reshape(-1), rows, table.reshape(-1), unused)
         return Part(np.concatenate(flat), self.array)
+
+    def of_trees(self, trees: DeviceArray, parents: DeviceArray, n: int) -> Launch:
+        """Return what lets n trees of a batch go on as their rows come after each other by now."""
+        sizes = {"n_seq": self.n_seq, "n_rows": self.n_rows, "room": _ROOM}
+        return walk_trees(trees, parents, self.array, n, **sizes)
 
 
 def _walk(one: StatePass) -> list[Advance]:

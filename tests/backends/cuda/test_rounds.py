@@ -8,6 +8,8 @@ from harness.step_heads import written
 
 from mtpcore import Generator
 from mtpcore.backends.cuda import CudaBackend
+from mtpcore.backends.cuda.drafts import DraftLoop
+from mtpcore.backends.draft import run_schedule
 from mtpcore.cross.ahead import VerificationAhead
 from mtpcore.declarations.spec import TreeShape
 from mtpcore.sampling import Sampling
@@ -144,8 +146,8 @@ TREES = {
 
 
 @pytest.mark.parametrize(("name", "options"), TREES.values(), ids=TREES)
-def test_trees_change_no_text(emulated, name, options, tmp_path):
-    """They are drafted stage by stage."""
+def test_trees_change_no_text(emulated, name, options, tmp_path, monkeypatch):
+    """They are drafted in one call, and are those of the definition."""
     named = {"demo": FAMILIES[-1], "hybrid": HYBRID}
     family, options = named.get(name) or written(tmp_path, name), dict(options)
     family = msgspec.structs.replace(family, backend=CudaBackend(emulated))
@@ -153,7 +155,18 @@ def test_trees_change_no_text(emulated, name, options, tmp_path):
     grown = family.link(n_seq_max=2, n_batch=64, drafter=drafter)
     plain = family.link(n_seq_max=2, n_batch=64)
     made = [*texts(plain, **(options | {"draft": 0}))][-1]
+    counts, calls, run = Counts(emulated, monkeypatch), [], DraftLoop.run
+
+    def compared(self, schedule):
+        before = dict(counts.n)
+        found = run(self, schedule)
+        calls.append(tuple(counts.n[of] - before[of] for of in ("replay", "launch")))
+        assert found == run_schedule(schedule)
+        return found
+
+    monkeypatch.setattr(DraftLoop, "run", compared)
     assert [*texts(grown, draft=2, **options)][-1] == made
+    assert (1, 0) in calls
 
 
 @pytest.mark.parametrize(("family", "least"), [(FAMILIES[0], 0.2), (HYBRID, 0.9)], ids=str)

@@ -14,6 +14,7 @@ from mtpcore.backends.cuda.launch import (
     recurrent,
     rows,
     tokens,
+    trees,
 )
 
 __all__ = ["KERNELS", "LAUNCHERS"]
@@ -37,4 +38,5 @@ KERNELS = (
     *blocks.KERNELS,
     *tokens.KERNELS,
     *passes.KERNELS,
+    *trees.KERNELS,
 )
