@@ -33,11 +33,11 @@ from mtpcore.backends.cuda.launch.rows import copy_rows, mark_not_finite
 from mtpcore.backends.cuda.launch.step import Launch
 from mtpcore.backends.cuda.launch.tokens import Drafted
 from mtpcore.backends.cuda.launch.trees import NODE, grow, link_rows, take_best, write_paths
-from mtpcore.backends.cuda.rounds import EVERY_TOKEN, DeviceStage, Rounds, n_tokens_of
+from mtpcore.backends.cuda.rounds import EVERY_TOKEN, DeviceStage, Rounds
 from mtpcore.backends.cuda.runs import DevicePlan, PlannedRun, plan_choice, plan_runs
 from mtpcore.backends.cuda.tree_order import TreeOrder
 from mtpcore.backends.draft import run_schedule
-from mtpcore.backends.schedule import PENDING, Drafts, Pass, Schedule
+from mtpcore.backends.schedule import PENDING, Drafts, Pass, Schedule, n_embeddings
 from mtpcore.graph.program import OUTPUTS
 
 __all__ = ["DraftLoop"]
@@ -134,7 +134,7 @@ class DraftLoop:
         n_wanted, n_readable = 0, schedule.n_tokens or EVERY_TOKEN
         if verification:
             made.append(self._verifying(schedule, verification))
-            n_readable = min(n_readable, n_tokens_of([made[-1][0]]))
+            n_readable = min(n_readable, n_embeddings(verification.plan.program) or EVERY_TOKEN)
             parents = [parent for _, parent in drafts]
             first["wanted"] = np.setdiff1d(np.arange(len(drafts), dtype=np.int32), parents)
             n_wanted = len(first["wanted"])  # the last draft looks at them

@@ -18,9 +18,8 @@ from mtpcore.backends.cuda.launch.passes import spread
 from mtpcore.backends.cuda.launch.step import Launch, start
 from mtpcore.backends.cuda.runs import DevicePlan, PlannedRun, Shape
 from mtpcore.backends.cuda.staging import Part
-from mtpcore.backends.schedule import n_embeddings
 
-__all__ = ["EVERY_TOKEN", "DeviceStage", "Rounds", "n_tokens_of"]
+__all__ = ["EVERY_TOKEN", "DeviceStage", "Rounds"]
 
 EVERY_TOKEN = int(np.iinfo(np.int32).max)
 """In place of the number of tokens that have embeddings, where every token may be drafted."""
@@ -175,9 +174,3 @@ def _joined(stages: Iterable[tuple[DeviceStage, int]]) -> list[list[tuple[Device
             groups.append([])
         groups[-1].append((stage, table))
     return groups
-
-
-def n_tokens_of(stages: Sequence[DeviceStage]) -> int:
-    """Return how many tokens have an embedding in every pass."""
-    tables = [n_embeddings(stage.plan.program) for stage in stages]
-    return min(filter(None, tables), default=EVERY_TOKEN)

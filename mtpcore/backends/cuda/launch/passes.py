@@ -105,23 +105,9 @@ def weigh(logits: DeviceArray, odds: Odds, n: int) -> Launch:
 
 
 def judge(
-    *,
-    ids: DeviceArray,
-    steps: DeviceArray,
-    marks: DeviceArray,
-    logits: DeviceArray,
-    odds: Odds | None,
-    drafts: DeviceArray,
-    n: int,
-    n_depths: int = 1,
-    n_marks: int,
-    n_marked: int,
-    n_tokens: int,
-    n_readable: int,
-    repeats: bool = False,
-    condition: Any = None,
+    *, logits: DeviceArray, odds: Odds | None, condition: Any = None, **arguments: Any
 ) -> Launch:
-    """Write what becomes of n chosen tokens to ``drafts`` of type ``DRAFT``.
+    """Write what becomes of chosen tokens to ``drafts`` of type ``DRAFT``; see ``draft.cu``.
 
     ``steps`` are of type ``STEP`` [n]; ``marks`` int32[n_marks, n_marked] say of each slot which
     rows that feed it are not finite. Steps of ``n_depths`` are judged one depth after the other.
@@ -129,27 +115,17 @@ def judge(
     ``condition`` is set where any sequence goes on; where a pass ``repeats`` one before, where a
     token is another than it chose.
     """
-    arguments = _DRAFT.arguments(
-        ids=ids,
-        steps=steps,
-        marks=marks,
+    given = _DRAFT.arguments(
         logits=logits,
+        n_vocab=logits.shape[-1],
         choosers=odds.choosers if odds else None,
         rows=odds.rows if odds else None,
         tops=odds.tops if odds else None,
         totals=odds.totals if odds else None,
-        drafts=drafts,
-        n=n,
-        n_depths=n_depths,
-        n_marks=n_marks,
-        n_marked=n_marked,
-        n_vocab=logits.shape[-1],
-        n_tokens=n_tokens,
-        n_readable=n_readable,
-        repeats=repeats,
         condition=NO_CONDITION if condition is None else condition,
+        **arguments,
     )
-    return Launch(_DRAFT, (1, 1), arguments)
+    return Launch(_DRAFT, (1, 1), given)
 
 
 def complete(

@@ -139,41 +139,14 @@ def merge_ranks(
     return Launch(_MERGE_RANKS, (n, 1), arguments)
 
 
-def grow(
-    *,
-    rankings: DeviceArray,
-    children: DeviceArray,
-    marks: DeviceArray,
-    drafts: DeviceArray,
-    nodes: DeviceArray,
-    n: int,
-    n_ranks: int,
-    n_marks: int,
-    n_marked: int,
-    n_tokens: int,
-    n_readable: int,
-    condition: Any = None,
-) -> Launch:
-    """Write what becomes of ranked tokens to ``drafts`` (``DRAFT``) and ``nodes`` (``NODE``).
+def grow(*, condition: Any = None, **arguments: Any) -> Launch:
+    """Write what becomes of ranked tokens to ``drafts`` and ``nodes``; see ``grow.cu``.
 
     ``children`` are of type ``CHILD`` [n]; ``marks``, ``n_tokens`` and ``n_readable`` as for
     ``judge``. ``condition`` is set where any goes on that is to.
     """
-    arguments = _GROW.arguments(
-        rankings=rankings,
-        children=children,
-        marks=marks,
-        drafts=drafts,
-        nodes=nodes,
-        n=n,
-        n_ranks=n_ranks,
-        n_marks=n_marks,
-        n_marked=n_marked,
-        n_tokens=n_tokens,
-        n_readable=n_readable,
-        condition=NO_CONDITION if condition is None else condition,
-    )
-    return Launch(_GROW, (1, 1), arguments)
+    condition = NO_CONDITION if condition is None else condition
+    return Launch(_GROW, (1, 1), _GROW.arguments(condition=condition, **arguments))
 
 
 def take_best(
