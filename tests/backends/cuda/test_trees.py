@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from harness.head_runs import HIDDEN, HISTORY, IDS, clear
+from harness.hybrids import hybrid
 from harness.search import searching
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from mtpcore.backends.cuda.launch.passes import DRAFT
 from mtpcore.backends.cuda.launch.step import start
 from mtpcore.backends.cuda.launch.trees import NODE, RANKED, SELECTION, take_best
 from mtpcore.backends.draft import run_schedule
-from mtpcore.backends.schedule import Pass, Schedule, Text
+from mtpcore.backends.schedule import Pass, Schedule, Text, n_embeddings
 from mtpcore.declarations.spec import TreeShape
 from mtpcore.drafting.rounds import RoundInput
 from mtpcore.drafting.tree_stages import draft_trees
@@ -140,36 +141,50 @@ def broken():
 
 @pytest.fixture(scope="module")
 def graphs(emulated):
-    made = {"remembers": head(seed=9), "windowed": head(seed=4, window=3), "broken": broken()}
+    made = {
+        "remembers": head(seed=9),
+        "windowed": head(seed=4, window=3),
+        "broken": broken(),
+        "recurrent": hybrid(),
+    }
     return {name: Runner(CudaBackend(emulated), *one, n_batch=80) for name, one in made.items()}
 
 
 def scheduled(one, shape, texts, *, has_ids, bad):
-    """Return the schedule of trees of [(tokens, levels, room, p_min, sampling)]."""
-    scratch = Scratch(N_LOGITS, N_VOCAB + 3)
-    lengths = [n for n, *_ in texts]
-    for seq, n in enumerate(lengths):
-        if one.memory is not None:
-            one.memory.reserve({seq: (0, n + 24)})
-    place = np.concatenate([np.arange(n) for n in lengths]).astype(np.int32)
-    hidden = HIDDEN[place].copy()
-    hidden[bad : bad + 1] = np.nan
-    batch = CheckedBatch(
-        tokens=HISTORY[place],
-        positions=place[:, None].copy(),
-        seq=np.repeat(np.arange(len(texts)), lengths).astype(np.int32),
-        place=place,
-        outputs=np.cumsum(lengths, dtype=np.int32) - np.int32(1),
-        slots={"hidden": hidden},
-    )
+    """Return the schedule of trees of [(tokens, levels, room, p_min, sampling)].
+
+    Recurrent layers have read the tokens before the last one: they log rows of drafts.
+    """
+    scratch, program = Scratch(N_LOGITS, N_VOCAB + 3), one.plan.program
+    is_fed, n_tokens = "hidden" in program.slots(), n_embeddings(program)
+    feeds = {"hidden": ("hidden",)} if is_fed else {}
     built = draft_trees(
         RoundInput(
             wanted=[levels for _, levels, *_ in texts],
             room=[room for _, _, room, *_ in texts],
-            programs=[one.plan.program],
-            feeds={"hidden": ("hidden",)},
+            programs=[program],
+            feeds=feeds,
             tree=shape,
         )
+    )
+    spans = [range(n - 1 if program.states else 0, n) for n, *_ in texts]
+    for seq, span in enumerate(spans):
+        if span.start:
+            one.feed(HISTORY[: span.start] % n_tokens, seq=seq, place=0, outputs=[])
+        if one.memory is not None:
+            _, ahead = built.ahead.get(0, {}).get(seq, (0, 0))
+            one.memory.reserve({seq: (span.start, span.stop + ahead)})
+    place = np.concatenate(spans).astype(np.int32)
+    hidden = HIDDEN[place].copy()
+    hidden[bad : bad + 1] = np.nan
+    lengths = [*map(len, spans)]
+    batch = CheckedBatch(
+        tokens=HISTORY[place] % n_tokens,
+        positions=place[:, None].copy(),
+        seq=np.repeat(np.arange(len(texts)), lengths).astype(np.int32),
+        place=place,
+        outputs=np.cumsum(lengths, dtype=np.int32) - np.int32(1),
+        slots={slot: hidden for slot in feeds},
     )
     return Schedule(
         round=built,
@@ -194,6 +209,7 @@ shapes = st.one_of(
 
 
 GROWN = TreeShape(depth=3, width=3, n_nodes=9)
+DEEP = TreeShape(depth=4, width=4, n_nodes=12)
 FIXED = TreeShape(paths=((1,), (0, 0), (0, 2), (2, 0), (0, 0, 1), (2, 0, 0)))
 
 
@@ -203,8 +219,11 @@ FIXED = TreeShape(paths=((1,), (0, 0), (0, 2), (2, 0), (0, 0, 1), (2, 0, 0)))
 @example(
     "windowed", FIXED, [(5, 3, 16, 0.0, SAMPLINGS[2]), (2, 3, 16, 0.02, SAMPLINGS[0])], False, 99
 )
+@example(
+    "recurrent", DEEP, [(3, 4, 16, 0.0, SAMPLINGS[0]), (2, 4, 16, 0.0, SAMPLINGS[0])], False, 99
+)
 @given(
-    st.sampled_from(["remembers", "windowed", "broken"]),
+    st.sampled_from(["remembers", "windowed", "broken", "recurrent"]),
     shapes,
     st.lists(
         st.tuples(
