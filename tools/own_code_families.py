@@ -73,7 +73,8 @@ def _with_images(config: Settings, model_type: str, vision: Settings, **settings
     return whole | {"text_config": text, "vision_config": vision} | settings
 
 
-_NO_TABLES: dict[str, None] = dict.fromkeys(("model__embed_tokens", "model__norm", "lm_head"))
+_NO_TABLES: dict[str, Any] = dict.fromkeys(("model__embed_tokens", "model__norm", "lm_head"))
+_OUTPUT_ALONE: dict[str, Any] = _NO_TABLES | {"lm_head": [N_VOCAB, WIDTH]}
 _GATED = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -468,7 +469,7 @@ def _of_exaone() -> dict[str, Any]:
         config,
         [layer] * 2,
         "transformer.h.",
-        **_NO_TABLES | {"lm_head": [N_VOCAB, WIDTH]},
+        **_OUTPUT_ALONE,
         transformer__wte=[N_VOCAB, WIDTH],
         transformer__ln_f=[WIDTH],
         cls="AutoModelForCausalLM",
@@ -538,7 +539,7 @@ def _of_qwen() -> dict[str, Any]:
         config,
         [layer] * 2,
         "transformer.h.",
-        **_NO_TABLES | {"lm_head": [N_VOCAB, WIDTH]},
+        **_OUTPUT_ALONE,
         transformer__wte=[N_VOCAB, WIDTH],
         transformer__ln_f=[WIDTH],
     )
@@ -781,7 +782,7 @@ WITHOUT_CLASS: dict[str, dict[str, Any]] = {
         ]
         * 2,
         "transformer.h.",
-        **_NO_TABLES | {"lm_head": [N_VOCAB, WIDTH]},
+        **_OUTPUT_ALONE,
         transformer__wte=[N_VOCAB, WIDTH],
         transformer__ln_f=[WIDTH],
         transformer__ln_f__bias=[WIDTH],
