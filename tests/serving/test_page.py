@@ -782,6 +782,7 @@ def markdown(browser, address):
         ("2 * 3 * 4 and snake_case_name", "<p>2 * 3 * 4 and snake_case_name</p>"),
         (r"\*no\*", "<p>*no*</p>"),
         ("*open", "<p>*open</p>"),
+        ("# T #\n## C#", "<h3>T</h3><h4>C#</h4>"),
         ("# T\ntext\n\n## U", "<h3>T</h3><p>text</p><h4>U</h4>"),
         ("- a\n- b\n  - c\n\ntext", "<ul><li>a</li><li>b<ul><li>c</li></ul></li></ul><p>text</p>"),
         ("3. a\n4. b", '<ol start="3"><li>a</li><li>b</li></ol>'),
@@ -799,6 +800,31 @@ def test_code_and_tables(markdown):
     assert 'role="group" aria-label="Code"><code>a &lt;b&gt;\n\n*c*</code></pre>' in shown
     assert "<thead><tr><th>a</th><th><em>b</em></th></tr></thead>" in shown
     assert "<tbody><tr><td>1</td><td>2</td></tr></tbody>" in shown
+
+
+LONG = 100_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# " + " " * LONG + "x",
+        "# " + "#" * LONG + "x",
+        "a|\n|-" + " " * LONG + "x",
+        "-" * LONG + "x",
+        "*a " * LONG,
+        "**a*_b`" * (LONG // 7),
+        "> " * LONG + "x",
+        "- " * LONG + "x",
+        "`" * LONG + "x",
+        "\n".join("  " * i + "- a" for i in range(300)),
+        "|a" * LONG + "|\n" + "|-" * LONG + "|",
+    ],
+    ids=range(11),
+)
+def test_no_text_takes_time_that_grows_faster_than_it(markdown, text):
+    """One that did would take longer than the browser may be silent."""
+    assert re.sub(r"<[^>]*>", "", markdown(text))
 
 
 PIECES = st.lists(

@@ -9,13 +9,14 @@ const counted = new Intl.NumberFormat("en");
 const rounded = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole)} %` : "–");
 
+/** Return an element; children are nodes, texts, and arrays of them, which may be long. */
 function element(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
     if (name in made) made[name] = value;
     else made.setAttribute(name, value);
   }
-  made.append(...children);
+  for (const child of children.flat()) made.append(child);
   return made;
 }
 
@@ -270,11 +271,11 @@ function appendText(parent, text, at, flags, begin = 0, end = text.length) {
 // in the source: so each character of a block still knows whether it was drafted.
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
+const HEADING = /^ {0,3}(#{1,6})\s+(\S.*)$/;
 const RULE = /^ {0,3}([-*_])(\s*\1){2,}\s*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^(\s*)([-*+]|(\d{1,9})[.)])(\s+|$)/;
-const DELIMITER_ROW = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
+const DELIMITER = /^:?-+:?$/;
 const DEEPEST = 12; // blocks in blocks; what is deeper stays text
 
 const shorten = (line, n) => ({ text: line.text.slice(n), from: line.from + n });
@@ -292,10 +293,18 @@ function isTable(lines, i) {
   return (
     lines[i].text.includes("|") &&
     i + 1 < lines.length &&
-    lines[i + 1].text.includes("-") &&
     lines[i + 1].text.includes("|") &&
-    DELIMITER_ROW.test(lines[i + 1].text)
+    lines[i + 1].text.includes("-") &&
+    cellsOf(lines[i + 1]).every(({ text }) => DELIMITER.test(text))
   );
+}
+
+/** Return the text of a heading without marks that close it: "# Title #". */
+function titleOf(text) {
+  const title = text.trimEnd();
+  let end = title.length;
+  while (title[end - 1] === "#") end -= 1;
+  return isSpace(title[end - 1]) ? title.slice(0, end).trimEnd() : title;
 }
 
 /** Return blocks {kind, lines, ...} of lines, in order. */
@@ -315,9 +324,9 @@ function blocksOf(lines, depth = 0) {
       blocks.push({ kind: "code", language: fence[2].trim(), lines: lines.slice(begin + 1, i) });
       i += 1;
     } else if (HEADING.test(text)) {
-      const [, marks, title] = HEADING.exec(text);
-      const line = shorten(lines[i], text.indexOf(title, marks.length));
-      blocks.push({ kind: "heading", level: marks.length, lines: [{ ...line, text: title }] });
+      const [, marks, rest] = HEADING.exec(text);
+      const { from } = shorten(lines[i], text.length - rest.length);
+      blocks.push({ kind: "heading", level: marks.length, lines: [{ text: titleOf(rest), from }] });
       i += 1;
     } else if (RULE.test(text)) {
       blocks.push({ kind: "rule", lines: [lines[i]] });
@@ -511,7 +520,7 @@ const builders = {
         blocksOf(item, depth + 1).filter(({ kind }) => kind === "paragraph").length < 2;
       appendBlocks(entry, item, flags, depth + 1);
       for (const child of isTight ? [...entry.children] : [])
-        if (child.tagName === "P") child.replaceWith(...child.childNodes);
+        if (child.tagName === "P") unwrap(child);
       made.append(entry);
     }
     return made;
@@ -519,7 +528,11 @@ const builders = {
   table: ({ lines }, flags) => {
     const [head, , ...rows] = lines;
     const row = (line, tag) =>
-      element("tr", {}, ...cellsOf(line).map((cell) => inlineElement(tag, [cell], flags)));
+      element(
+        "tr",
+        {},
+        cellsOf(line).map((cell) => inlineElement(tag, [cell], flags)),
+      );
     return element(
       "div",
       { className: "scrolls", ...SCROLLS, ariaLabel: "Table" },
@@ -527,7 +540,11 @@ const builders = {
         "table",
         {},
         element("thead", {}, row(head, "th")),
-        element("tbody", {}, ...rows.map((line) => row(line, "td"))),
+        element(
+          "tbody",
+          {},
+          rows.map((line) => row(line, "td")),
+        ),
       ),
     );
   },
@@ -544,6 +561,11 @@ const builders = {
     return element("figure", { className: "code" }, caption, element("pre", SCROLLS, code));
   },
 };
+
+function unwrap(node) {
+  while (node.firstChild) node.before(node.firstChild);
+  node.remove();
+}
 
 function inlineElement(tag, lines, flags) {
   const made = element(tag);
@@ -871,7 +893,7 @@ function bodyOfRequest(conversation) {
 
 /** Take an event of a stream into a message. */
 function take(message, event) {
-  const [choice] = event.choices;
+  const [choice] = event.choices ?? [];
   const isDrafted = event.mtpcore?.drafted ?? false;
   const said = choice?.delta?.content ?? choice?.text;
   const thought = choice?.delta?.reasoning_content;
@@ -963,13 +985,13 @@ async function answer() {
   const { view } = writing;
   writing = null;
   keep(conversation);
+  showWriting();
+  showRates(null);
+  showList();
   if (conversation === open) {
     view.finish();
     scrollToEnd();
   }
-  showWriting();
-  showRates(null);
-  showList();
   announce(message.error ?? (message.finish === "stopped" ? "Stopped" : "The answer is finished"));
 }
 
@@ -1335,7 +1357,7 @@ function showCounts({ stats, drafters }) {
   );
 }
 
-let nextReading = 0; // when the server, which was away, is asked again
+let nextReading = 0; // when the server may be asked again
 
 async function readFlow() {
   if (!body.classList.contains("shows-flow") || document.hidden) {
@@ -1343,14 +1365,16 @@ async function readFlow() {
     return;
   }
   if (performance.now() < nextReading) return;
+  nextReading = Infinity; // one at a time
   try {
     const response = await ask("cross");
     const after = { ...(await response.json()), at: performance.now() };
     draw(after);
     showCounts(after);
     counts = after;
+    nextReading = 0;
   } catch {
-    nextReading = performance.now() + 5000; // an error is shown where an answer is asked for
+    nextReading = performance.now() + 5000; // it is away; that is said where an answer is asked for
   }
 }
 
@@ -1475,7 +1499,8 @@ function showServer(props, cross) {
   }
   settingsForm.elements.max_tokens.placeholder = server.isRaw ? "256" : "no limit";
   const names = new Set(Object.values(cross.drafters).map(({ name }) => name));
-  settingsForm.elements.drafter.append(
+  settingsForm.elements.drafter.replaceChildren(
+    element("option", { value: "" }, "All"),
     ...Array.from(names, (name) => element("option", { value: name }, name)),
   );
 }
