@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -14,7 +14,15 @@ from starlette.types import ASGIApp
 from mtpcore.lm import LM
 from mtpcore.serving import ServerSettings, build_app
 
-__all__ = ["serving", "serving_app"]
+__all__ = ["serving", "serving_app", "wait_until"]
+
+
+def wait_until(holds: Callable[[], object], seconds: float = 20.0) -> None:
+    """Wait until something holds that a server does by itself."""
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert holds()
 
 
 @contextmanager

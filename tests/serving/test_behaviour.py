@@ -6,19 +6,12 @@ import time
 
 import httpx2
 import pytest
-from harness.served import serving
+from harness.served import serving, wait_until
 
 import mtpcore
 from mtpcore.serving import ServerSettings
 
 LONG = {"prompt": "x", "max_tokens": 150, "ignore_eos": True, "speculative": False}
-
-
-def wait_until(holds, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert holds()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import httpx2
 import pytest
 from harness.browser import Browser, chromium
-from harness.served import serving, serving_app
+from harness.served import serving, serving_app, wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.responses import JSONResponse, StreamingResponse
@@ -250,11 +250,7 @@ def test_stop_ends_the_text_and_keeps_what_there_is(browser, slow, how):
         assert "stopped" in page.text(".figures")[0]
         assert page.evaluate("document.querySelector('.answer .said').textContent.length") > 5
         page.wait("document.activeElement.id === 'text'")
-        for _ in range(300):
-            if slow.n_running == 0:
-                break
-            page.evaluate("new Promise((resolve) => setTimeout(resolve, 10))")
-        assert slow.n_running == 0
+        wait_until(lambda: slow.n_running == 0)
 
 
 def test_a_full_queue_is_said_and_asking_again_helps(browser, slow):
@@ -269,7 +265,7 @@ def test_a_full_queue_is_said_and_asking_again_helps(browser, slow):
                 (error,) = page.text("[role=alert]:not([hidden])")
                 assert "busy" in error
                 assert "Try again in 1 s" in error
-            page.evaluate("new Promise((resolve) => setTimeout(resolve, 500))")
+            wait_until(lambda: slow.n_running == 0)
             page.click(".error button")
             page.wait("document.querySelector('.answer .said').textContent.length > 3")
             page.press("Escape")
@@ -288,18 +284,14 @@ def opened_with_refusals(browser, url):
 
 
 def test_a_server_that_is_gone_is_said(browser, lm):
-    with serving(lm, ServerSettings(name="demo")) as url:
-        page = browser.page()
-        opened_page = page.__enter__()
-        opened_page.open(url)
-        opened_page.wait("document.querySelector('#model').textContent === 'demo'")
-    try:
-        send(opened_page, "hello")
-        finish(opened_page)
-        assert "The server does not answer." in opened_page.text("[role=alert]:not([hidden])")[0]
-        assert opened_page.text(".user .said") == ["hello"]
-    finally:
-        page.__exit__(None, None, None)
+    with browser.page() as page:
+        with serving(lm, ServerSettings(name="demo")) as url:
+            page.open(url)
+            page.wait("document.querySelector('#model').textContent === 'demo'")
+        send(page, "hello")
+        finish(page)
+        assert "The server does not answer." in page.text("[role=alert]:not([hidden])")[0]
+        assert page.text(".user .said") == ["hello"]
 
 
 @pytest.mark.parametrize(
@@ -696,6 +688,8 @@ def test_the_page_asks_for_the_key_that_the_server_wants(browser, lm):
         page.open(url)
         for key in ("wrong", "sesame"):
             page.wait("document.querySelector('#key').open")
+            (note,) = page.text("#key-note")
+            assert note.startswith("This key is wrong.") == (key == "sesame")
             page.write(key)
             page.press("Enter")
             page.wait(f"sessionStorage.getItem('mtpcore.key') === '{key}'")

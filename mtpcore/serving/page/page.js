@@ -101,6 +101,9 @@ function askForKey() {
   const dialog = byId("key");
   keyDialog ??= new Promise((resolve, reject) => {
     const field = dialog.querySelector("input");
+    const isWrong = sessionStorage.getItem("mtpcore.key") !== null;
+    byId("key-note").textContent =
+      `${isWrong ? "This key is wrong. " : ""}A key is kept until this tab is closed.`;
     field.value = "";
     dialog.returnValue = "";
     dialog.showModal();
