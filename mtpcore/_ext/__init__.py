@@ -9,7 +9,7 @@ from importlib.util import spec_from_file_location
 
 MODULES = (
     *("_cpu", "_cutting", "_dlpack", "_draft", "_fetch", "_fma", "_guard", "_joining", "_lookup"),
-    *("_matmul", "_plan", "_rows", "_sampling", "_states", "_strings"),
+    *("_matmul", "_pace", "_plan", "_rows", "_sampling", "_states", "_strings"),
 )
 
 

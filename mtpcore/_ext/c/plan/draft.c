@@ -13,6 +13,7 @@ typedef struct {
      * one that all threads choose together. */
     int64_t n_written, n_together;
     int64_t n_runs;    /* how often it ran */
+    int64_t n_walks;   /* how often any stage ran */
     int64_t n_changed; /* drafts that it chose otherwise than they were chosen before */
     int is_over;       /* whether nothing is chosen from a row of logits */
 } loop;
@@ -477,6 +478,7 @@ static void begin(loop *self, mtp_stage *stage)
         set_samplers(self, stage);
         self->stage = stage;
         self->n_runs++;
+        self->n_walks++;
         self->n_changed = 0;
         stage->has_run = 1;
         mtp_run_begin(stage->run);
@@ -711,7 +713,7 @@ void mtp_schedule_run(mtp_schedule *schedule)
     self.shares = is_worth_sharing(schedule);
     begin(&self, schedule->stages);
     if (self.stage)
-        mtp_plan_start(self.stage->plan, self.stage->run, run_as_task, &self);
+        mtp_plan_start(self.stage->plan, self.stage->run, run_as_task, &self, &self.n_walks);
     end_drafts(schedule);
     for (int64_t s = 0; s < schedule->n_stages; s++)
         schedule->stages[s].run->epilogue = (mtp_epilogue){0};

@@ -158,43 +158,34 @@ static void walk_as_task(void *argument, int thread, int n_threads)
     mtp_plan_walk(self->plan, self->run, self->plan->pool, thread, n_threads);
 }
 
-void mtp_plan_start(const mtp_plan *plan, const mtp_run *run, mtp_task task, void *argument)
+/* Estimated nanoseconds of what takes so long that nobody tries it on one thread. */
+static const double SURELY_SHARED = 1e8;
+
+void mtp_plan_start(const mtp_plan *plan, mtp_run *run, mtp_task task, void *argument,
+                    const int64_t *n_walks)
 {
-    if (plan->n_threads == 1 || work_of(plan, run) < plan->worth_sharing)
+    const double work = work_of(plan, run);
+    if (plan->n_threads == 1 || work < plan->worth_sharing) {
         mtp_run_alone(task, argument);
-    else
+        return;
+    }
+    if (plan->worth_sharing == 0 || work > SURELY_SHARED) {
         mtp_pool_run(plan->pool, task, argument);
-}
-
-/* So much work in nanoseconds is shared without asking. */
-static const double SURELY_SHARED = 3e6;
-enum { ALONE, SHARED, RUNS_OF_A_TRIAL = 64 };
-
-/* Sharing a small run pays while no other program takes a core; otherwise every barrier waits for
- * the scheduler, a hundred times as long as the work. So the newest pace of both ways decides, and
- * the slower one has another trial now and then. Results do not depend on it. */
-static void run_the_faster_way(const mtp_plan *plan, mtp_run *run, double work, walk *self)
-{
-    int way = run->pace[SHARED] <= run->pace[ALONE] ? SHARED : ALONE;
-    if (++run->n_timed % RUNS_OF_A_TRIAL == 0)
-        way = !way;
+        return;
+    }
+    const mtp_way way = mtp_next_way(&run->paces);
     const int64_t begin = mtp_now_ns();
-    if (way == SHARED)
-        mtp_pool_run(plan->pool, walk_as_task, self);
+    if (way == MTP_SHARED)
+        mtp_pool_run(plan->pool, task, argument);
     else
-        mtp_run_alone(walk_as_task, self);
-    const double pace = (double)(mtp_now_ns() - begin) / work;
-    run->pace[way] = run->pace[way] == 0 ? pace : 0.75 * run->pace[way] + 0.25 * pace;
+        mtp_run_alone(task, argument);
+    mtp_note_pace(&run->paces, way, (double)(mtp_now_ns() - begin) / (work * (double)*n_walks));
 }
 
 void mtp_plan_run(const mtp_plan *plan, mtp_run *run)
 {
     mtp_run_begin(run);
     walk self = {plan, run};
-    const double work = work_of(plan, run);
-    if (plan->n_threads > 1 && plan->worth_sharing > 0 && work >= plan->worth_sharing &&
-        work < SURELY_SHARED)
-        run_the_faster_way(plan, run, work, &self);
-    else
-        mtp_plan_start(plan, run, walk_as_task, &self);
+    const int64_t once = 1;
+    mtp_plan_start(plan, run, walk_as_task, &self, &once);
 }

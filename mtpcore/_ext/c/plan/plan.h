@@ -23,6 +23,7 @@
 #include "matmul/fetch_choice.h"
 #include "matmul/matmul.h"
 #include "ops/operations.h"
+#include "core/pace.h"
 #include "core/pool.h"
 
 enum {
@@ -141,10 +142,7 @@ typedef struct {
     int64_t n_sequences;
     char **scratch;      /* by thread */
     void **buffers_seen; /* by thread and buffer: where a thread finds its copies */
-    /* What mtp_plan_run has seen of alone and shared runs: nanoseconds for one of estimated
-     * work. */
-    double pace[2];
-    uint32_t n_timed;
+    mtp_paces paces;
     /* How weights are prefetched: for each weight type MTP_FETCH_CLASSES of them. */
     mtp_fetch_choice *fetch;
     int64_t n_fetch;
@@ -182,8 +180,10 @@ size_t mtp_scratch_bytes(const mtp_op *op);
 /* Run all operations; returns when every output is written, or when the run was interrupted. */
 void mtp_plan_run(const mtp_plan *plan, mtp_run *run);
 
-/* Start a region for a run: on all threads, or on the caller where there is little to do. */
-void mtp_plan_start(const mtp_plan *plan, const mtp_run *run, mtp_task task, void *argument);
+/* Do a task that walks plans, this one first: on all threads or on the caller, whichever way is
+ * faster now. The task counts its walks. */
+void mtp_plan_start(const mtp_plan *plan, mtp_run *run, mtp_task task, void *argument,
+                    const int64_t *n_walks);
 
 /* The part of it that each thread of a region does; `pool` is NULL where there is one thread. */
 void mtp_plan_walk(const mtp_plan *plan, const mtp_run *run, mtp_pool *pool, int thread,
