@@ -36,7 +36,7 @@ from mtpcore.runtime.layout import (
 from mtpcore.runtime.model import Model
 from mtpcore.runtime.output import Output
 from mtpcore.runtime.prompt import Audio, Codes, Image, Prompt, Rows, Video
-from mtpcore.sampling import PureProcessor, Sampling
+from mtpcore.sampling import Grammar, PureProcessor, Sampling
 
 __all__ = [
     "LM",
@@ -57,6 +57,7 @@ __all__ = [
     "FrameRequest",
     "Frames",
     "Generator",
+    "Grammar",
     "GraphError",
     "GraphType",
     "Image",

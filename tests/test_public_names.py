@@ -112,6 +112,7 @@ def test_sampling_has_the_promised_settings():
         "frequency_penalty": 0.0,
         "presence_penalty": 0.0,
         "logit_bias": None,
+        "grammar": None,
         "seed": None,
         "stream": 0,
     }

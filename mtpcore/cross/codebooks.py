@@ -21,6 +21,7 @@ from mtpcore.errors import BatchError, LinkError, NoTokenError
 from mtpcore.links.links import Links
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.runner import GraphRunner
+from mtpcore.sampling import check_no_grammar
 
 __all__ = ["CodebookDecoder", "FrameJob", "find_codebooks"]
 
@@ -111,10 +112,12 @@ class CodebookDecoder:
         ------
         BatchError
             A sequence has nothing to continue from.
+        SamplingError
+            Settings with a grammar.
         """
         jobs: list[FrameJob] = []
         for seq in seqs:
-            state, settings = states.decided(seq), setting_of(sampling, seq)
+            state, settings = states.decided(seq), check_no_grammar(setting_of(sampling, seq))
             if state.last_logits is None:
                 raise BatchError(
                     "nothing to continue from",
@@ -127,7 +130,9 @@ class CodebookDecoder:
                 first = states.sampler(seq, settings).choose(logits, text, 0, self.index(state.n))
             except NoTokenError:
                 continue
-            inner = settings if depth_sampling is None else setting_of(depth_sampling, seq)
+            inner = settings
+            if depth_sampling is not None:
+                inner = check_no_grammar(setting_of(depth_sampling, seq))
             jobs.append(FrameJob(seq, state.n, first, states.sampler_of_codes(seq, inner)))
         return dict.fromkeys(seqs) | self.decode(jobs)
 

@@ -23,7 +23,7 @@ _TEXT = "text"
 class TextRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is saved of a sequence's text; see ``SequenceState``.
 
-    ``history`` is int32[n], ``last_logits`` float32[n_vocab] or empty.
+    ``history`` is int32[n], ``early`` int32[n_early], ``last_logits`` float32[n_vocab] or empty.
     """
 
     history: bytes
@@ -33,6 +33,8 @@ class TextRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stream: _Natural | None
     sampling: Sampling | None
     last_logits: bytes
+    early: bytes
+    early_end: _Natural
 
 
 def dump_cross(speculation: Speculation, seq: int) -> Sections:
@@ -56,6 +58,8 @@ def _dump_text(state: SequenceState) -> TextRecord:
         stream=state.stream,
         sampling=state.sampling,
         last_logits=b"" if logits is None else np.asarray(logits, "<f4").tobytes(),
+        early=state.early.astype("<i4").tobytes(),
+        early_end=state.early_end,
     )
 
 
@@ -89,11 +93,15 @@ def _load_text(speculation: Speculation, seq: int, record: TextRecord) -> None:
         raise StateError("tokens of another text", wanted=4 * n, got=len(record.history))
     history = np.frombuffer(record.history, "<i4")
     known = history[: record.n_known]
+    if len(record.early) % 4:
+        raise StateError("no tokens", where="early")
+    early = np.frombuffer(record.early, "<i4").astype(np.int32)
     is_text = ((history >= -1) & (history < n_vocab)).all() and (known >= 0).all()
+    is_text = is_text and ((early >= 0) & (early < n_vocab)).all()
     pending, stream = record.pending, record.stream
     if (
         not is_text
-        or not (record.n_known <= n and record.n_prompt <= n)
+        or not (max(record.n_known, record.n_prompt, record.early_end) <= n)
         or (pending is not None and pending >= n_vocab)
         or (stream is not None and stream >= 1 << 64)
     ):
@@ -111,6 +119,7 @@ def _load_text(speculation: Speculation, seq: int, record: TextRecord) -> None:
     state.clear()
     state.history[:n] = history
     state.n, state.n_known, state.n_prompt = n, record.n_known, record.n_prompt
+    state.early, state.early_end = early, record.early_end
     if record.last_logits:
         state.last_logits = np.frombuffer(record.last_logits, "<f4").astype(np.float32)
     if pending is not None:

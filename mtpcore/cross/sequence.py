@@ -11,16 +11,26 @@ from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler, Scratch
 from mtpcore.boundary.arrays import is_integer
+from mtpcore.declarations.draft_tree import Draft
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows, RowChunk
 from mtpcore.errors import BatchError, LinkError, NoTokenError, spell
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.output import Output
 from mtpcore.runtime.runner import GraphRunner
-from mtpcore.sampling import LogitsProcessor, Sampling, check_sampling, process_logits
+from mtpcore.sampling import (
+    Grammar,
+    GrammarMatcher,
+    LogitsProcessor,
+    Sampling,
+    check_sampling,
+    fill_masks,
+    process_logits,
+)
 
 __all__ = ["SequenceState", "SequenceStates", "Verdict"]
 
 
+_NO_TOKENS: NDArray[np.int32] = np.zeros(0, np.int32)
 _OF_TOKENS = {
     "logit_bias": None,
     "repetition_penalty": 1.0,
@@ -59,7 +69,9 @@ class SequenceState:
 
     ``history`` int32[n_ctx + 1]: the tokens processed so far at their places (-1 for embedding
     rows and places that were filled before the Cross), ``n`` of them, then the pending token. The
-    first ``n_known`` are tokens. ``n_prompt`` of them count as prompt for the penalties.
+    first ``n_known`` are tokens. ``n_prompt`` of them count as prompt for the penalties, and the
+    others are the text, which a grammar is of. Where a shift dropped some of it, ``early``
+    int32[n_early] is the text before place ``early_end``.
     ``last_logits`` is float32[n_vocab] of the newest row while no token was chosen from it.
     ``stream`` is the noise that a fork was given, None that of the settings. ``sampling`` are the
     settings with which its tokens were chosen or drafted last. ``rows`` are embedding rows that a
@@ -68,9 +80,12 @@ class SequenceState:
     """
 
     __slots__ = (
+        "early",
+        "early_end",
         "history",
         "is_released",
         "last_logits",
+        "matcher",
         "n",
         "n_known",
         "n_prompt",
@@ -84,12 +99,14 @@ class SequenceState:
 
     def __init__(self, n_ctx: int) -> None:
         self.samplers: dict[str, tuple[Sampling, Sampler]] = {}
+        self.matcher: tuple[Grammar, GrammarMatcher] | None = None
         self.history: NDArray[np.int32] = np.zeros(n_ctx + 1, np.int32)
         self.clear()
 
     def clear(self) -> None:
         """Become an empty sequence."""
         self.n = self.n_known = self.n_prompt = 0
+        self.forget_early()
         self.pending: int | None = None
         self.last_logits: NDArray[np.float32] | None = None
         self.undecided: Verdict | None = None
@@ -100,7 +117,7 @@ class SequenceState:
 
     def save(self) -> Any:
         """Return what ``restore`` needs while the history only grows, or is shortened."""
-        counts = self.n, self.n_known, self.n_prompt
+        counts = self.n, self.n_known, self.n_prompt, self.early, self.early_end
         chosen = self.pending, self.last_logits, self.undecided
         return counts, chosen, self.stream, self.sampling, self.rows, self.is_released
 
@@ -110,7 +127,7 @@ class SequenceState:
             saved
         )
         self.is_released = released
-        self.n, self.n_known, self.n_prompt = counts
+        self.n, self.n_known, self.n_prompt, self.early, self.early_end = counts
         if pending is not None:
             self.set_pending(pending)
         self.pending, self.last_logits, self.undecided = pending, last_logits, undecided
@@ -133,6 +150,7 @@ class SequenceState:
         self.pending, self.last_logits, self.is_released = None, None, False
         if not text:
             self.n_prompt = self.n
+            self.forget_early()
 
     def commit(self, n: int) -> None:
         """Note that the history up to place ``n`` was processed."""
@@ -146,8 +164,20 @@ class SequenceState:
             self.history[self.n] = token
         self.pending, self.last_logits = token, None
 
+    def text(self, n: int) -> NDArray[np.int32]:
+        """Return the tokens of the text before place ``n``, those too that shifts have dropped."""
+        if not len(self.early):
+            return self.history[self.n_prompt : n]
+        return np.concatenate([self.early, self.history[self.early_end : n]])
+
+    def forget_early(self) -> None:
+        """Let the text be what follows the prompt in the history."""
+        self.early, self.early_end = _NO_TOKENS, 0
+
     def rewind(self, n: int) -> None:
         """Forget tokens from place ``n`` on, and what was chosen after them."""
+        if n < self.early_end:
+            self.forget_early()
         self.n, self.n_known, self.n_prompt = n, min(self.n_known, n), min(self.n_prompt, n)
         self.pending = self.last_logits = self.undecided = None
         self.rows, self.is_released = self.rows.until(n), False
@@ -156,6 +186,7 @@ class SequenceState:
         """Become a copy of another sequence."""
         self.history[:] = other.history
         self.n, self.n_known, self.n_prompt = other.n, other.n_known, other.n_prompt
+        self.early, self.early_end = other.early, other.early_end
         self.pending, self.last_logits, self.undecided = other.pending, other.last_logits, None
         self.sampling, self.rows, self.is_released = other.sampling, other.rows, False
 
@@ -260,6 +291,42 @@ class SequenceStates:
         """
         return self._states[seq].sampler(check_sampling(sampling), "codes", self._scratch)
 
+    def matcher(self, seq: int, grammar: Grammar) -> GrammarMatcher:
+        """Return what says which tokens may follow in a sequence; the newest one is kept.
+
+        Raises
+        ------
+        SamplingError
+            The grammar cannot be used, or there is no vocabulary.
+        """
+        state = self._states[seq]
+        if state.matcher is None or state.matcher[0] != grammar:
+            state.matcher = grammar, self._target.model.grammars.matcher(grammar)
+        return state.matcher[1]
+
+    def masks(
+        self, drafts: Mapping[int, Draft], grammars: Mapping[int, Grammar]
+    ) -> dict[int, NDArray[np.uint32]]:
+        """Return which tokens may follow the pending token, and each draft after it.
+
+        Parameters
+        ----------
+        drafts : mapping of int to Draft
+            By sequence.
+        grammars : mapping of int to Grammar
+            Those of the sequences that have one.
+
+        Returns
+        -------
+        dict of int to uint32[1 + n_drafts, n_words]
+            As ``fill_masks`` has them, for the sequences with a grammar.
+        """
+        asked = []
+        for seq, grammar in grammars.items():
+            state = self._states[seq]
+            asked.append((self.matcher(seq, grammar), state.text(state.n + 1), drafts[seq]))
+        return dict(zip(grammars, fill_masks(asked), strict=True))
+
     def pending(
         self,
         seq: int,
@@ -273,8 +340,12 @@ class SequenceStates:
         if state.pending is None and sampling is not None and state.last_logits is not None:
             tokens = state.history[: state.n]
             logits = process_logits(processor, tokens, state.last_logits)
+            mask = None
+            if sampling.grammar is not None:
+                matcher, text = self.matcher(seq, sampling.grammar), state.text(state.n)
+                mask = fill_masks([(matcher, text, ())])[0][0]
             sampler = self.sampler(seq, sampling)
-            token = sampler.choose(logits, tokens, state.n_prompt, state.n)
+            token = sampler.choose(logits, tokens, state.n_prompt, state.n, mask=mask)
             state.set_pending(token)
         return state.pending
 

@@ -26,6 +26,7 @@ from mtpcore.declarations.draft_tree import Draft, cut_draft
 from mtpcore.declarations.proposer import Proposal
 from mtpcore.drafting.drafters import Drafter, DraftJob, Verify
 from mtpcore.drafting.embedding_rows import NO_ROWS
+from mtpcore.drafting.grammar import FORCED, draft_forced
 from mtpcore.errors import BatchError, CapacityError, LinkError, NoTokenError, spell
 from mtpcore.links.links import Links
 from mtpcore.runtime.batch import Batch, Wanted
@@ -34,9 +35,11 @@ from mtpcore.runtime.prompt import Prompt
 from mtpcore.runtime.runner import Deliver, GraphRunner
 from mtpcore.sampling import (
     DraftProcessor,
+    Grammar,
     LogitsProcessor,
     PureProcessor,
     Sampling,
+    check_sampling,
     process_logits,
 )
 
@@ -97,6 +100,7 @@ class Speculation:
         self.codes, self.encoder = codes, encoder
         self.target = runners["llm"]
         self.names = {role: _name_of(role, drafter) for role, drafter in drafters.items()}
+        self.names[FORCED] = FORCED
         self.states, self.checker = SequenceStates(self.target), DraftChecker(self.target)
         self.states.keeps_rows = any(drafter.reads_rows for drafter in drafters.values())
         self.choose_seconds = 0.0
@@ -154,7 +158,8 @@ class Speculation:
             if role is None:
                 raise LinkError(
                     "the Cross has no such drafter",
-                    wanted=", ".join(self.names.values()) or "none: it decodes without drafts",
+                    wanted=", ".join(self.names[r] for r in self.drafters)
+                    or "none: it decodes without drafts",
                     got=spell(name),
                     fix='name it in link(llm, [...]), as in link(llm, ["lookup", "auto"])',
                 )
@@ -185,6 +190,7 @@ class Speculation:
         asked = [jobs for turn in turns for jobs in turn.values() if jobs]
         # One launch can draft and verify only if nobody else is asked for a draft after it.
         is_only = len(asked) == 1 and len(asked[0]) == len(wanted) and bool(verified)
+        is_only = is_only and not _grammars(sampling, verified)  # these masks follow the drafts
         verify = partial(self._verify_ahead, verified, sampling, len(wanted)) if is_only else None
         for turn in turns:
             for role, jobs in turn.items():
@@ -205,12 +211,14 @@ class Speculation:
         """Return what each drafter is asked at each turn, unless an earlier turn brings drafts."""
         turns: list[dict[str, list[DraftJob]]] = []
         for seq, plan in wanted.items():
-            state, settings = self.states[seq], setting_of(sampling, seq)
+            state, settings = self.states[seq], check_sampling(setting_of(sampling, seq))
             self.states.choose(seq, settings)
             room = min(max(self.target.n_ctx - state.n - 1, 0), self.target.longest_draft)
             if not room or not any(plan.values()):
                 continue
             followers = {role for role, one in self.drafters.items() if self._follow(one, seq)}
+            if settings.grammar is not None:
+                followers.add(FORCED)
             if not followers:  # not even one that was not asked: the text, not the plan, is why
                 self.checker.pause(seq, state.n_known)
                 continue
@@ -226,14 +234,18 @@ class Speculation:
                 p_min=setting_of(p_min, seq),
                 sampling=settings,
                 processor=self._processor_of_drafts(seq, processors.get(seq)),
+                matcher=None
+                if settings.grammar is None
+                else self.states.matcher(seq, settings.grammar),
+                text=state.text(state.n + 1),
             )
             roles = [role for role, k in plan.items() if k and role in followers]
             for turn, role in enumerate(roles):
                 if turn == len(turns):
-                    turns.append({name: [] for name in self.drafters})
-                drafter = self.drafters[role]
-                limit = drafter.spec.limit if drafter.spec else self.target.n_ctx
-                rows = state.rows if drafter.reads_rows else NO_ROWS
+                    turns.append({name: [] for name in self.names})
+                drafter = self.drafters.get(role)
+                limit = drafter.spec.limit if drafter and drafter.spec else self.target.n_ctx
+                rows = state.rows if drafter and drafter.reads_rows else NO_ROWS
                 turns[turn][role].append(make_job(k=min(plan[role], room, limit), rows=rows))
         return turns
 
@@ -256,22 +268,34 @@ class Speculation:
     ) -> None:
         """Let one drafter draft, and note what it made."""
         begin = perf_counter()
-        by_seq, drafter = {job.seq: job for job in jobs}, self.drafters[role]
-        backend = self.target.backend
-        if backend.on_host or any(r.backend is not backend for r in drafter.runners.values()):
-            verify = None
-        made = drafter.draft(jobs, verify).items()
+        by_seq = {job.seq: job for job in jobs}
+        made = self._let_draft(role, jobs, verify).items()
         proposals = {seq: self.checker.check(role, by_seq[seq], draft) for seq, draft in made}
+        for seq, proposal in proposals.items():
+            job = by_seq[seq]
+            if job.matcher is not None:
+                allowed = job.matcher.cut(job.text, proposal.draft)
+                proposals[seq] = Proposal(allowed, proposal.confidence)
         proposals = {seq: proposal for seq, proposal in proposals.items() if len(proposal.draft)}
-        depths = keep(role, proposals) if keep and proposals else {}
+        depths = keep(role, proposals) if keep and proposals and role != FORCED else {}
         for seq, proposal in proposals.items():
             draft, confidence = proposal.draft, proposal.confidence
-            kept = draft if keep is None else cut_draft(draft, depths[seq])
+            kept = cut_draft(draft, depths[seq]) if seq in depths else draft
             if len(kept):
                 drafted.drafts[seq], drafted.makers[seq] = kept, role
                 if confidence is not None:
                     drafted.confidences[seq] = confidence
         drafted.seconds[role] = drafted.seconds.get(role, 0.0) + perf_counter() - begin
+
+    def _let_draft(
+        self, role: str, jobs: list[DraftJob], verify: Verify | None
+    ) -> Mapping[int, Draft | Proposal]:
+        if role == FORCED:
+            return draft_forced(jobs)
+        drafter, backend = self.drafters[role], self.target.backend
+        if backend.on_host or any(r.backend is not backend for r in drafter.runners.values()):
+            verify = None
+        return drafter.draft(jobs, verify)
 
     def _verify_ahead(
         self,
@@ -350,6 +374,7 @@ class Speculation:
             self.target.process(batch)
         if not len(rows):
             return Verdicts({}, None)
+        masks = self.states.masks(drafts, _grammars(sampling, drafts))
         batch = rows.batch()
         self._round = rows
         fused = None if logits else self._fused_sampling(rows, batch, sampling, processors)
@@ -369,6 +394,7 @@ class Speculation:
                 drafts[seq],
                 setting_of(sampling, seq),
                 processors.get(seq),
+                masks.get(seq),
             )
             for seq, span in rows.spans.items()
         }
@@ -415,7 +441,7 @@ class Speculation:
         needs_texts = False
         for seq, (begin, end) in rows.spans.items():
             sampler = self.states.sampler(seq, setting_of(sampling, seq))
-            if seq in processors:
+            if seq in processors or setting_of(sampling, seq).grammar is not None:
                 continue
             if not sampler.is_gumbel_max:
                 if self.target.backend.on_host:
@@ -440,6 +466,7 @@ class Speculation:
         draft: Draft,
         sampling: Sampling,
         processor: LogitsProcessor | None,
+        masks: NDArray[np.uint32] | None,
     ) -> Verdict:
         state, sampler = self.states[seq], self.states.sampler(seq, sampling)
         begin, end = span  # of rows, and of logits: those of drafts come first
@@ -452,7 +479,8 @@ class Speculation:
                 if token is not None:
                     return token
                 logits = process_logits(processor, tokens, output.logits_at(begin + row))
-                return sampler.choose(logits, tokens, state.n_prompt, len(tokens))
+                mask = None if masks is None else masks[row]
+                return sampler.choose(logits, tokens, state.n_prompt, len(tokens), mask=mask)
             except NoTokenError:  # ends the text there, and no other sequence's round
                 return -1
 
@@ -606,6 +634,8 @@ class Speculation:
         """
         state = self.states.decided(seq)
         n_prompt = min(state.n_prompt, keep) + max(state.n_prompt - keep - drop, 0)
+        end_of_early = max(keep + drop, state.early_end or state.n_prompt)
+        early = state.text(end_of_early).copy()
         pending, chooses = state.pending, state.last_logits is not None
         begin, end = keep + drop, state.n
         if chooses and begin == end:  # the newest row's logits are wanted, and not kept
@@ -629,7 +659,7 @@ class Speculation:
         if len(tail):
             outputs: Wanted = "last" if chooses else "none"
             self.target.process(Batch.of(tail, seq=seq, pos=keep, outputs=outputs))
-        state.n_prompt = n_prompt
+        state.n_prompt, state.early, state.early_end = n_prompt, early, end_of_early - drop
         if pending is not None:
             state.set_pending(pending)
 
@@ -708,6 +738,12 @@ class Overwritten:
         for box, held in zip(self._boxes, waiting, strict=True):
             box.refill(self._seq, held)
         self._state.history[: len(history)] = history
+
+
+def _grammars(sampling: Samplings, seqs: Iterable[int]) -> dict[int, Grammar]:
+    """Return the grammars of those sequences whose settings have one."""
+    found = ((seq, check_sampling(setting_of(sampling, seq)).grammar) for seq in seqs)
+    return {seq: grammar for seq, grammar in found if grammar is not None}
 
 
 def _name_of(role: str, drafter: Drafter) -> str:

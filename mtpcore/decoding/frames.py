@@ -21,7 +21,7 @@ from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.prompt import Prompt
-from mtpcore.sampling import Sampling, check_sampling
+from mtpcore.sampling import Sampling, check_no_grammar
 
 __all__ = ["FrameRequest", "Frames"]
 
@@ -137,8 +137,8 @@ class Frames(RequestQueue[FrameRequest]):
         sampling: Sampling | None = None,
         depth_sampling: Sampling | None = None,
     ) -> None:
-        self.sampling = check_sampling(Sampling() if sampling is None else sampling)
-        self.depth_sampling = None if depth_sampling is None else check_sampling(depth_sampling)
+        self.sampling = check_no_grammar(Sampling() if sampling is None else sampling)
+        self.depth_sampling = None if depth_sampling is None else check_no_grammar(depth_sampling)
         if isinstance(source, Context):
             source = source.owner if isinstance(source.owner, Cross) else link(source)
         if not isinstance(source, Cross) or source.speculation.codes is None:
@@ -208,8 +208,8 @@ class Frames(RequestQueue[FrameRequest]):
             target.check_rows(text.batch(n_axes=target.program.n_axes))
         except BatchError as error:
             raise error.at("prompt") from None
-        own = self.sampling if sampling is None else check_sampling(sampling)
-        inner = self.depth_sampling if depth_sampling is None else check_sampling(depth_sampling)
+        own = self.sampling if sampling is None else check_no_grammar(sampling)
+        inner = self.depth_sampling if depth_sampling is None else check_no_grammar(depth_sampling)
         request = FrameRequest(text, own, inner or own, max_frames, beside)
         n_vocab = self.cross.llm.model.hparams.n_vocab
         bad = np.flatnonzero((request.beside < 0) | (request.beside >= n_vocab))

@@ -240,6 +240,8 @@ class Generator(RequestQueue[Request]):
             )
         check_shift(self.cross, request)
         self.cross.speculation.plan_drafts(0, request.drafters)
+        if request.sampling.grammar is not None:
+            llm.model.grammars.matcher(request.sampling.grammar)
         return request
 
     def _queue(self, request: Request) -> None:

@@ -16,6 +16,7 @@ from mtpcore.decoding.round_logits import RoundLogits, watches
 from mtpcore.decoding.round_recorder import RoundRecorder, longest
 from mtpcore.decoding.stats import Stats
 from mtpcore.decoding.stopwatch import Stopwatch
+from mtpcore.drafting.grammar import FORCED, LONGEST_FORCED
 from mtpcore.errors import BatchError, LinkError, spell
 from mtpcore.runtime.prompt import Prompt
 from mtpcore.sampling import Sampling
@@ -101,7 +102,9 @@ def _plan(cross: Cross, ready: Requests, lengths: LengthPolicy) -> dict[int, Dra
         if request.draft == "auto":
             limits[seq] = left
         else:
-            plans[seq] = cross.speculation.plan_drafts(min(request.draft, left), request.drafters)
+            k = min(request.draft, left)
+            plan = cross.speculation.plan_drafts(k, request.drafters)
+            plans[seq] = {**_forced(request, k), **plan}
     if limits:
         fixed = {seq: longest(plan) for seq, plan in plans.items()}
         chosen, where = lengths.choose(limits, fixed), type(lengths).__name__
@@ -109,8 +112,14 @@ def _plan(cross: Cross, ready: Requests, lengths: LengthPolicy) -> dict[int, Dra
             raise BatchError("no lengths of drafts", where=where, got=spell(chosen))
         for seq, most in limits.items():
             plan = cross.speculation.plan_drafts(most, ready[seq].drafters)
-            plans[seq] = _shorten(plan, chosen.get(seq, 0), where, ready[seq].drafters is None)
+            plan = _shorten(plan, chosen.get(seq, 0), where, ready[seq].drafters is None)
+            plans[seq] = {**_forced(ready[seq], min(most, LONGEST_FORCED)), **plan}
     return plans
+
+
+def _forced(request: Request, k: int) -> dict[str, int]:
+    """Return the plan for what a request's grammar forces, which is drafted before all else."""
+    return {} if request.sampling.grammar is None else {FORCED: k}
 
 
 def _shorten(plan: DraftPlan, chosen: object, where: str, reorders: bool) -> DraftPlan:

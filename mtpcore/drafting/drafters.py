@@ -17,7 +17,7 @@ from mtpcore.declarations.proposer import Proposal
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.runtime.runner import GraphRunner
-from mtpcore.sampling import DraftProcessor, Sampling
+from mtpcore.sampling import DraftProcessor, GrammarMatcher, Sampling
 
 __all__ = [
     "DraftJob",
@@ -34,6 +34,7 @@ Verify = Callable[[Sequence[int], Sequence[int]], Verification | None]
 many tokens for each of these sequences; None where they are not all that it verifies."""
 
 GREEDY = Sampling.greedy()
+NO_TEXT: I32 = np.zeros(0, np.int32)
 
 
 class DraftJob(msgspec.Struct, frozen=True):
@@ -42,7 +43,8 @@ class DraftJob(msgspec.Struct, frozen=True):
     ``history`` int32[n + 1] are the sequence's tokens, the pending one last; at most ``k`` drafts
     are wanted, which is no more than the drafter's limit; a draft less probable than ``p_min`` ends
     them. ``rows`` are there where tokens are -1, for drafters that read them. ``sampling`` are the
-    settings of the target's choices. ``processor`` changes logits before they choose.
+    settings of the target's choices. ``processor`` changes logits before they choose. Where
+    the settings have a grammar, ``matcher`` says what may follow ``text``, int32[n_text].
     """
 
     seq: int
@@ -54,6 +56,8 @@ class DraftJob(msgspec.Struct, frozen=True):
     rows: EmbeddingRows = NO_ROWS
     sampling: Sampling = GREEDY
     processor: DraftProcessor | None = None
+    matcher: GrammarMatcher | None = None
+    text: I32 = NO_TEXT
 
 
 def texts_of(jobs: Sequence[DraftJob]) -> list[Text]:

@@ -55,6 +55,7 @@ from mtpcore.runtime.fit import FittedDrafter
 from mtpcore.runtime.lending import PackedWeights, TieUse, borrow, check_target, report_ties
 from mtpcore.runtime.scales import find_scales
 from mtpcore.runtime.sidecar import Sidecar
+from mtpcore.sampling import GrammarCompiler
 
 __all__ = ["Layout", "Model"]
 
@@ -218,10 +219,24 @@ class Model(Closing, Uncopied):
     @tokenizer.setter
     def tokenizer(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
+        self.__dict__.pop("grammars", None)
 
     @cached_property
     def _tokenizer(self) -> Tokenizer | None:
         return read_tokenizer(self._file.metadata, str(self.path))
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """What makes matchers of grammars for the model's vocabulary.
+
+        Raises
+        ------
+        ModelFileError
+            As ``tokenizer``.
+        SamplingError
+            llguidance is not installed.
+        """
+        return GrammarCompiler(self.tokenizer, self.hparams.n_vocab)
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:

@@ -20,16 +20,17 @@ from mtpcore.boundary.arguments import (
     read,
 )
 from mtpcore.errors import SamplingError, spell
+from mtpcore.sampling.grammar import Grammar, read_grammar
 
-__all__ = ["Sampling", "check_sampling"]
+__all__ = ["Sampling", "check_no_grammar", "check_sampling"]
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are chosen from logits.
 
-    The order is: `logit_bias`, penalties, then the cuts `top_k`, `top_p`, `min_p` by the
-    probabilities at temperature 1, which are not normalised again in between, then `temperature`.
-    Ties go to the lowest token id.
+    The order is: `logit_bias`, penalties, the mask of the `grammar`, then the cuts `top_k`,
+    `top_p`, `min_p` by the probabilities at temperature 1, which are not normalised again in
+    between, then `temperature`. Ties go to the lowest token id.
 
     Parameters
     ----------
@@ -50,6 +51,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         Subtracted from a token's logit if it occurs in the text.
     logit_bias : mapping of int to float, optional
         Added to the logits of these token ids; ``-inf`` forbids a token.
+    grammar : Grammar or str, optional
+        The form that the text is to have, from its first token on: others are never chosen. Needs
+        the extra ``grammar``.
     seed : int, optional
         Key of the noise, 0 .. 2**64 - 1. One is drawn and recorded here if none is given.
     stream : int
@@ -76,6 +80,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] | None = None
+    grammar: Grammar | None = None
     seed: int | None = None
     stream: int = 0
 
@@ -85,6 +90,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         given = msgspec.structs.asdict(self) | drawn
         checked = {name: _read(name, given[name], kind) for name, kind in _KINDS.items()}
         checked["logit_bias"] = _read_biases(self.logit_bias)
+        checked["grammar"] = read_grammar(self.grammar)
         for name, value in checked.items():
             msgspec.structs.force_setattr(self, name, value)
 
@@ -109,6 +115,19 @@ def check_sampling(sampling: object) -> Sampling:
         got=spell(sampling),
         fix="make one: Sampling(temperature=0.8, seed=7)",
     )
+
+
+def check_no_grammar(sampling: object) -> Sampling:
+    """Return settings for codes; raise SamplingError where they have a grammar."""
+    settings = check_sampling(sampling)
+    if settings.grammar is not None:
+        raise SamplingError(
+            "a grammar is of text, and the model writes codes",
+            where="Sampling",
+            got=repr(settings.grammar),
+            fix="leave grammar out",
+        )
+    return settings
 
 
 _KINDS = {

@@ -123,6 +123,8 @@ SOUND = {
     "LM.chat.max_tokens": lambda w: 2,
     "load_model.path": lambda w: "demo",
     "PureProcessor.processor": lambda w: lambda tokens, logits: None,
+    "Grammar.source": lambda w: 'start: "a"',
+    "Grammar.parts": lambda w: {},
     "testing.check_drafts.n_tokens": lambda w: 2,
     "testing.check_texts.texts": lambda w: mtpcore.testing.Texts(n_tokens=2),
     "testing.check_rows.batching": lambda w: mtpcore.testing.Batching(),
