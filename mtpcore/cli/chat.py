@@ -24,7 +24,7 @@ from mtpcore.cli.terminal import harmless, note, paint, spell_sampling, uses_col
 from mtpcore.cli.turns import Turns
 from mtpcore.decoding import Generator
 from mtpcore.errors import MtpcoreError, SamplingError
-from mtpcore.lm import LM, Completion, Piece, default_n_ctx
+from mtpcore.lm import LM, Completion, Piece, answering, default_n_ctx
 from mtpcore.sampling import USUAL
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
@@ -91,6 +91,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "where (default: %(default)s)",
     )
     shared.add_sampling_options(parser)
+    shared.add_form_options(parser)
     shared.add_context_options(parser)
     output = parser.add_argument_group("output")
     shared.add_colour_option(output)
@@ -303,7 +304,7 @@ class _ChatLoop:
             special=self._special,
             when_full=self._when_full,
             n_keep=self._n_keep,
-            sampling=self._sampling,
+            sampling=answering(self._lm.model, prompt, self._sampling),
         ) as stream:
             with show_reading(self._lm.generator.cross.llm, stream.request):
                 first = list(islice(stream, 1))  # comes when the prompt was read

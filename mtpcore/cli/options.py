@@ -7,22 +7,24 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NoReturn
 
+from mtpcore.boundary.texts import read_pieces
 from mtpcore.cli.terminal import note, spell_sampling
 from mtpcore.conversion import OUT_TYPES
 from mtpcore.declarations.spec import TreeShape
 from mtpcore.discovery.registry import registry
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
-from mtpcore.errors import SamplingError
+from mtpcore.errors import MtpcoreError, SamplingError
 from mtpcore.lm import default_n_ctx, recommend_sampling
 from mtpcore.memory import KV_DTYPES
 from mtpcore.runtime.model import Model
-from mtpcore.sampling import USUAL, Sampling
+from mtpcore.sampling import USUAL, Grammar, Sampling
 
 __all__ = [
     "PROMPTS",
     "add_colour_option",
     "add_context_options",
     "add_draft_options",
+    "add_form_options",
     "add_memory_options",
     "add_model_options",
     "add_prompt_options",
@@ -383,6 +385,50 @@ def check_prompt(options: argparse.Namespace) -> None:
     options.prompt = options.text
 
 
+def _schema(text: str) -> Grammar:
+    return _of(Grammar.of_schema, text_of(text))
+
+
+def _schema_file(path: str) -> Grammar:
+    return _of(Grammar.of_schema, _read_text(path))
+
+
+def _grammar(text: str) -> Grammar:
+    return _of(Grammar, text_of(text))
+
+
+def _grammar_file(path: str) -> Grammar:
+    return _of(Grammar, _read_text(path))
+
+
+def _regex(text: str) -> Grammar:
+    return _of(Grammar.of_regex, text_of(text))
+
+
+def _of(make: Callable[[str], Grammar], text: str) -> Grammar:
+    try:
+        return make(text)
+    except SamplingError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _read_text(path: str) -> str:
+    try:
+        return "".join(read_pieces(path))
+    except MtpcoreError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+_FORMS: tuple[tuple[tuple[str, ...], Callable[[str], Grammar], str, str], ...] = (
+    (("-j", "--json-schema"), _schema, "SCHEMA", "the text is JSON as this schema says; {}: any"),
+    (("-jf", "--json-schema-file"), _schema_file, "FILE", "as the schema in a file says"),
+    (("--grammar",), _grammar, "GRAMMAR", "the text is of this form, in GBNF or Lark's notation"),
+    (("--grammar-file",), _grammar_file, "FILE", "of the form in a file"),
+    (("--regex",), _regex, "PATTERN", "the text matches this regular expression as a whole"),
+)
+"""Options that give a text its form, one of them: names, reader, and what help says."""
+
+
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Add the sampler's settings; ``given_sampling`` and ``sampling_of`` read them."""
     group = parser.add_argument_group(
@@ -434,6 +480,14 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="different streams give different texts from one seed (default: 0)",
     )
+
+
+def add_form_options(parser: argparse.ArgumentParser) -> None:
+    """Add what gives a text its form; ``given_sampling`` and ``sampling_of`` read it."""
+    group = parser.add_argument_group("form of the text", "in a chat template after the reasoning")
+    form = group.add_mutually_exclusive_group()
+    for names, reads, metavar, text in _FORMS:
+        form.add_argument(*names, dest="grammar", type=reads, metavar=metavar, help=text)
 
 
 def given_sampling(options: argparse.Namespace) -> dict[str, Any]:

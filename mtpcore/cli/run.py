@@ -21,9 +21,9 @@ from mtpcore.cli.session import Session, finish, make_context, open_model, open_
 from mtpcore.cli.terminal import LiveText, harmless, note, paint, spell_sampling, uses_colour
 from mtpcore.decoding import Generator, Request
 from mtpcore.errors import CapacityError
-from mtpcore.lm import default_n_ctx
+from mtpcore.lm import answering, default_n_ctx
 from mtpcore.runtime.model import Model
-from mtpcore.sampling import USUAL, Sampling
+from mtpcore.sampling import USUAL
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 
@@ -82,6 +82,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     shared.add_room_options(text)
     shared.add_draft_options(parser)
     shared.add_sampling_options(parser)
+    shared.add_form_options(parser)
     shared.add_context_options(parser)
     output = parser.add_argument_group("output")
     output.add_argument(
@@ -113,7 +114,7 @@ def execute(options: argparse.Namespace) -> int:
             draft_sampler=options.draft_sampler,
             p_min=options.p_min,
         )
-        request = _add(generator, prompt.tokens, options)
+        request = _add(generator, prompt.tokens, options, is_answer=prompt.is_chat)
         interrupted = _write(generator, request, session, options, prompt.text)
         n_prompt = len(prompt.tokens)
         if interrupted and request.n_prefilled < n_prompt:
@@ -122,7 +123,7 @@ def execute(options: argparse.Namespace) -> int:
         result = _describe(request, generator, session)
         failed = False
         if options.compare and not interrupted:
-            failed = _compare(options, sampling, session, request, generator, result)
+            failed = _compare(options, session, request, generator, result)
         if options.json:
             print(json.dumps(result))
     return _INTERRUPTED if interrupted else int(failed)
@@ -192,9 +193,15 @@ def _count_places(options: argparse.Namespace, model: Model, prompt: TokenizedPr
     return max(n_ctx, 1)
 
 
-def _add(generator: Generator, prompt: list[int], options: argparse.Namespace) -> Request:
+def _add(
+    generator: Generator, prompt: list[int], options: argparse.Namespace, *, is_answer: bool
+) -> Request:
+    sampling = generator.sampling
+    if is_answer:
+        sampling = answering(generator.cross.llm.model, prompt, sampling)
     return generator.add(
         prompt,
+        sampling=sampling,
         max_tokens=None if options.predict < 0 else options.predict,
         stop=options.stop,
         ignore_eos=options.ignore_eos,
@@ -244,7 +251,6 @@ def _describe(request: Request, generator: Generator, session: Session) -> dict[
 
 def _compare(
     options: argparse.Namespace,
-    sampling: Sampling,
     session: Session,
     request: Request,
     generator: Generator,
@@ -252,8 +258,8 @@ def _compare(
 ) -> bool:
     """Also decode without drafts; return whether the guarantee was broken."""
     llm = make_context(options, session.model, session.llm.n_ctx)
-    plain = Generator(llm, sampling=sampling)
-    again = _add(plain, request.given, options)
+    plain = Generator(llm, sampling=request.sampling)
+    again = _add(plain, request.given, options, is_answer=False)
     finish(plain, again)
     difference = first_difference(request.tokens, again.tokens)
     note(compare(difference, generator.stats, plain.stats, llm.guarantee))

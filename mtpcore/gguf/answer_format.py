@@ -17,7 +17,7 @@ import msgspec
 from mtpcore.errors import MtpcoreError
 from mtpcore.gguf.chat import ChatTemplate
 
-__all__ = ["AnswerFormat", "CallFormat", "derive_format"]
+__all__ = ["AN_ID", "A_NUMBER", "A_WORD", "AnswerFormat", "CallFormat", "CallText", "derive_format"]
 
 _SAID, _THOUGHT = "probecontent", "probereasoning"
 _NAME, _ARGUMENTS = "probetool", {"probeplace": "probevalue", "probetime": "probehour"}
@@ -38,6 +38,23 @@ _TOOL = {
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _TAG = re.compile(r"(<[^<>\s]+>|\[[A-Z_]+\])\s*\Z")
 Probing = Callable[..., str]
+AN_ID, A_NUMBER, A_WORD = "\0", "\1", "\2"
+"""What stands in the texts of calls for an id of nine letters and digits, a number, and a word."""
+
+
+class CallText(msgspec.Struct, frozen=True):
+    """How calls are written, letter by letter; ids and numbers in it have signs of their own.
+
+    That is ``before``, a name, ``middle`` and arguments; for each further call ``between``, a name,
+    ``middle`` and arguments; and ``after``. With ``argument`` each argument is between its three
+    marks, around a key and a value; else they are one object of JSON.
+    """
+
+    before: str
+    middle: str
+    between: str
+    after: str
+    argument: tuple[str, str, str] | None = None
 
 
 class CallFormat(msgspec.Struct, frozen=True):
@@ -57,6 +74,8 @@ class CallFormat(msgspec.Struct, frozen=True):
     argument, close : str
         Of tagged ones regular expressions of an argument, with the groups ``key`` and ``value``,
         and of what ends a call.
+    text : CallText, optional
+        What a model is to write, where that is known.
     """
 
     begin: str
@@ -67,6 +86,7 @@ class CallFormat(msgspec.Struct, frozen=True):
     middle: str = ""
     argument: str = ""
     close: str = ""
+    text: CallText | None = None
 
 
 class AnswerFormat(msgspec.Struct, frozen=True):
@@ -157,25 +177,75 @@ def _find_calls(render: Probing, reasoning: Sequence[str]) -> CallFormat | None:
         calls = [{"id": f"{_ID}{i}", "type": "function", "function": function} for i in range(n)]
         return render({"role": "assistant", "content": "", "tool_calls": calls}, tools=[_TOOL])
 
-    text = say(1)
-    body = _after(text, render(tools=[_TOOL], add_generation_prompt=True)).strip()
+    prompt = render(tools=[_TOOL], add_generation_prompt=True)
     plain = render({"role": "assistant", "content": _SAID}, tools=[_TOOL])
-    body = body.removesuffix(plain.partition(_SAID)[2].strip()).rstrip()
-    for mark in reasoning:
-        body = body.removeprefix(mark).lstrip()
+
+    def read(n: int) -> str:
+        body = _after(say(n), prompt).strip()
+        body = body.removesuffix(plain.partition(_SAID)[2].strip()).rstrip()
+        for mark in reasoning:
+            body = body.removeprefix(mark).lstrip()
+        return body
+
+    body = read(1)
     if _NAME not in body:
         return None
     opened = body.partition(_NAME)[0]
     before_second = say(2).rpartition(_NAME)[0]
-    opened = before_second[len(before_second) - _n_common(opened[::-1], before_second[::-1]) :]
+    opened = _common_end(before_second, opened)
     opened = re.sub(r"\A[^<\[]*[>\]]", "", opened).strip()  # no part of a mark
     opened = opened or body.partition(_NAME)[0].strip()
     found = _find_json(body) or _find_named(body, opened) or _find_tagged(body, opened)
     probes = (_NAME, _ID, *_ARGUMENTS, *_ARGUMENTS.values())
     is_clean = found and not any(
-        word in part for word in probes for part in msgspec.structs.astuple(found)
+        word in part for word in probes for part in msgspec.structs.astuple(found) if part
     )
-    return found if is_clean else None
+    if found is None or not is_clean:
+        return None
+    return msgspec.structs.replace(found, text=_find_text(body, read(2), found))
+
+
+def _find_text(one: str, two: str, form: CallFormat) -> CallText | None:
+    """Find how calls are written letter by letter, of the texts of one call and of two."""
+    one, two = (re.sub(rf"{_ID}\d", AN_ID, text) for text in (one, two))
+    before, _, rest = one.partition(_NAME)
+    (first, second), (value, other) = _ARGUMENTS.keys(), _ARGUMENTS.values()
+    argument = None
+    if form.kind == "tagged":
+        lead, between, closing, _ = _cut(rest, (first, value, second, other))
+        opened = _common_end(lead, closing)
+        between = re.sub(r'="\w+"', f'="{A_WORD}"', between)  # it may say of what type a value is
+        argument = opened, between, closing.removesuffix(opened)
+        middle = lead.removesuffix(opened)
+        begin, end = len(middle), rest.index(other) + len(other) + len(argument[2])
+    else:
+        begin = rest.find("{")
+        if begin < 0 or _decode(rest, begin) != _ARGUMENTS:
+            return None
+        middle, end = rest[:begin], begin + json.JSONDecoder().raw_decode(rest, begin)[1] - begin
+    after = rest[end:]
+    calls = two.split(_NAME)
+    if len(calls) != 3 or calls[0] != before:
+        return None
+    between_calls = calls[1][end:]
+    numbered = re.sub(r"\d+", A_NUMBER, middle)
+    is_alike = re.sub(r"\d+", A_NUMBER, calls[2]) == re.sub(r"\d+", A_NUMBER, rest)
+    if not is_alike or not before.startswith(form.begin):
+        return None
+    return CallText(before, numbered, between_calls, after, argument)
+
+
+def _cut(text: str, words: Sequence[str]) -> list[str]:
+    """Return what stands before each word."""
+    parts = []
+    for word in words:
+        part, _, text = text.partition(word)
+        parts.append(part)
+    return parts
+
+
+def _common_end(one: str, other: str) -> str:
+    return one[len(one) - _n_common(one[::-1], other[::-1]) :]
 
 
 def _begin(before: str) -> str:

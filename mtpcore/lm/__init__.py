@@ -1,5 +1,6 @@
 """Strings in, strings out: one object that owns a model, its drafter and their KV caches."""
 
+from mtpcore.lm.answer_form import answering, form_answer, read_response_format
 from mtpcore.lm.completion import Completion, CompletionStats, Piece
 from mtpcore.lm.language_model import LM
 from mtpcore.lm.opening import default_n_ctx
@@ -13,6 +14,9 @@ __all__ = [
     "CompletionStats",
     "Piece",
     "Stream",
+    "answering",
     "default_n_ctx",
+    "form_answer",
+    "read_response_format",
     "recommend_sampling",
 ]

@@ -22,6 +22,7 @@ from mtpcore.decoding.request import read_draft
 from mtpcore.discovery.loading import load_model
 from mtpcore.errors import BatchError, CapacityError, MtpcoreError, spell
 from mtpcore.gguf import Tokenizer
+from mtpcore.lm.answer_form import answering
 from mtpcore.lm.bar import show_progress
 from mtpcore.lm.completion import Completion
 from mtpcore.lm.engine import Engine
@@ -323,6 +324,13 @@ class LM(Closing, Uncopied):
         drafters, draft_sampler, p_min
             Which drafters are asked, how drafts are chosen, and the least probability of one, as in
             ``Generator.add``. They do not change the text.
+        grammar : Grammar or str, optional
+            The form of the text, as ``Sampling`` takes it: a grammar in Lark's or llama.cpp's
+            notation. Or one of these two:
+        schema : mapping, str or type, optional
+            A JSON schema, or a type that has one, as ``Grammar.of_schema`` takes it.
+        regex : str, optional
+            A regular expression, as ``Grammar.of_regex`` takes it.
         logprobs : int, optional
             Return each token's log-probability and those of the n likeliest; 0: the token's alone.
         logits_processor : callable, optional
@@ -522,8 +530,12 @@ class LM(Closing, Uncopied):
             Further variables for the template.
         continue_final_message : bool
             Whether the last message is the beginning of the answer.
+        response_format : mapping or type, optional
+            The form of the answer, as OpenAI's API has it: ``{"type": "json_schema", "json_schema":
+            {"schema": ...}}`` or ``{"type": "json_object"}``; or a type, as ``schema`` takes it.
         **options
-            As in ``generate``.
+            As in ``generate``. A form (``grammar``, ``schema``, ``regex``) is that of what follows
+            the reasoning, where the model thinks.
 
         Returns
         -------
@@ -585,7 +597,7 @@ class LM(Closing, Uncopied):
 
         Parameters
         ----------
-        messages, stream, tools, template_options, continue_final_message
+        messages, stream, tools, template_options, continue_final_message, response_format
             As in ``chat``.
         **options
             As in ``generate``.
@@ -674,25 +686,30 @@ class LM(Closing, Uncopied):
                 if len(conversations) == 1:
                     raise
                 raise error.at(f"messages[{i}] of {len(conversations)}") from error
-        return self._make_jobs(prompts, of_texts)
+        return self._make_jobs(prompts, of_texts, is_answer=True)
 
-    def _make_jobs(self, prompts: Sequence[Any], options: TextOptions) -> list[Job]:
+    def _make_jobs(
+        self, prompts: Sequence[Any], options: TextOptions, *, is_answer: bool = False
+    ) -> list[Job]:
         """Return a job for each prompt; an error says which of several it is about."""
         if len(prompts) == 1:
-            return [self._make_job(prompts[0], options)]
+            return [self._make_job(prompts[0], options, is_answer=is_answer)]
         read_options(options, self._sampling)  # what is wrong with them is no prompt's fault
         jobs = []
         for i, prompt in enumerate(prompts):
             try:
-                jobs.append(self._make_job(prompt, options))
+                jobs.append(self._make_job(prompt, options, is_answer=is_answer))
             except (BatchError, CapacityError) as error:
                 raise error.at(f"prompts[{i}] of {len(prompts)}") from error
         return jobs
 
-    def _make_job(self, prompt: Any, options: TextOptions) -> Job:
+    def _make_job(self, prompt: Any, options: TextOptions, *, is_answer: bool = False) -> Job:
         if isinstance(prompt, str):
             prompt = self.tokenizer.encode(prompt)
-        request = self.generator.request(prompt, **read_options(options, self._sampling))
+        of_request = read_options(options, self._sampling)
+        if is_answer and (sampling := of_request["sampling"]) is not None:
+            of_request["sampling"] = answering(self.model, prompt, sampling)
+        request = self.generator.request(prompt, **of_request)
         return Job(request, has_text=self.model.has_tokenizer)
 
     def _finish(self, jobs: Sequence[Job], progress: bool | None) -> list[Completion]:

@@ -11,8 +11,16 @@ import msgspec
 from mtpcore.boundary.options import find_unknown
 from mtpcore.decoding import REQUEST_DEFAULTS, RequestOptions
 from mtpcore.errors import SamplingError, spell
+from mtpcore.lm.answer_form import read_response_format
 from mtpcore.runtime.model import Model
-from mtpcore.sampling import USUAL, Recommended, Sampling, check_sampling, read_recommended
+from mtpcore.sampling import (
+    USUAL,
+    Grammar,
+    Recommended,
+    Sampling,
+    check_sampling,
+    read_recommended,
+)
 
 __all__ = [
     "CHAT_DEFAULTS",
@@ -28,6 +36,9 @@ __all__ = [
 ]
 
 log = logging.getLogger("mtpcore")
+
+SchemaLike = Mapping[str, object] | str | type
+"""A JSON schema: as a mapping, as JSON text, or what a type has."""
 
 _FIX_OF_STREAM = (
     "pieces come from LM.stream(), a stream of noise from sampling=Sampling(stream=...)"
@@ -45,11 +56,15 @@ class SamplingOptions(TypedDict, total=False):
     frequency_penalty: float
     presence_penalty: float
     logit_bias: Mapping[int, float] | None
+    grammar: Grammar | str | None
     seed: int | None
 
 
 class TextOptions(RequestOptions, SamplingOptions, total=False):
     """What the methods of ``LM`` take by name; ``LM.generate`` documents it."""
+
+    schema: SchemaLike | None
+    regex: str | None
 
 
 class TemplateOptions(TypedDict, total=False):
@@ -63,6 +78,8 @@ class TemplateOptions(TypedDict, total=False):
 class ChatOptions(TemplateOptions, TextOptions, total=False):
     """What ``LM.chat`` and ``LM.achat`` take by name."""
 
+    response_format: SchemaLike | None
+
 
 TEXT_DEFAULTS = cast(
     TextOptions,
@@ -73,7 +90,10 @@ TEXT_DEFAULTS = cast(
         "frequency_penalty": 0.0,
         "presence_penalty": 0.0,
         "logit_bias": None,
+        "grammar": None,
         "seed": None,
+        "schema": None,
+        "regex": None,
     },
 )
 """What an option is where it is left out, in an LM that was made of a model."""
@@ -82,6 +102,7 @@ CHAT_DEFAULTS: ChatOptions = {
     "tools": None,
     "template_options": None,
     "continue_final_message": False,
+    "response_format": None,
     **TEXT_DEFAULTS,
 }
 
@@ -95,8 +116,19 @@ def recommend_sampling(model: Model) -> Recommended:
 
 
 def split_chat_options(given: ChatOptions) -> tuple[TemplateOptions, TextOptions]:
-    """Return the options of the template, and those of the texts."""
+    """Return the options of the template, and those of the texts, the form of answers among them.
+
+    Raises
+    ------
+    SamplingError
+        There are two forms, or it is none.
+    """
     texts: dict[str, Any] = {**given}
+    form = read_response_format(texts.pop("response_format", None))
+    if form is not None:
+        if any(texts.get(name) is not None for name in ("grammar", "schema", "regex")):
+            raise SamplingError("an answer has one form", where="response_format")
+        texts["grammar"] = form
     names = TemplateOptions.__annotations__
     writing = {name: texts.pop(name) for name in given if name in names}
     return cast(TemplateOptions, writing), cast(TextOptions, texts)
@@ -150,9 +182,30 @@ def read_options(given: TextOptions, default: Sampling | Mapping[str, Any]) -> R
             fix=_FIX_OF_STREAM if name == "stream" else f"the nearest is {nearest}=",
         )
     options: dict[str, Any] = {"max_tokens": TEXT_DEFAULTS["max_tokens"], **given}
-    named = {name: options.pop(name) for name in given if name in SamplingOptions.__annotations__}
+    form = read_form(schema=options.pop("schema", None), regex=options.pop("regex", None))
+    if form is not None:
+        if options.get("grammar") is not None:
+            raise SamplingError("a text has one form", where="grammar", got="two of them")
+        options["grammar"] = form
+    names = SamplingOptions.__annotations__
+    named = {name: options.pop(name) for name in [*options] if name in names}
     options["sampling"] = read_sampling(options.get("sampling"), named, default)
     return cast(RequestOptions, options)
+
+
+def read_form(*, schema: SchemaLike | None, regex: str | None) -> Grammar | None:
+    """Return the grammar of a schema or of a regular expression; None where there is neither.
+
+    Raises
+    ------
+    SamplingError
+        There are both, or it is none.
+    """
+    if schema is not None and regex is not None:
+        raise SamplingError("a text has one form", where="schema, regex", got="two of them")
+    if regex is not None:
+        return Grammar.of_regex(regex)
+    return None if schema is None else Grammar.of_schema(schema)
 
 
 def read_sampling(

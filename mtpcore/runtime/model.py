@@ -48,6 +48,7 @@ from mtpcore.gguf import (
     read_chat_template,
     read_tokenizer,
 )
+from mtpcore.gguf.answer_format import AnswerFormat, derive_format
 from mtpcore.gguf.types import is_float, type_name
 from mtpcore.graph import GraphBuilder, GraphType, MemoryLayer, Outputs, Program
 from mtpcore.graph.ops import OPS
@@ -124,6 +125,7 @@ class Model(Closing, Uncopied):
         absent: str = "",
         backends: Sequence[BackendSpec] = (),
     ) -> None:
+        self._answer_format: tuple[ChatTemplate, AnswerFormat] | None = None
         self._file, self.spec, self.hparams = file, spec, hparams
         self._is_closed = False
         self.tensors = MappingProxyType(dict(file.tensors if tensors is None else tensors))
@@ -242,6 +244,16 @@ class Model(Closing, Uncopied):
     def chat_template(self) -> ChatTemplate | None:
         """The chat template, or None where the file has none."""
         return read_chat_template(self._file.metadata, self._tokenizer, str(self.path))
+
+    @property
+    def answer_format(self) -> AnswerFormat:
+        """The form of answers to conversations, as the chat template shows it."""
+        template = self.chat_template
+        if template is None:
+            return AnswerFormat()
+        if self._answer_format is None or self._answer_format[0] is not template:
+            self._answer_format = template, derive_format(template)
+        return self._answer_format[1]
 
     @cached_property
     def codebooks(self) -> Codebooks | None:

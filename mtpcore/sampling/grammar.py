@@ -75,7 +75,8 @@ class Grammar(msgspec.Struct, frozen=True):
         """Return the form of JSON that a JSON schema describes.
 
         Objects may have further members, as the standard says, unless ``additionalProperties`` is
-        false. Between parts there may be a space, or a line break with an indentation.
+        false; those of a type have none but its own. Between parts there may be a space, or a line
+        break with an indentation.
 
         Parameters
         ----------
@@ -152,8 +153,8 @@ def _read_schema(given: Any) -> Any:
         if isinstance(given, Mapping):
             return dict(given)
         if hasattr(given, "model_json_schema"):
-            return given.model_json_schema()
-        return msgspec.json.schema(given)
+            return _closed(given.model_json_schema())
+        return _closed(msgspec.json.schema(given))
     except MemoryError:
         raise
     except Exception as error:  # whatever a caller's mapping or type raises
@@ -162,6 +163,16 @@ def _read_schema(given: Any) -> Any:
             wanted="a mapping, its JSON text, or a type of msgspec, pydantic or dataclasses",
             got=spell(error, str),
         ) from error
+
+
+def _closed(schema: Any) -> Any:
+    """Return the schema of a type, whose objects have no members but those that it names."""
+    if isinstance(schema, list):
+        return [_closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {name: _closed(one) for name, one in schema.items()}
+    return {"additionalProperties": False} | inner if "properties" in schema else inner
 
 
 def _bad(what: str, *, wanted: object = None, got: object = None, fix: str = "") -> SamplingError:

@@ -9,7 +9,6 @@ from time import perf_counter, time
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from mtpcore.gguf.answer_format import AnswerFormat, derive_format
 from mtpcore.lm import LM, AsyncStream, Completion, CompletionStats, Piece
 from mtpcore.runtime.fingerprint import Fingerprint
 from mtpcore.sampling import Sampling
@@ -45,12 +44,6 @@ class Service:
         self.name = settings.name or lm.model.path.stem
         self.created = int(time())
         self.keep_alive = settings.keep_alive
-
-    @cached_property
-    def answer_format(self) -> AnswerFormat:
-        """The form of answers to conversations."""
-        template = self.lm.model.chat_template
-        return AnswerFormat() if template is None else derive_format(template)
 
     @property
     def fingerprint(self) -> str:

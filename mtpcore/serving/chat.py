@@ -17,11 +17,11 @@ from mtpcore.lm import Completion, Piece
 from mtpcore.serving.answers import Answer, Service
 from mtpcore.serving.bodies import read_body, read_fields
 from mtpcore.serving.fields import HARMLESS, TextsFields, check_needless, options_of
+from mtpcore.serving.forms import form_of_answer, name_choice
 from mtpcore.serving.logprobs import chat_logprobs
 from mtpcore.serving.parsing import AnswerParsing, find_parsing, parsed_message, spell_call
 from mtpcore.serving.prompts import (
     TemplateInput,
-    check_tool_choice,
     encode_conversation,
     thinking_options,
 )
@@ -64,6 +64,11 @@ async def answer_chat(service: Service, request: Request) -> Response:
         service, conversation, prompt, is_raw=is_raw, most_calls=most_calls
     )
     options = options_of(service.lm, fields) | parsing.options
+    options |= await form_of_answer(
+        *(service, conversation, prompt, fields, fields.response_format, "response_format"),
+        choice=name_choice(fields.tool_choice) if fields.tools else "none",
+        most_calls=most_calls,
+    )
     if fields.max_completion_tokens is not None:
         options["max_tokens"] = fields.max_completion_tokens
     if fields.logprobs:
@@ -103,17 +108,6 @@ def _check(fields: ChatFields) -> None:
             "an answer needs its beginning; leave add_generation_prompt out",
             param="add_generation_prompt",
         )
-    kind = (fields.response_format or {}).get("type", "text")
-    if kind != "text":
-        raise Refusal(
-            400,
-            f"response_format {kind!r} is not supported; leave it out",
-            param="response_format",
-            code="unsupported_parameter",
-        )
-    if fields.tools:
-        choice = fields.tool_choice
-        check_tool_choice(choice if isinstance(choice, str) else "named")
 
 
 def conversation_of(fields: ChatFields) -> TemplateInput:

@@ -15,6 +15,7 @@ from mtpcore.lm import Completion, Piece
 from mtpcore.serving.answers import Answer, Service
 from mtpcore.serving.bodies import read_body, read_fields
 from mtpcore.serving.fields import HARMLESS, TextsFields, check_needless, options_of
+from mtpcore.serving.forms import form_of_text
 from mtpcore.serving.logprobs import legacy_logprobs
 from mtpcore.serving.prompts import encode_texts
 from mtpcore.serving.refusals import Refusal, as_openai
@@ -37,6 +38,7 @@ class CompletionFields(TextsFields, kw_only=True):
     suffix: str | None = None
     best_of: int | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    response_format: dict[str, Any] | None = None
 
 
 async def answer_completions(service: Service, request: Request) -> Response:
@@ -50,6 +52,7 @@ async def answer_completions(service: Service, request: Request) -> Response:
         raise Refusal(400, "suffix is not supported; leave it out", param="suffix")
     prompts = await _encode(service, fields.prompt)
     options = {"max_tokens": _DEFAULT} | options_of(service.lm, fields)
+    options |= await form_of_text(service, fields, fields.response_format, "response_format")
     if fields.logprobs is not None:
         options["logprobs"] = fields.logprobs
     begins = [service.lm.tokenizer.decode(one) if fields.echo else "" for one in prompts]

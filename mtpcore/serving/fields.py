@@ -42,10 +42,12 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "tfs_z": (1, 0),
     "adaptive_target": (-1,),
     "min_tokens": (0,),
-    "grammar": ("",),
-    "json_schema": ({},),
-    "structured_outputs": ({},),
     "guided_json": ({},),
+    "guided_regex": ("",),
+    "guided_choice": ([],),
+    "guided_grammar": ("",),
+    "grammar_lazy": (False,),
+    "grammar_triggers": ([],),
     "lora": ([],),
     "reasoning_budget_tokens": (-1,),
     "thinking_budget_tokens": (-1,),
@@ -75,6 +77,15 @@ class Speculative(msgspec.Struct, forbid_unknown_fields=True):
     p_min: Annotated[float, Meta(ge=0, le=1)] | None = None
 
 
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+    """The form of a text, as vLLM's requests have it: one of these."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
 class SamplingFields(msgspec.Struct, kw_only=True):
     """Fields that say how tokens are chosen, when a text ends, and how it is drafted."""
 
@@ -95,6 +106,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     logit_bias: dict[int, float] | None = None
     seed: int | None = None
     speculative: Speculative | bool | None = None
+    grammar: str = ""
+    json_schema: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class TextsFields(SamplingFields, kw_only=True):

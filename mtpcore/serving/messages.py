@@ -16,10 +16,10 @@ from mtpcore.lm import Completion
 from mtpcore.serving.answers import Answer, Service
 from mtpcore.serving.bodies import note_once, read_body, read_fields
 from mtpcore.serving.fields import HARMLESS, SamplingFields, check_needless, options_of
+from mtpcore.serving.forms import form_of_answer, name_choice
 from mtpcore.serving.parsing import AnswerParsing, find_parsing, read_arguments
 from mtpcore.serving.prompts import (
     TemplateInput,
-    check_tool_choice,
     encode_conversation,
     thinking_options,
 )
@@ -87,7 +87,14 @@ async def answer_messages(service: Service, request: Request) -> Response:
     most_calls = 1 if fields.tool_choice.disable_parallel_tool_use else None
     parsing = await find_parsing(service, conversation, prompt, most_calls=most_calls)
     fields.stop = fields.stop_sequences
-    answer = await service.begin([prompt], options_of(service.lm, fields) | parsing.options)
+    asked = fields.output_config.format or fields.output_format
+    form = await form_of_answer(
+        *(service, conversation, prompt, fields, asked, "output_config.format"),
+        choice=_choice(fields.tool_choice) if fields.tools else "none",
+        most_calls=most_calls,
+    )
+    options = options_of(service.lm, fields) | parsing.options | form
+    answer = await service.begin([prompt], options)
     head = {
         "id": f"msg_{secrets.token_hex(12)}",
         "type": "message",
@@ -121,16 +128,19 @@ async def _read(service: Service, request: Request) -> MessageFields:
     check_needless(given)
     fields = read_fields(given, MessageFields, _HARMLESS)
     for name, value in (
-        ("output_config.format", fields.output_config.format),
-        ("output_format", fields.output_format),
         ("container", fields.container),
         ("mcp_servers", fields.mcp_servers),
     ):
         if value:
             raise Refusal(400, f"{name} is not supported; leave it out", param=name)
-    if fields.tools:
-        check_tool_choice(fields.tool_choice.type)
     return fields
+
+
+def _choice(given: ToolChoice) -> str:
+    """Return which tools may be called, as OpenAI's API says it."""
+    if given.type == "tool":
+        return name_choice({"type": "function", "name": given.name})
+    return name_choice("required" if given.type == "any" else given.type)
 
 
 def _conversation(fields: MessageFields) -> TemplateInput:
@@ -261,14 +271,14 @@ def _tools(fields: MessageFields) -> Iterator[dict[str, Any]]:
         elif not isinstance(tool.get("name"), str):
             raise Refusal(400, f"tools[{i}]: a tool has a name", param=f"tools[{i}].name")
         elif fields.tool_choice.type != "none":
-            yield {
-                "type": "function",
-                "function": {
-                    "name": tool["name"],
-                    "description": tool.get("description") or "",
-                    "parameters": tool.get("input_schema") or {"type": "object", "properties": {}},
-                },
+            function = {
+                "name": tool["name"],
+                "description": tool.get("description") or "",
+                "parameters": tool.get("input_schema") or {"type": "object", "properties": {}},
             }
+            if tool.get("strict") is not None:
+                function["strict"] = tool["strict"]
+            yield {"type": "function", "function": function}
 
 
 def _blocks_of(parts: Iterable[AnswerPart]) -> Iterator[dict[str, Any]]:

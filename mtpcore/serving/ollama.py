@@ -24,6 +24,7 @@ from mtpcore.serving.fields import (
     check_needless,
     options_of,
 )
+from mtpcore.serving.forms import form_of_answer, form_of_text
 from mtpcore.serving.logprobs import chat_logprobs
 from mtpcore.serving.parsing import AnswerParsing, find_parsing, read_arguments
 from mtpcore.serving.prompts import (
@@ -141,7 +142,10 @@ async def answer_ollama_chat(service: Service, request: Request) -> Response:
     )
     prompt = await encode_conversation(service, conversation)
     parsing = await find_parsing(service, conversation, prompt)
-    return await _answer(service, request, fields, prompt, parsing, show)
+    given = _given_options(fields)
+    options = _options(service, fields, given) | parsing.options
+    options |= await form_of_answer(service, conversation, prompt, given, _form(fields), "format")
+    return await _answer(service, request, fields, prompt, options, parsing, show)
 
 
 async def answer_ollama_generate(service: Service, request: Request) -> Response:
@@ -168,7 +172,14 @@ async def answer_ollama_generate(service: Service, request: Request) -> Response
     else:
         prompt = await encode_conversation(service, conversation)
     parsing = await find_parsing(service, conversation, prompt, is_raw=is_raw)
-    return await _answer(service, request, fields, prompt, parsing, show)
+    given = _given_options(fields)
+    options = _options(service, fields, given) | parsing.options
+    asked = given, _form(fields), "format"
+    if is_raw:
+        options |= await form_of_text(service, *asked)
+    else:
+        options |= await form_of_answer(service, conversation, prompt, *asked)
+    return await _answer(service, request, fields, prompt, options, parsing, show)
 
 
 def _join(parts: Sequence[AnswerPart], kind: str) -> str:
@@ -187,9 +198,18 @@ async def _read(service: Service, request: Request, kind: type[T], refused: Sequ
         if given.get(name):
             raise Refusal(400, f"{name} is not supported; leave it out", param=name)
     fields = read_fields(given, kind, HARMLESS | frozenset(refused))
-    if fields.format:
-        raise Refusal(400, "format is not supported; leave it out", param="format")
     return fields
+
+
+def _form(fields: TextFields) -> dict[str, Any] | None:
+    """Return the form of a text as OpenAI's API asks for it."""
+    if not fields.format:
+        return None
+    if isinstance(fields.format, dict):
+        return {"type": "json_schema", "json_schema": {"schema": fields.format}}
+    if fields.format != "json":
+        raise Refusal(400, "format is 'json' or a JSON schema", param="format", got=fields.format)
+    return {"type": "json_object"}
 
 
 def _thinking(fields: TextFields) -> dict[str, Any]:
@@ -222,10 +242,14 @@ def _message(given: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _options(service: Service, fields: TextFields) -> dict[str, Any]:
-    """Return the options of ``LM.generate`` that a request means."""
+def _given_options(fields: TextFields) -> Options:
+    """Return the options of a request."""
     check_needless(fields.options)
-    given = read_fields(fields.options, Options, _HARMLESS)
+    return read_fields(fields.options, Options, _HARMLESS)
+
+
+def _options(service: Service, fields: TextFields, given: Options) -> dict[str, Any]:
+    """Return the options of ``LM.generate`` that a request means."""
     window, penalty = fields.options.get("repeat_last_n"), given.repeat_penalty
     if window == 0:
         given.repeat_penalty = None
@@ -260,11 +284,12 @@ async def _answer(
     request: Request,
     fields: TextFields,
     prompt: Sequence[int],
+    options: Mapping[str, Any],
     parsing: AnswerParsing,
     show: Show,
 ) -> Response:
     """Write a text; ``show`` returns parts of it as the route has them."""
-    answer = await service.begin([prompt], _options(service, fields) | parsing.options)
+    answer = await service.begin([prompt], options)
     if fields.stream:
         pieces = _stream(answer, service, fields, parsing, show)
         return EventStream(

@@ -92,7 +92,7 @@ async def find_parsing(
     tokenizer = service.lm.tokenizer
     if is_raw:
         return AnswerParsing(tokenizer, AnswerFormat())
-    form = await anyio.to_thread.run_sync(lambda: service.answer_format)
+    form = await anyio.to_thread.run_sync(lambda: service.lm.model.answer_format)
     tail = tokenizer.decode(prompt[-_TAIL:], special=True)
     marks = [*(form.reasoning or ()), form.content]
     if form.calls is not None and conversation.tools:

@@ -14,7 +14,6 @@ from mtpcore.serving.refusals import Refusal, refusal_of
 
 __all__ = [
     "TemplateInput",
-    "check_tool_choice",
     "encode_conversation",
     "encode_texts",
     "thinking_options",
@@ -113,24 +112,6 @@ def _with_instructions_first(messages: Sequence[Mapping[str, Any]]) -> list[Mapp
         parts += [{"type": "text", "text": content}] if isinstance(content, str) else content
     others = [message for message in messages if not _instructs(message)]
     return [{"role": "system", "content": parts}, *others]
-
-
-def check_tool_choice(choice: str) -> None:
-    """Refuse a choice of tools other than the model's own or none.
-
-    Raises
-    ------
-    Refusal
-        The model would have to call one.
-    """
-    if choice not in ("auto", "none"):
-        raise Refusal(
-            400,
-            "tools are offered to the model, but it cannot be made to call one: tool_choice is "
-            "'auto' or 'none'",
-            param="tool_choice",
-            code="unsupported_parameter",
-        )
 
 
 def thinking_options(*, is_on: bool | None = None, effort: str | None = None) -> dict[str, Any]:

@@ -18,11 +18,11 @@ from mtpcore.lm import Completion
 from mtpcore.serving.answers import Answer, Service
 from mtpcore.serving.bodies import note_once, read_body, read_fields
 from mtpcore.serving.fields import HARMLESS, SamplingFields, check_needless, options_of
+from mtpcore.serving.forms import form_of_answer, name_choice
 from mtpcore.serving.logprobs import chat_logprobs
 from mtpcore.serving.parsing import AnswerParsing, find_parsing
 from mtpcore.serving.prompts import (
     TemplateInput,
-    check_tool_choice,
     encode_conversation,
     thinking_options,
 )
@@ -86,17 +86,7 @@ async def answer_responses(service: Service, request: Request) -> Response:
             )
     check_needless(given)
     fields = read_fields(given, ResponseFields, _HARMLESS)
-    kind = (fields.text.format or {}).get("type", "text")
-    if kind != "text":
-        raise Refusal(
-            400,
-            f"text.format {kind!r} is not supported; leave it out",
-            param="text.format",
-            code="unsupported_parameter",
-        )
     tools = [*_tools(fields.tools)]
-    if tools:
-        check_tool_choice(fields.tool_choice if isinstance(fields.tool_choice, str) else "named")
     conversation = TemplateInput(
         messages=[*_messages(fields)],
         tools=tools if fields.tool_choice != "none" else [],
@@ -107,6 +97,11 @@ async def answer_responses(service: Service, request: Request) -> Response:
     most_calls = None if fields.parallel_tool_calls else 1
     parsing = await find_parsing(service, conversation, prompt, most_calls=most_calls)
     options = options_of(service.lm, fields) | parsing.options
+    options |= await form_of_answer(
+        *(service, conversation, prompt, fields, fields.text.format, "text.format"),
+        choice=name_choice(fields.tool_choice) if tools else "none",
+        most_calls=most_calls,
+    )
     if _LOGPROBS in fields.include:
         options["logprobs"] = fields.top_logprobs
     answer = await service.begin([prompt], options)
@@ -145,7 +140,7 @@ def _head(service: Service, fields: ResponseFields) -> dict[str, Any]:
         "top_p": fields.top_p,
         "max_output_tokens": fields.max_output_tokens,
         "reasoning": {"effort": fields.reasoning.effort, "summary": None},
-        "text": {"format": {"type": "text"}},
+        "text": {"format": fields.text.format or {"type": "text"}},
         "metadata": fields.metadata,
         "store": False,
         "background": False,
@@ -164,7 +159,7 @@ def _tools(tools: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         elif not isinstance(tool.get("name"), str):
             raise Refusal(400, f"tools[{i}]: a function has a name", param=f"tools[{i}].name")
         else:
-            names = ("name", "description", "parameters")
+            names = ("name", "description", "parameters", "strict")
             function = {name: tool[name] for name in names if tool.get(name) is not None}
             yield {"type": "function", "function": function}
 

@@ -13,6 +13,8 @@ GREEDY = Sampling.greedy()
 class Template:
     """A chat template that needs no process; rendering has doors of its own."""
 
+    source = ""
+
     def render(self, messages, tools=None, **more):
         try:
             return json.dumps(messages)

@@ -158,8 +158,8 @@ def test_an_empty_request_has_the_model_loaded(client):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"format": "json"},
-        {"format": {"type": "object"}},
+        {"format": "yaml"},
+        {"format": {"type": "strng"}},
         {"options": {"mirostat": 2}},
         {"options": {"typical_p": 0.5}},
         {"options": {"repeat_penalty": 1.1, "repeat_last_n": 64}},

@@ -171,7 +171,7 @@ def test_items_are_messages(read):
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "yaml"}}}, "text.format"),
         ({"tools": [CLOCK], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [CLOCK], "tool_choice": {"type": "function", "name": "clock"}}, "tool_choice"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),

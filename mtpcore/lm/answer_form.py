@@ -1,0 +1,266 @@
+"""The form of an answer in a chat: reasoning, then what was asked for, or calls of tools."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from mtpcore.errors import SamplingError, spell
+from mtpcore.gguf.answer_format import A_NUMBER, A_WORD, AN_ID, CallText
+from mtpcore.gguf.tokenizer import Tokenizer
+from mtpcore.gguf.vocabulary import SPECIAL
+from mtpcore.runtime.model import Model
+from mtpcore.sampling import Grammar, Sampling
+
+__all__ = ["answering", "form_answer", "read_response_format"]
+
+_TAIL = 64
+"""Tokens of the end of a prompt, which may open the reasoning."""
+_BREAKS = r"/[ \n]{1,4}/?"
+"""Between reasoning and what follows it."""
+_ANY_TEXT = "/(?s:.*)/"
+_EMPTY = '""'
+_SIGNS = {AN_ID: "/[a-zA-Z0-9]{9}/", A_NUMBER: "/[0-9]{1,3}/", A_WORD: "/[a-zA-Z]{1,8}/"}
+
+
+def read_response_format(given: object) -> Grammar | None:
+    """Return the form that ``response_format`` asks for, as OpenAI's API has it, or a type.
+
+    Parameters
+    ----------
+    given : mapping, type or None
+        ``{"type": "text"}``, ``{"type": "json_object"}``, ``{"type": "json_schema",
+        "json_schema": {"schema": ...}}``; or what ``Grammar.of_schema`` takes.
+
+    Raises
+    ------
+    SamplingError
+        Something else.
+    """
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        return Grammar.of_schema(given)
+    kind = given.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar.of_schema(given.get("schema") or {"type": "object"})
+    if kind == "json_schema":
+        inner = given.get("json_schema", given)
+        if not isinstance(inner, Mapping) or "schema" not in inner:
+            raise SamplingError(
+                "a response_format of the type json_schema has a schema",
+                where="response_format",
+                wanted='{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}',
+                got=spell(given),
+            )
+        return Grammar.of_schema(inner["schema"])
+    raise SamplingError(
+        "no response_format",
+        where="response_format",
+        wanted="text, json_object or json_schema as its type, or a type of Python",
+        got=spell(given),
+    )
+
+
+def answering(model: Model, prompt: Sequence[int], sampling: Sampling) -> Sampling:
+    """Return settings whose grammar, if there is one, is of what follows the reasoning."""
+    if sampling.grammar is None:
+        return sampling
+    return msgspec.structs.replace(sampling, grammar=form_answer(model, prompt, sampling.grammar))
+
+
+def form_answer(
+    model: Model,
+    prompt: Sequence[int],
+    answer: Grammar | None,
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    must_call: bool = False,
+    calls_several: bool = True,
+) -> Grammar:
+    """Return the form of an answer to a conversation, in the marks of the model's chat template.
+
+    Reasoning is free up to its end mark. It may be left out where the prompt does not open it, and
+    is not there where the prompt has closed it, or the template shows no marks.
+
+    Parameters
+    ----------
+    model : Model
+    prompt : sequence of int
+        The tokens that the answer follows.
+    answer : Grammar or None
+        The form of what is said; None: any.
+    tools : sequence of mappings
+        Tools that may be called, as OpenAI's API has them: their arguments follow their schemas.
+    must_call : bool
+        Whether a tool is called in place of an answer.
+    calls_several : bool
+        Whether several tools may be called.
+
+    Raises
+    ------
+    SamplingError
+        Tools, and it is not known how the model writes calls.
+    """
+    marks, form = _Marks(model.tokenizer), model.answer_format
+    rules: list[str] = []
+    parts: dict[str, Grammar] = {}
+    ways = []
+    if not must_call and answer is not None:
+        parts["answer"] = answer
+        ways.append("@answer")
+    if tools:
+        text = None if form.calls is None else form.calls.text
+        if form.calls is None or text is None:
+            raise SamplingError(
+                "it is not known how the model writes calls of tools",
+                where=str(model.path),
+                fix="let the model decide: tool_choice 'auto', without strict",
+            )
+        begin = form.calls.begin
+        rules += _calls(marks, text, tools, parts, several=calls_several)
+        rest = f"{marks.spell(text.before.removeprefix(begin))} calls"
+        if must_call or answer is not None:
+            ways.append(f"{marks.spell(begin)} {rest}")
+        else:
+            rules += [*marks.until("said", begin), *marks.free("anything", begin)]
+            ways += [f"said {rest}", "anything"]
+    said = " | ".join(ways)
+    before = _reasoning(model, marks, prompt, rules)
+    return Grammar("\n".join([f"start: {before} ({said})", *rules]), parts)
+
+
+def _reasoning(model: Model, marks: _Marks, prompt: Sequence[int], rules: list[str]) -> str:
+    """Return what stands before what is said, and add its rules."""
+    form = model.answer_format
+    content = marks.spell(form.content)
+    if form.reasoning is None:
+        return content and f"({content})?"
+    opened, closed = form.reasoning
+    tail = marks.tokenizer.decode(prompt[-_TAIL:], special=True).rstrip()
+    if tail.endswith(closed):
+        return ""
+    rules += marks.until("thought", closed)
+    thought = f"thought {_BREAKS}"
+    if tail.endswith(opened):
+        return thought
+    thought = f"{marks.spell(opened)} {thought}"
+    return f"({thought} | {content})" if content else f"({thought})?"
+
+
+def _calls(
+    marks: _Marks,
+    text: CallText,
+    tools: Sequence[Mapping[str, Any]],
+    parts: dict[str, Grammar],
+    *,
+    several: bool,
+) -> list[str]:
+    """Return the rules of calls, after what stands before the first one."""
+    rules, ways = [], []
+    for i, tool in enumerate(tools):
+        function = tool.get("function", tool)
+        schema = function.get("parameters") or {"type": "object"}
+        if text.argument is None:
+            parts[f"arguments{i}"] = Grammar.of_schema(schema)
+            arguments = f"@arguments{i}"
+        else:
+            rules += _tagged(marks, text, f"arguments{i}", schema, parts)
+            arguments = f"arguments{i}"
+        ways.append(f"{json.dumps(function['name'])} {marks.spell(text.middle)} {arguments}")
+    more = f"({marks.spell(text.between)} call)*" if several else ""
+    return [*rules, f"call: {' | '.join(ways)}", f"calls: call {more} {marks.spell(text.after)}"]
+
+
+def _tagged(
+    marks: _Marks, text: CallText, name: str, schema: Mapping[str, Any], parts: dict[str, Grammar]
+) -> list[str]:
+    """Return the rules of arguments that stand between marks: texts as they are, others as JSON."""
+    assert text.argument is not None
+    opened, between, closed = text.argument
+    properties = schema.get("properties") or {}
+    required = set(schema.get("required") or ())
+    rules, items = [], []
+    for j, (key, one) in enumerate(properties.items()):
+        value = f"{name}_{j}"
+        if isinstance(one, Mapping) and one.get("type") == "string":
+            words = one.get("enum")
+            if words and all(isinstance(word, str) for word in words):
+                rules.append(f"{value}: {' | '.join(map(json.dumps, words))}")
+                end = marks.spell(closed)
+            else:
+                rules += marks.until(f"{value}_text", closed)
+                rules.append(f"{value}: {value}_text")
+                end = ""
+        else:
+            definitions = {"$defs": schema["$defs"]} if "$defs" in schema else {}
+            inner = {**one, **definitions} if isinstance(one, Mapping) else one
+            parts[value] = Grammar.of_schema(inner)
+            rules.append(f"{value}: @{value}")
+            end = marks.spell(closed)
+        item = f"{marks.spell(opened)} {json.dumps(key)} {marks.spell(between)} {value} {end}"
+        items.append(f"({item})" if key in required else f"({item})?")
+    return [*rules, f"{name}: {' '.join(items) or _EMPTY}"]
+
+
+class _Marks:
+    """Marks of a template in the notation of grammars: control tokens by number, others as text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        vocabulary = tokenizer.vocabulary
+        self._ids = {
+            text: token
+            for token, (text, kind) in enumerate(
+                zip(vocabulary.tokens, vocabulary.types, strict=True)
+            )
+            if kind in SPECIAL and text
+        }
+        longest_first = sorted(self._ids, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, [*_SIGNS, *longest_first])))
+
+    def spell(self, text: str) -> str:
+        """Return the rule of a text with control tokens in it."""
+        return " ".join(self._items(text))
+
+    def until(self, name: str, mark: str) -> list[str]:
+        """Return rules of any text up to the first place of a mark, with the mark."""
+        first, *rest = self._items(mark)
+        if first.startswith("<"):
+            before = f"{name}_before"
+            return [*self.free(before, mark), f"{name}: {before} {first} {' '.join(rest)}"]
+        terminal = name.upper()
+        return [
+            f"{name}: {terminal} {' '.join(rest)}",
+            f"{terminal}: ({_ANY_TEXT} & ~({_ANY_TEXT} {first} {_ANY_TEXT})) {first}",
+        ]
+
+    def free(self, name: str, mark: str) -> list[str]:
+        """Return rules of any text without a mark."""
+        first = self._items(mark)[0]
+        if first.startswith("<"):
+            kept = sorted({int(first[2:-2]), *self.tokenizer.end_tokens})
+            return [f"{name}: <[^{','.join(map(str, kept))}]>*"]
+        terminal = name.upper()
+        return [
+            f"{name}: {terminal}",
+            f"{terminal}: {_ANY_TEXT} & ~({_ANY_TEXT} {first} {_ANY_TEXT})",
+        ]
+
+    def _items(self, text: str) -> list[str]:
+        items, end = [], 0
+        for found in self._control.finditer(text):
+            if found.start() > end:
+                items.append(json.dumps(text[end : found.start()], ensure_ascii=False))
+            sign = _SIGNS.get(found[0])
+            items.append(sign or f"<[{self._ids[found[0]]}]>")
+            end = found.end()
+        if end < len(text):
+            items.append(json.dumps(text[end:], ensure_ascii=False))
+        return items

@@ -1,0 +1,270 @@
+"""Forms of answers: what a template writes has them, and what has them is read as it was meant."""
+
+import json
+
+import numpy as np
+import pytest
+from harness.search import searching
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mtpcore
+from mtpcore import LM, Grammar, SamplingError
+from mtpcore.gguf import ChatTemplate
+from mtpcore.gguf.answer_parser import AnswerParser
+from mtpcore.lm import form_answer, read_response_format
+from mtpcore.sampling import fill_masks
+
+pytest.importorskip("llguidance")
+
+TURNS = """{% for m in messages %}{% if m.role != "assistant" %}<|user|>{{ m.content }}
+{% else %}<|assistant|>
+%s{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>
+{% endif %}"""
+THINK = """{% if m.reasoning_content %}<think>
+{{ m.reasoning_content }}
+</think>
+
+{% endif %}"""
+CALL = "{% for c in m.tool_calls or [] %}{% set f = c.function %}"
+FORMS = {
+    "json": THINK
+    + "{{ m.content }}"
+    + CALL
+    + """
+<tool_call>
+{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}
+</tool_call>{% endfor %}""",
+    "a control token": THINK
+    + "{{ m.content }}{% for c in m.tool_calls or [] %}[gMASK]{{ c.function.name }}"
+    "{{ c.function.arguments | tojson }}{% endfor %}",
+    "list": "{{ m.content }}{% if m.tool_calls %}[TOOL_CALLS][{% for c in m.tool_calls %}"
+    '{{ c.function | tojson }}{{ ", " if not loop.last }}{% endfor %}]{% endif %}',
+    "named": THINK
+    + "{{ m.content }}{% if m.tool_calls %}<calls>"
+    + CALL
+    + "<call>functions.{{ f.name }}:{{ loop.index0 }}<args>{{ f.arguments | tojson }}"
+    "</call>{% endfor %}</calls>{% endif %}",
+    "tagged": THINK
+    + "{{ m.content }}"
+    + CALL
+    + """
+<tool_call>
+<function={{ f.name }}>
+{% for k, v in f.arguments.items() %}<parameter={{ k }}>
+{{ v if v is string else v | tojson }}
+</parameter>
+{% endfor %}</function>
+</tool_call>{% endfor %}""",
+    "pairs": THINK
+    + "{{ m.content }}"
+    + CALL
+    + """
+<tool_call>{{ f.name }}
+{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>
+<arg_value>{{ v if v is string else v | tojson }}</arg_value>
+{% endfor %}</tool_call>{% endfor %}""",
+    "attributes": "{{ m.content }}{% if m.tool_calls %}<calls>\n"
+    + CALL
+    + """<invoke name="{{ f.name }}">
+{% for k, v in f.arguments.items() %}<parameter name="{{ k }}" string="{{ v is string }}">"""
+    """{{ v if v is string else v | tojson }}</parameter>
+{% endfor %}</invoke>
+{% endfor %}</calls>{% endif %}""",
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string"},
+                    "days": {"type": "integer"},
+                    "unit": {"type": "string", "enum": ["C", "F"]},
+                },
+                "required": ["city", "days"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name in ("get_weather", "get-time")
+]
+QUESTION = {"role": "user", "content": "hello"}
+WORDS = st.text("abc é{}\"'\n.,", max_size=12).map(str.strip)
+ARGUMENTS = st.fixed_dictionaries(
+    {"city": WORDS, "days": st.integers(-9, 999)}, optional={"unit": st.sampled_from("CF")}
+).map(lambda found: {name: found[name] for name in ("city", "days", "unit") if name in found})
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def model(request):
+    """The demo with a template."""
+    made = mtpcore.load_model("demo")
+    made.chat_template = ChatTemplate(TURNS.replace("%s", FORMS[request.param]))
+    return made
+
+
+def tokens_of(model, text):
+    ids = model.tokenizer.encode(text, add_special=False, parse_special=True)
+    return np.array(ids, np.int32)
+
+
+def written(model, message):
+    """The end of a prompt, and the answer that a message is, as the template has it."""
+    prompt = model.chat_template.render([QUESTION])
+    whole = model.chat_template.render([QUESTION, message], add_generation_prompt=False)
+    assert whole.startswith(prompt)
+    return prompt, whole[len(prompt) :]
+
+
+def may_end(model, grammar, text):
+    """Whether a text has a form: it may end there."""
+    mask = fill_masks([(model.grammars.matcher(grammar), tokens_of(model, text), ())])[0][0]
+    end = model.tokenizer.eos
+    return bool(mask[end // 32] >> (end % 32) & 1)
+
+
+@searching(40)
+@given(
+    reasoning=WORDS,
+    calls=st.lists(
+        st.tuples(st.sampled_from(["get_weather", "get-time"]), ARGUMENTS), min_size=1, max_size=3
+    ),
+)
+def test_calls_that_the_template_writes_have_the_form(model, reasoning, calls):
+    message = {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": reasoning if model.answer_format.reasoning else "",
+        "tool_calls": [
+            {"id": "", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for name, arguments in calls
+        ],
+    }
+    prompt, text = written(model, message)
+    must = form_answer(model, tokens_of(model, prompt), None, tools=TOOLS, must_call=True)
+    assert may_end(model, must, text.strip())
+    may = form_answer(model, tokens_of(model, prompt), None, tools=TOOLS)
+    assert may_end(model, may, text.strip())
+    one = form_answer(
+        model, tokens_of(model, prompt), None, tools=TOOLS, must_call=True, calls_several=False
+    )
+    assert may_end(model, one, text.strip()) == (len(calls) == 1)
+    for name, arguments in calls:
+        other = {**arguments, "days": "soon"}
+        spoilt = {
+            **message,
+            "tool_calls": [
+                message["tool_calls"][0] | {"function": {"name": name, "arguments": other}}
+            ],
+        }
+        assert not may_end(model, must, written(model, spoilt)[1].strip())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_calls_that_have_the_form_are_read(model, seed):
+    """Of a model that by itself never calls anything."""
+    prompt = model.chat_template.render([QUESTION])
+    with LM(model, n_ctx=700, draft=0 if seed else 3, threads=1) as lm:
+        tools = [
+            {"function": tool["function"] | {"parameters": short(tool["function"]["parameters"])}}
+            for tool in TOOLS
+        ]
+        ids = tokens_of(model, prompt).tolist()
+        ids += tokens_of(model, close(model)).tolist()  # it does not reason for long
+        grammar = form_answer(model, ids, None, tools=tools, must_call=True, calls_several=False)
+        completion = lm.generate(ids, grammar=grammar, seed=seed, special=True, max_tokens=400)
+    assert completion.finish_reason == "end"
+    parser = AnswerParser(model.answer_format, prompt, tools)
+    (part,) = [*parser.feed(completion.text), *parser.finish()]
+    assert part.call.name in ("get_weather", "get-time")
+    arguments = json.loads(part.call.arguments)
+    assert arguments["city"] in ("Rome", "Oslo")
+    assert type(arguments["days"]) is int
+
+
+def short(parameters):
+    few = {
+        "city": {"type": "string", "enum": ["Rome", "Oslo"]},
+        "days": {"type": "integer", "minimum": 0, "maximum": 9},
+    }
+    return parameters | {"properties": parameters["properties"] | few}
+
+
+def close(model):
+    marks = model.answer_format.reasoning
+    return "\n".join(marks) if marks else ""
+
+
+THINKING = TURNS.replace("%s", THINK + "{{ m.content }}")
+SHAPE = Grammar.of_regex("(yes|no)[.]")
+
+
+@pytest.fixture(scope="module")
+def thinker():
+    """The demo with a template that shows marks of reasoning."""
+    made = mtpcore.load_model("demo")
+    made.chat_template = ChatTemplate(THINKING)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "fits"),
+    [
+        ("<|assistant|>\n", "yes.", True),
+        ("<|assistant|>\n", "<think>\nyes? {no}\n</think>\n\nno.", True),
+        ("<|assistant|>\n", "<think>\nyes? {no}\n</thin> </think>no.", True),
+        ("<|assistant|>\n", "<think>\nyes? {no}\n</think>\n\nmaybe.", False),
+        ("<|assistant|>\n", "<think>\nno.", False),
+        ("<|assistant|>\n<think>\n", "hm.\n</think>\n\nno.", True),
+        ("<|assistant|>\n<think>\n", "no.", False),
+        ("<|assistant|>\n<think>\n</think>\n", "no.", True),
+        ("<|assistant|>\n<think>\n</think>\n", "<think>\n</think>\nno.", False),
+    ],
+)
+def test_the_form_begins_after_the_reasoning(thinker, prompt, text, fits):
+    grammar = form_answer(thinker, tokens_of(thinker, prompt), SHAPE)
+    assert may_end(thinker, grammar, text) == fits
+
+
+@pytest.mark.parametrize("draft", [0, 3, "auto"])
+def test_reasoning_is_drafted_and_the_form_begins_inside_a_round(thinker, draft):
+    """A processor leads the model through its reasoning; then the form alone decides."""
+    way = tokens_of(thinker, "<think>\nhm, hm, hm, hm, hm, hm\n</think>").tolist()
+
+    with LM(thinker, n_ctx=300, draft=draft, threads=1) as lm:
+        n = len(lm.encode_chat("hi"))
+
+        def lead(tokens, logits):
+            if len(tokens) - n < len(way):
+                logits[way[len(tokens) - n]] += 1000
+
+        said = lm.chat("hi", regex="(yes|no)[.] (abc){4}", logits_processor=lead, seed=1)
+    assert said.finish_reason == "end"
+    assert said.text.partition("</think>")[2].strip() in ("yes. abcabcabcabc", "no. abcabcabcabc")
+
+
+def test_a_model_whose_calls_are_not_known(thinker):
+    with pytest.raises(SamplingError) as caught:
+        form_answer(thinker, [1], None, tools=TOOLS, must_call=True)
+    assert "calls" in caught.value.what
+
+
+@pytest.mark.parametrize(
+    "given", [{"type": "yaml"}, {"type": "json_schema"}, {}, 3, "json", {"type": ["text"]}]
+)
+def test_no_response_format(given):
+    with pytest.raises(SamplingError):
+        read_response_format(given)
+
+
+def test_response_formats():
+    assert read_response_format(None) is None
+    assert read_response_format({"type": "text"}) is None
+    schema = {"type": "array", "items": {"enum": [1]}}
+    inner = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    assert read_response_format(inner) == Grammar.of_schema(schema)
+    assert read_response_format({"type": "json_object"}) == Grammar.of_schema({"type": "object"})
+    assert read_response_format(list[int]) == Grammar.of_schema(list[int])
