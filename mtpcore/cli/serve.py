@@ -83,6 +83,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="serve no page for browsers, which is at / otherwise",
     )
     group.add_argument(
+        "--pooling",
+        choices=("mean", "last", "none"),
+        help="how embeddings are made where a request does not say (default: as the file says)",
+    )
+    group.add_argument(
         "--time-limit", type=shared.whole(1), metavar="S", help="most seconds of a request"
     )
     shared.add_draft_options(parser).add_argument(
@@ -162,4 +167,5 @@ def _settings(options: argparse.Namespace) -> ServerSettings:
         max_waiting=options.max_waiting,
         seconds=options.time_limit,
         page=options.page,
+        pooling=options.pooling,
     )

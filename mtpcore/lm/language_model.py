@@ -7,12 +7,14 @@ from os import PathLike
 from typing import Annotated, Any, Literal, Unpack, overload
 
 import msgspec
+import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from mtpcore.acts.closing import Closing
 from mtpcore.backends.base import Backend
 from mtpcore.boundary.arguments import Flag, read
-from mtpcore.boundary.arrays import is_integer
+from mtpcore.boundary.arrays import integers, is_integer
 from mtpcore.boundary.copies import Uncopied
 from mtpcore.boundary.options import show_options
 from mtpcore.cross import Cross, DrafterLike
@@ -25,6 +27,7 @@ from mtpcore.gguf import Tokenizer
 from mtpcore.lm.answer_form import answering
 from mtpcore.lm.bar import show_progress
 from mtpcore.lm.completion import Completion
+from mtpcore.lm.embedding import Embedder, Pooling
 from mtpcore.lm.engine import Engine
 from mtpcore.lm.jobs import Job
 from mtpcore.lm.opening import open_cross
@@ -58,6 +61,7 @@ _SHOWN = Annotated[bool | None, Meta(description="True, False or None")]
 PromptLike = str | Sequence[int]
 MessageLike = Mapping[str, object]
 Conversation = str | Sequence[MessageLike]
+F32 = NDArray[np.float32]
 
 
 class LM(Closing, Uncopied):
@@ -161,7 +165,7 @@ class LM(Closing, Uncopied):
         except BaseException:
             self._close_models()
             raise
-        self._engine = Engine(generator)
+        self._engine, self._embedder = Engine(generator), Embedder(cross)
         self._sampling: Sampling | Mapping[str, Any] = recommend_sampling(self.model).defaults
 
     @classmethod
@@ -189,6 +193,7 @@ class LM(Closing, Uncopied):
             )
         lm = cls.__new__(cls)
         lm._owned, lm._engine = [], Engine(generator)
+        lm._embedder = Embedder(generator.cross)
         lm._sampling = generator.sampling if sampling is None else read_defaults(sampling)
         return lm
 
@@ -478,6 +483,128 @@ class LM(Closing, Uncopied):
         return AsyncStream(self._engine, lambda: self._make_job(_take_one(prompt), options))
 
     @overload
+    def embed(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        pooling: Pooling | None = ...,
+        tap: str = ...,
+        normalize: bool | None = ...,
+    ) -> F32: ...
+
+    @overload
+    def embed(
+        self,
+        prompt: list[str] | list[list[int]] | list[str | Sequence[int]],
+        *,
+        pooling: Pooling | None = ...,
+        tap: str = ...,
+        normalize: bool | None = ...,
+    ) -> list[F32]: ...
+
+    def embed(
+        self,
+        prompt: PromptLike | list[str] | list[list[int]] | list[PromptLike],
+        *,
+        pooling: Pooling | None = None,
+        tap: str = "hidden",
+        normalize: bool | None = None,
+    ) -> F32 | list[F32]:
+        """Return what the model makes of a text, as a vector, or of many at once.
+
+        A vector depends on its text alone, to the last bit, whatever is read or written beside it.
+        Texts are read in a context of its own, which is made by the first call and takes as much
+        memory for keys and values as the LM's.
+
+        Parameters
+        ----------
+        prompt : str, token ids, or a list of these
+            As ``generate`` takes them.
+        pooling : {"mean", "last", "none"}, optional
+            The mean of the rows of all tokens, the row of the last one, or all of them. Default:
+            what the file names (``pooling_type``); else the last, or of an encoder the mean.
+        tap : str
+            Which rows: ``"hidden"``, after the final norm; ``"residual"``, before it;
+            ``"layer_input:3"``; or another tap of the model's graph.
+        normalize : bool, optional
+            Whether a vector is divided by its Euclidean length; default: yes, but for rows that are
+            not pooled.
+
+        Returns
+        -------
+        float32[width], float32[n_tokens, width] without pooling, or a list of them
+
+        Raises
+        ------
+        MtpcoreError
+            A text that has no tokens or does not fit, ids that are no tokens, no such tap or
+            pooling, or a closed LM.
+        """
+        self._engine.check_open()
+        several = _read_prompts(prompt)
+        kind = self._embedder.choose(tap, pooling, normalize)
+        encoded = self._encode_prompts([prompt] if several is None else several)
+        vectors = [one for done in self._embedder.embed(encoded, kind) for one in done]
+        return vectors[0] if several is None else vectors
+
+    @overload
+    async def aembed(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        pooling: Pooling | None = ...,
+        tap: str = ...,
+        normalize: bool | None = ...,
+    ) -> F32: ...
+
+    @overload
+    async def aembed(
+        self,
+        prompt: list[str] | list[list[int]] | list[str | Sequence[int]],
+        *,
+        pooling: Pooling | None = ...,
+        tap: str = ...,
+        normalize: bool | None = ...,
+    ) -> list[F32]: ...
+
+    async def aembed(
+        self,
+        prompt: PromptLike | list[str] | list[list[int]] | list[PromptLike],
+        *,
+        pooling: Pooling | None = None,
+        tap: str = "hidden",
+        normalize: bool | None = None,
+    ) -> F32 | list[F32]:
+        """Return what ``embed`` returns, without blocking the event loop.
+
+        Passes take turns with the rounds of texts. Cancelling the task ends it after a pass.
+
+        Parameters
+        ----------
+        prompt, pooling, tap, normalize
+            As in ``embed``.
+
+        Returns
+        -------
+        float32[width], float32[n_tokens, width] without pooling, or a list of them
+
+        Raises
+        ------
+        MtpcoreError
+            As ``embed``.
+        """
+        engine = self._engine
+        engine.check_open()
+        several = _read_prompts(prompt)
+        kind = self._embedder.choose(tap, pooling, normalize)
+        prompts = [prompt] if several is None else several
+        encoded = await engine.run(lambda: self._encode_prompts(prompts))
+        passes, vectors = self._embedder.embed(encoded, kind), list[F32]()
+        while (done := await engine.run(lambda: next(passes, None))) is not None:
+            vectors += done
+        return vectors[0] if several is None else vectors
+
+    @overload
     def chat(
         self,
         messages: str | Sequence[MessageLike],
@@ -711,6 +838,19 @@ class LM(Closing, Uncopied):
             of_request["sampling"] = answering(self.model, prompt, sampling)
         request = self.generator.request(prompt, **of_request)
         return Job(request, has_text=self.model.has_tokenizer)
+
+    def _encode_prompts(self, prompts: Sequence[Any]) -> list[list[int]]:
+        """Return prompts as token ids that can be read; an error says which it is about."""
+        encoded = list[list[int]]()
+        for i, prompt in enumerate(prompts):
+            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            try:
+                encoded.append(self._embedder.check(integers(ids, "prompt")))
+            except (BatchError, CapacityError) as error:
+                if len(prompts) == 1:
+                    raise
+                raise error.at(f"prompts[{i}] of {len(prompts)}") from error
+        return encoded
 
     def _finish(self, jobs: Sequence[Job], progress: bool | None) -> list[Completion]:
         """Wait for texts; where one of them cannot be finished, all of them end."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from time import perf_counter, time
 from types import TracebackType
@@ -86,16 +87,8 @@ class Service:
                 400, f"at most {self.settings.max_choices} texts a request", param="n", got=n_texts
             )
         for prompt in prompts:
-            self._check(prompt)
-        if self.n_texts + n_texts > self.n_at_once + self.settings.max_waiting:
-            self.metrics.count_refused()
-            raise Refusal(
-                429,
-                f"{self.n_texts} texts are being written or wait; try again later",
-                kind="rate_limit_error",
-                code="queue_full",
-                retry_after=1,
-            )
+            self.check_prompt(prompt)
+        self._check_room(n_texts)
         streams = []
         for prompt in prompts:
             for i in range(n):
@@ -117,7 +110,36 @@ class Service:
         rest = {name: value for name, value in options.items() if name not in named}
         return rest | {"sampling": Sampling(**{**self.lm.sampling, **named, "stream": i})}
 
-    def _check(self, prompt: Sequence[int]) -> None:
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Count texts that are read together, and not continued, as one more.
+
+        Raises
+        ------
+        Refusal
+            Too many texts.
+        """
+        self._check_room(1)
+        self.n_texts += 1
+        try:
+            yield
+        finally:
+            self.n_texts -= 1
+
+    def _check_room(self, n_texts: int) -> None:
+        """Refuse texts where too many wait already."""
+        if self.n_texts + n_texts > self.n_at_once + self.settings.max_waiting:
+            self.metrics.count_refused()
+            raise Refusal(
+                429,
+                f"{self.n_texts} texts are being written or wait; try again later",
+                kind="rate_limit_error",
+                code="queue_full",
+                retry_after=1,
+            )
+
+    def check_prompt(self, prompt: Sequence[int]) -> None:
+        """Raise Refusal for a prompt that cannot be read."""
         if not prompt:
             raise Refusal(400, "the prompt is empty")
         if len(prompt) > self.lm.n_ctx:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mtpcore.lm import LM
-from mtpcore.serving import facts, flow, ollama_models, page
+from mtpcore.serving import embeddings, facts, flow, ollama_models, page
 from mtpcore.serving.access import AccessCheck
 from mtpcore.serving.answers import Service
 from mtpcore.serving.chat import answer_chat
@@ -33,10 +33,15 @@ _ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/chat/completions", answer_chat),
     ("POST", "/v1/completions", answer_completions),
     ("POST", "/v1/responses", answer_responses),
+    ("POST", "/embedding", embeddings.answer_plain_embeddings),
+    ("POST", "/embeddings", embeddings.answer_plain_embeddings),  # before the next, as llama.cpp's
+    ("POST", "/v1/embeddings", embeddings.answer_embeddings),
     ("POST", "/v1/messages", answer_messages),
     ("POST", "/v1/messages/count_tokens", count_tokens),
     ("POST", "/api/chat", answer_ollama_chat),
     ("POST", "/api/generate", answer_ollama_generate),
+    ("POST", "/api/embed", embeddings.answer_ollama_embed),
+    ("POST", "/api/embeddings", embeddings.answer_ollama_embeddings),
     ("GET", "/api/tags", ollama_models.show_tags),
     ("POST", "/api/show", ollama_models.show_one),
     ("GET", "/api/ps", ollama_models.show_loaded),

@@ -17,7 +17,7 @@ from mtpcore.serving.bodies import read_body, read_fields
 from mtpcore.serving.fields import HARMLESS, TextsFields, check_needless, options_of
 from mtpcore.serving.forms import form_of_text
 from mtpcore.serving.logprobs import legacy_logprobs
-from mtpcore.serving.prompts import encode_texts
+from mtpcore.serving.prompts import PromptField, encode_prompts
 from mtpcore.serving.refusals import Refusal, as_openai
 from mtpcore.serving.replies import DONE, reply, spell_finish
 from mtpcore.serving.streams import EventStream, encode_event, until_gone
@@ -26,8 +26,6 @@ __all__ = ["answer_completions"]
 
 _DEFAULT = 16
 """Tokens of a text where a request does not say (OpenAI's)."""
-PromptField = str | list[str | int | list[int]]
-"""A text, tokens, or several of either."""
 
 
 class CompletionFields(TextsFields, kw_only=True):
@@ -50,7 +48,7 @@ async def answer_completions(service: Service, request: Request) -> Response:
         raise Refusal(400, "best_of is not supported, other than n", param="best_of")
     if fields.suffix:
         raise Refusal(400, "suffix is not supported; leave it out", param="suffix")
-    prompts = await _encode(service, fields.prompt)
+    prompts = await encode_prompts(service, fields.prompt, "prompt")
     options = {"max_tokens": _DEFAULT} | options_of(service.lm, fields)
     options |= await form_of_text(service, fields, fields.response_format, "response_format")
     if fields.logprobs is not None:
@@ -76,18 +74,6 @@ async def answer_completions(service: Service, request: Request) -> Response:
     ]
     content = head | {"choices": choices, "usage": answer.usage(completions)}
     return reply(content | answer.figures(completions))
-
-
-async def _encode(service: Service, prompt: PromptField) -> list[list[int]]:
-    """Return prompts as tokens."""
-    several: list[Any] = [prompt] if isinstance(prompt, str) else prompt
-    if several and all(isinstance(one, int) for one in several):
-        several = [several]
-    if not several or any(isinstance(one, int) for one in several):
-        raise Refusal(400, "a prompt is a text, tokens, or several of either", param="prompt")
-    texts = [one for one in several if isinstance(one, str)]
-    encoded = iter(await encode_texts(service, texts))
-    return [next(encoded) if isinstance(one, str) else one for one in several]
 
 
 def _choice(

@@ -66,6 +66,10 @@ class Metrics:
         """Take the time before a piece."""
         (self._first if is_first else self._next).observe(seconds)
 
+    def observe_reading(self, n_tokens: int) -> None:
+        """Take tokens that were read, and not continued."""
+        self._prompt.inc(n_tokens)
+
     def observe_text(self, completion: Completion) -> None:
         """Take a text that ended."""
         stats = completion.stats

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from math import prod
 from typing import Any
@@ -77,9 +78,19 @@ async def show_one(service: Service, request: Request) -> Response:
             "template": template,
             "details": _details(service),
             "model_info": info | {"general.parameter_count": _n_weights(service)},
-            "capabilities": ["completion", *(["tools"] if "tools" in template else [])],
+            "capabilities": [*_capabilities(service)],
         }
     )
+
+
+def _capabilities(service: Service) -> Iterator[str]:
+    """Yield what a model is for, as far as its file says so."""
+    model = service.lm.model
+    yield "completion"
+    if model.chat_template is not None and "tools" in model.chat_template.source:
+        yield "tools"
+    if f"{model.architecture}.pooling_type" in model.metadata:
+        yield "embedding"
 
 
 def _model(service: Service) -> dict[str, Any]:

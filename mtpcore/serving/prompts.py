@@ -9,17 +9,24 @@ import anyio.to_thread
 import msgspec
 
 from mtpcore.errors import MtpcoreError
+from mtpcore.lm import LM
 from mtpcore.serving.answers import Service
 from mtpcore.serving.refusals import Refusal, refusal_of
 
 __all__ = [
+    "PromptField",
     "TemplateInput",
     "encode_conversation",
+    "encode_prompts",
     "encode_texts",
     "thinking_options",
 ]
 
 _INSTRUCTIONS = ("system", "developer")
+TextOrToken = str | int | dict[str, Any]
+PromptField = str | dict[str, Any] | list[TextOrToken | list[TextOrToken]]
+"""A text, tokens, or several of either; as llama.cpp's server also texts among tokens, and objects
+that hold texts."""
 
 
 class TemplateInput(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +106,70 @@ async def encode_texts(service: Service, texts: Sequence[str]) -> list[list[int]
         return await anyio.to_thread.run_sync(encode)
     except Exception as error:
         raise refusal_of(error, is_asked=True) from error
+
+
+async def encode_prompts(service: Service, prompt: PromptField, param: str) -> list[list[int]]:
+    """Return the prompts of a request as tokens: one, or several.
+
+    Parameters
+    ----------
+    service : Service
+    prompt : PromptField
+    param : str
+        The field that has them.
+
+    Raises
+    ------
+    Refusal
+        It is none of these forms, or the model has no tokenizer.
+    """
+    is_one = not isinstance(prompt, list) or any(isinstance(one, int) for one in prompt)
+    several: list[Any] = [prompt] if is_one else [*prompt]
+    if not several:
+        raise Refusal(400, "there is no prompt", param=param)
+
+    def encode() -> list[list[int]]:
+        return [_encode_parts(service.lm, one, param) for one in several]
+
+    try:
+        return await anyio.to_thread.run_sync(encode)
+    except Exception as error:
+        raise refusal_of(error, is_asked=True) from error
+
+
+def _encode_parts(lm: LM, prompt: Any, param: str) -> list[int]:
+    """Return a prompt as tokens; what is added around a text is added around the first part."""
+    tokens: list[int] = []
+    for part in prompt if isinstance(prompt, list) else [prompt]:
+        if isinstance(part, int):
+            tokens.append(part)
+        else:
+            text = _text_of(part, param)
+            tokens += lm.tokenizer.encode(text, add_special=not tokens, parse_special=True)
+    return tokens
+
+
+def _text_of(part: Any, param: str) -> str:
+    """Return the text of a part: a text, or in an object of llama.cpp's server."""
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict) and isinstance(text := part.get("prompt_string"), str):
+        return text
+    if isinstance(part, dict) and isinstance(content := part.get("content"), list):
+        texts = [one.get("text") for one in content if _is_text(one)]
+        if len(texts) == len(content):
+            return "".join(texts)
+    raise Refusal(
+        400,
+        "a prompt is a text, tokens, or several of either; images and sound are not supported",
+        param=param,
+    )
+
+
+def _is_text(part: Any) -> bool:
+    return (
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+    )
 
 
 def _instructs(message: Mapping[str, Any]) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from mtpcore.lm.embedding import Pooling
+
 __all__ = ["ServerSettings"]
 
 
@@ -33,6 +35,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         Seconds after which a stream without news says that it is still there.
     page : bool
         Whether browsers get a page to chat with, at ``/``.
+    pooling : {"mean", "last", "none"}, optional
+        How embeddings are made where a request does not say; default: as ``LM.embed``.
     """
 
     name: str | None = None
@@ -45,3 +49,4 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None = None
     keep_alive: float = 15.0
     page: bool = True
+    pooling: Pooling | None = None

@@ -531,3 +531,13 @@ def test_inspect_and_quantize(spoken, tmp_path, capsys):
         assert len(lm.generate(PROMPT, max_tokens=3, ignore_eos=True).tokens) == 3
         kept = lm.model.tensors["enc.blk.0.attn_rel_b.weight"]
         assert kept.type_name == "F32"
+
+
+def test_embeddings_are_of_the_encoders_rows(made):
+    s, model, refs = made
+    tokens = t5.source(s).tolist()
+    with LM(model, n_ctx=192, kv_dtype="f32", threads=1) as lm:
+        rows = lm.embed(tokens, pooling="none")
+        assert np.allclose(rows, refs["hidden"], atol=CLOSE)
+        mean = refs["hidden"].mean(0)
+        assert np.allclose(lm.embed(tokens), mean / np.linalg.norm(mean), atol=CLOSE)
