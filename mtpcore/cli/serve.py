@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import socket
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from mtpcore.cli import options as shared
@@ -88,6 +89,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="how embeddings are made where a request does not say (default: as the file says)",
     )
     group.add_argument(
+        "--slot-save-path",
+        type=Path,
+        metavar="FOLDER",
+        help="where requests may save and restore what slots hold (default: nowhere)",
+    )
+    group.add_argument(
         "--time-limit", type=shared.whole(1), metavar="S", help="most seconds of a request"
     )
     shared.add_draft_options(parser).add_argument(
@@ -110,6 +117,9 @@ def execute(options: argparse.Namespace) -> int:
                 got=f"no {package}",
                 fix="pip install 'mtpcore[serve]'",
             )
+    folder = options.slot_save_path
+    if folder is not None and not folder.is_dir():
+        options.parser.error(f"--slot-save-path: no such folder: {folder}")
     given = shared.given_sampling(options)
     if given.pop("stream", 0):
         options.parser.error("a stream of noise is for one text: give each request a seed")
@@ -168,4 +178,5 @@ def _settings(options: argparse.Namespace) -> ServerSettings:
         seconds=options.time_limit,
         page=options.page,
         pooling=options.pooling,
+        slot_folder=options.slot_save_path,
     )

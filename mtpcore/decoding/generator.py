@@ -14,6 +14,7 @@ from mtpcore.boundary.arguments import offers
 from mtpcore.boundary.options import show_options
 from mtpcore.cross import Cross, DraftSampler, link
 from mtpcore.decoding.context_shift import check_shift, shift_full
+from mtpcore.decoding.kept_texts import KeptTexts
 from mtpcore.decoding.lengths.length import controller_for
 from mtpcore.decoding.lengths.policy import LengthPolicy, Round
 from mtpcore.decoding.options import REQUEST_DEFAULTS, RequestOptions, complete_options
@@ -116,7 +117,7 @@ class Generator(RequestQueue[Request]):
                 fix="let Frames write: Frames(cross).generate(prompt)",
             )
         super().__init__(source, Request)
-        self.prefixes = PrefixCache(source, prefix_cache)
+        self.prefixes, self.kept = PrefixCache(source, prefix_cache), KeptTexts(source)
         self.lengths = controller_for(source) if lengths is None else lengths
         self.stats = Stats()
         self._finished: list[int] = []  # sequences of texts that ended

@@ -23,6 +23,11 @@ log = logging.getLogger("mtpcore")
 _MOST = 1 << 24
 """Tokens of a text; an array with strides of 0 may claim to have any number."""
 
+_REPOSITORY, _FILE = "myproject\n", "filename\n"
+"""What stands for names that nobody gives, where a prompt to fill in has such; llama.cpp's."""
+_SNIPPET = "\n\n--- snippet ---\n\n"
+"""What stands before another text where there is no token for files; llama.cpp's."""
+
 
 class Tokenizer:
     """Encodes text and decodes tokens, byte for byte.
@@ -110,6 +115,65 @@ class Tokenizer:
             tokens.append(self.eos)
         return tokens
 
+    @property
+    def fills_in(self) -> bool:
+        """Whether the model knows how to write what stands between two texts."""
+        return not any(_missing_of(self.vocabulary))
+
+    def encode_infill(
+        self,
+        prefix: str,
+        suffix: str,
+        *,
+        begun: str = "",
+        files: Iterable[tuple[str, str]] = (),
+    ) -> list[int]:
+        """Return a prompt whose continuation is what stands between two texts.
+
+        The order is llama.cpp's: other files, prefix, what was begun, suffix; with the tokens for
+        repositories where a model has such (arXiv:2409.12186, section 3). Nothing is cut.
+
+        Parameters
+        ----------
+        prefix, suffix : str
+            Control tokens written in them are text.
+        begun : str
+            The beginning of what is to be written.
+        files : iterable of tuple of str
+            Names and texts to know of.
+
+        Raises
+        ------
+        MtpcoreError
+            The model has no tokens for it, or a text is not valid Unicode.
+        """
+        infill = self.vocabulary.infill
+        if missing := [*_missing_of(self.vocabulary)]:
+            raise MtpcoreError(
+                "the model does not fill in the middle of texts",
+                where="tokenizer",
+                got=f"no token for {', '.join(missing)}",
+                fix="let it continue a text",
+            )
+
+        def plain(text: str) -> list[int]:
+            return self.encode(text, add_special=False)
+
+        tokens: list[int] = []
+        if "fim_rep" in infill:
+            tokens += [infill["fim_rep"], *plain(_REPOSITORY)]
+        separator = infill.get("fim_sep")
+        for name, text in files:
+            head = plain(_SNIPPET) if separator is None else [separator, *plain(f"{name}\n")]
+            tokens += [*head, *plain(text)]
+        if separator is not None:
+            tokens += [separator, *plain(_FILE)]
+        if self.vocabulary.add_bos and self.bos is not None:
+            tokens.append(self.bos)
+        tokens += [infill["fim_pre"], *plain(prefix)]
+        tokens += self.encode(begun, add_special=False, parse_special=True)
+        return [*tokens, infill["fim_suf"], *plain(suffix), infill["fim_mid"]]
+
     def decode_bytes(self, tokens: Iterable[int], special: bool = False) -> bytes:
         """Turn the tokens of a whole text into its bytes.
 
@@ -184,6 +248,13 @@ class Tokenizer:
         if after_added and kind not in ADDED and self.vocabulary.add_space_prefix:
             return piece.removeprefix(b" ")
         return piece
+
+
+def _missing_of(vocabulary: Vocabulary) -> Iterator[str]:
+    """Yield what a vocabulary lacks of the tokens without which no model fills in."""
+    for name, said in (("fim_pre", "prefix"), ("fim_suf", "suffix"), ("fim_mid", "middle")):
+        if name not in vocabulary.infill:
+            yield said
 
 
 def _flag(value: bool) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -153,6 +153,9 @@ class Vocabulary:
         Tokens that no text gets unless its caller allows them.
     rstrip : frozenset of int
         Added tokens that take the spaces after them.
+    infill : dict
+        Tokens of models that fill in the middle of a text: ``fim_pre``, ``fim_suf``, ``fim_mid``,
+        ``fim_pad``, ``fim_rep``, ``fim_sep``, as far as there are any.
     add_bos, add_eos, add_space_prefix : bool
     charsmap : bytes
         How characters are normalised, of ``unigram``; empty: not at all.
@@ -178,6 +181,7 @@ class Vocabulary:
     joins_spaces: bool = False
     suppressed: tuple[int, ...] = ()
     rstrip: frozenset[int] = frozenset()
+    infill: dict[str, int] = field(default_factory=dict)
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token stands for."""
@@ -220,7 +224,10 @@ def read_vocabulary(metadata: Metadata, file: str = "metadata") -> Vocabulary | 
     ids = dict(zip(reversed(tokens), reversed(range(n)), strict=True))  # first wins
     types = _types(fields, tokens, is_bytes)
     eos = _token_id(fields, "eos", n, model.eos)
+    infill, named = _find_infill(fields, ids, n)
     ends, control = _find_ends(fields, ids, types, eos)
+    ends |= {infill[name] for name in _FIM_ENDS if name in infill}
+    control |= named
     _retype(fields.file, tokens, types, control)
     pretokenizer = find_pretokenizer(pre if is_bytes else "gpt-2")
     adds_bos = model.adds_bos or (is_bytes and pretokenizer.add_bos)
@@ -244,6 +251,7 @@ def read_vocabulary(metadata: Metadata, file: str = "metadata") -> Vocabulary | 
         joins_spaces=is_unigram and fields.get(_key("remove_extra_whitespaces"), bool, False),
         suppressed=tuple(sorted(_token_ids(fields, "suppress_tokens", n))),
         rstrip=_find_rstrip(fields, tokens, types),
+        infill=infill,
     )
 
 
@@ -331,13 +339,20 @@ def _find_ends(
     ends |= control
     if ids.keys() & {"<|call|>", "<|calls|>"} and ids.keys() & {"<|return|>", "<|flush|>"}:
         ends.discard(ids.get("<|end|>"))  # there it ends a message, and another follows
+    return frozenset(token for token in ends if token is not None), control
+
+
+def _find_infill(fields: Fields, ids: dict[str, int], n: int) -> tuple[dict[str, int], set[int]]:
+    """Find the tokens of models that fill in, and those of them that only their names tell."""
+    found: dict[str, int] = {}
+    named: set[int] = set()
     for keys, names in _FIM_NAMES.items():
         given = [token for key in keys if (token := _token_id(fields, key, n)) is not None]
-        named = [] if given else [ids[name] for name in names if name in ids][:1]
-        control.update(named)
-        if keys[0] in _FIM_ENDS:
-            ends.update(given or named)
-    return frozenset(token for token in ends if token is not None), control
+        by_name = [] if given else [ids[name] for name in names if name in ids][:1]
+        named.update(by_name)
+        if given or by_name:
+            found[keys[0]] = (given or by_name)[0]
+    return found, named
 
 
 def _retype(file: str, tokens: list[str], types: list[int], control: set[int]) -> None:

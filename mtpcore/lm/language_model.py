@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import Annotated, Any, Literal, Unpack, overload
+from typing import Annotated, Any, Literal, TypeVar, Unpack, overload
 
 import msgspec
 import numpy as np
@@ -62,6 +62,7 @@ PromptLike = str | Sequence[int]
 MessageLike = Mapping[str, object]
 Conversation = str | Sequence[MessageLike]
 F32 = NDArray[np.float32]
+R = TypeVar("R")
 
 
 class LM(Closing, Uncopied):
@@ -792,6 +793,24 @@ class LM(Closing, Uncopied):
             **more,
         )
         return self.tokenizer.encode(text, add_special=False, parse_special=True)
+
+    async def run_between_rounds(self, function: Callable[[], R]) -> R:
+        """Call a function in the thread that runs rounds for event loops, while none runs there.
+
+        So what it does with ``lm.generator`` or its Cross is in nobody's way.
+
+        Parameters
+        ----------
+        function : callable
+
+        Raises
+        ------
+        MtpcoreError
+            The LM is closed.
+        Exception
+            What the function raises.
+        """
+        return await self._engine.run(function)
 
     def close(self) -> None:
         """End all texts, and close the model if the LM opened it; closing twice is no error."""

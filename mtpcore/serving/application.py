@@ -13,16 +13,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mtpcore.lm import LM
-from mtpcore.serving import embeddings, facts, flow, ollama_models, page
+from mtpcore.serving import embeddings, facts, flow, ollama_models, page, slots
 from mtpcore.serving.access import AccessCheck
 from mtpcore.serving.answers import Service
-from mtpcore.serving.chat import answer_chat
+from mtpcore.serving.chat import answer_chat, count_chat_tokens
 from mtpcore.serving.completions import answer_completions
+from mtpcore.serving.llama_cpp import answer_completion, answer_infill
 from mtpcore.serving.messages import answer_messages, count_tokens
 from mtpcore.serving.ollama import answer_ollama_chat, answer_ollama_generate
 from mtpcore.serving.refusals import Refusal, refusal_of, shape_of
 from mtpcore.serving.replies import reply
-from mtpcore.serving.responses import answer_responses
+from mtpcore.serving.responses import answer_responses, count_response_tokens
 from mtpcore.serving.settings import ServerSettings
 
 __all__ = ["build_app"]
@@ -31,11 +32,15 @@ Handler = Callable[[Service, Request], Awaitable[Response]]
 
 _ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/chat/completions", answer_chat),
+    ("POST", "/v1/chat/completions/input_tokens", count_chat_tokens),
     ("POST", "/v1/completions", answer_completions),
+    ("POST", "/completion", answer_completion),
+    ("POST", "/infill", answer_infill),
     ("POST", "/v1/responses", answer_responses),
     ("POST", "/embedding", embeddings.answer_plain_embeddings),
     ("POST", "/embeddings", embeddings.answer_plain_embeddings),  # before the next, as llama.cpp's
     ("POST", "/v1/embeddings", embeddings.answer_embeddings),
+    ("POST", "/v1/responses/input_tokens", count_response_tokens),
     ("POST", "/v1/messages", answer_messages),
     ("POST", "/v1/messages/count_tokens", count_tokens),
     ("POST", "/api/chat", answer_ollama_chat),
@@ -54,7 +59,8 @@ _ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/health", facts.show_health),
     ("GET", "/v1/health", facts.show_health),
     ("GET", "/props", facts.show_props),
-    ("GET", "/slots", facts.show_slots),
+    ("GET", "/slots", slots.show_slots),
+    ("POST", "/slots/{id}", slots.change_slot),
     ("GET", "/metrics", facts.show_metrics),
     ("POST", "/tokenize", facts.tokenize),
     ("POST", "/detokenize", facts.detokenize),

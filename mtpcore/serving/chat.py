@@ -29,7 +29,7 @@ from mtpcore.serving.refusals import Refusal, as_openai
 from mtpcore.serving.replies import DONE, reply, spell_finish
 from mtpcore.serving.streams import EventStream, encode_event, until_gone
 
-__all__ = ["ChatFields", "answer_chat", "conversation_of"]
+__all__ = ["ChatFields", "answer_chat", "conversation_of", "count_chat_tokens"]
 
 
 class ChatFields(TextsFields, kw_only=True):
@@ -52,10 +52,7 @@ class ChatFields(TextsFields, kw_only=True):
 
 async def answer_chat(service: Service, request: Request) -> Response:
     """Answer a conversation."""
-    given = await read_body(request, service.settings.max_body)
-    check_needless(given)
-    fields = read_fields(given, ChatFields, HARMLESS)
-    _check(fields)
+    fields = await _read(service, request)
     conversation = conversation_of(fields)
     prompt = await encode_conversation(service, conversation)
     is_raw = fields.reasoning_format == "none" and not conversation.tools
@@ -96,6 +93,21 @@ async def answer_chat(service: Service, request: Request) -> Response:
         }
         | answer.figures(completions)
     )
+
+
+async def count_chat_tokens(service: Service, request: Request) -> Response:
+    """Say how many tokens a conversation has as the model reads it."""
+    conversation = conversation_of(await _read(service, request))
+    n_tokens = len(await encode_conversation(service, conversation))
+    return reply({"object": "response.input_tokens", "input_tokens": n_tokens})
+
+
+async def _read(service: Service, request: Request) -> ChatFields:
+    given = await read_body(request, service.settings.max_body)
+    check_needless(given)
+    fields = read_fields(given, ChatFields, HARMLESS)
+    _check(fields)
+    return fields
 
 
 def _check(fields: ChatFields) -> None:

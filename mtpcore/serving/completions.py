@@ -17,7 +17,7 @@ from mtpcore.serving.bodies import read_body, read_fields
 from mtpcore.serving.fields import HARMLESS, TextsFields, check_needless, options_of
 from mtpcore.serving.forms import form_of_text
 from mtpcore.serving.logprobs import legacy_logprobs
-from mtpcore.serving.prompts import PromptField, encode_prompts
+from mtpcore.serving.prompts import PromptField, encode_infill, encode_prompts
 from mtpcore.serving.refusals import Refusal, as_openai
 from mtpcore.serving.replies import DONE, reply, spell_finish
 from mtpcore.serving.streams import EventStream, encode_event, until_gone
@@ -46,9 +46,7 @@ async def answer_completions(service: Service, request: Request) -> Response:
     fields = read_fields(given, CompletionFields, HARMLESS)
     if fields.best_of is not None and fields.best_of != fields.n:
         raise Refusal(400, "best_of is not supported, other than n", param="best_of")
-    if fields.suffix:
-        raise Refusal(400, "suffix is not supported; leave it out", param="suffix")
-    prompts = await encode_prompts(service, fields.prompt, "prompt")
+    prompts = await _encode(service, fields)
     options = {"max_tokens": _DEFAULT} | options_of(service.lm, fields)
     options |= await form_of_text(service, fields, fields.response_format, "response_format")
     if fields.logprobs is not None:
@@ -74,6 +72,17 @@ async def answer_completions(service: Service, request: Request) -> Response:
     ]
     content = head | {"choices": choices, "usage": answer.usage(completions)}
     return reply(content | answer.figures(completions))
+
+
+async def _encode(service: Service, fields: CompletionFields) -> list[list[int]]:
+    """Return prompts as tokens; with a suffix, those of the text before it."""
+    if not fields.suffix:
+        return await encode_prompts(service, fields.prompt, "prompt")
+    if not isinstance(fields.prompt, str):
+        raise Refusal(400, "before a suffix stands one text", param="prompt")
+    if fields.echo:
+        raise Refusal(400, "echo is of prompts without a suffix", param="echo")
+    return [await encode_infill(service, fields.prompt, fields.suffix)]
 
 
 def _choice(

@@ -26,7 +26,6 @@ __all__ = [
     "show_model",
     "show_models",
     "show_props",
-    "show_slots",
     "tokenize",
 ]
 
@@ -87,17 +86,6 @@ async def show_props(service: Service, request: Request) -> Response:
             "draft": lm.generator.draft,
             "drafters": list(cross.drafters),
         }
-    )
-
-
-async def show_slots(service: Service, request: Request) -> Response:
-    """List the sequences, and which of them write."""
-    n_busy = min(service.n_texts, service.n_at_once)
-    return reply(
-        [
-            {"id": i, "n_ctx": service.lm.n_ctx, "is_processing": i < n_busy}
-            for i in range(service.n_at_once)
-        ]
     )
 
 

@@ -30,6 +30,7 @@ from mtpcore.serving.parsing import AnswerParsing, find_parsing, read_arguments
 from mtpcore.serving.prompts import (
     TemplateInput,
     encode_conversation,
+    encode_infill,
     encode_texts,
     thinking_options,
 )
@@ -83,6 +84,7 @@ class GenerateFields(TextFields, kw_only=True):
     """The fields of a text that is answered, or continued as it is (``raw``)."""
 
     prompt: str = ""
+    suffix: str = ""
     system: str = ""
     raw: bool = False
 
@@ -154,7 +156,7 @@ async def answer_ollama_generate(service: Service, request: Request) -> Response
         service,
         request,
         GenerateFields,
-        ("suffix", "template", "context", "images", "width", "height", "steps"),
+        ("template", "context", "images", "width", "height", "steps"),
     )
 
     def show(parts: Sequence[AnswerPart]) -> dict[str, Any]:
@@ -163,11 +165,15 @@ async def answer_ollama_generate(service: Service, request: Request) -> Response
     if not fields.prompt:
         return _say_loaded(service, fields, show)
     has_template = service.lm.model.chat_template is not None
-    is_raw = fields.raw or not (has_template or fields.system)
+    if fields.suffix and fields.system:
+        raise Refusal(400, "between two texts there is no system prompt", param="system")
+    is_raw = fields.raw or bool(fields.suffix) or not (has_template or fields.system)
     messages = [{"role": "system", "content": fields.system}] if fields.system else []
     messages.append({"role": "user", "content": fields.prompt})
     conversation = TemplateInput(messages=messages, template_options=_thinking(fields))
-    if is_raw:
+    if fields.suffix:
+        prompt = await encode_infill(service, fields.prompt, fields.suffix)
+    elif is_raw:
         (prompt,) = await encode_texts(service, [fields.prompt])
     else:
         prompt = await encode_conversation(service, conversation)

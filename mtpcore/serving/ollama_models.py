@@ -89,6 +89,8 @@ def _capabilities(service: Service) -> Iterator[str]:
     yield "completion"
     if model.chat_template is not None and "tools" in model.chat_template.source:
         yield "tools"
+    if model.has_tokenizer and model.tokenizer.fills_in:
+        yield "insert"
     if f"{model.architecture}.pooling_type" in model.metadata:
         yield "embedding"
 

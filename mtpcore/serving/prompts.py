@@ -17,6 +17,7 @@ __all__ = [
     "PromptField",
     "TemplateInput",
     "encode_conversation",
+    "encode_infill",
     "encode_prompts",
     "encode_texts",
     "thinking_options",
@@ -130,6 +131,30 @@ async def encode_prompts(service: Service, prompt: PromptField, param: str) -> l
 
     def encode() -> list[list[int]]:
         return [_encode_parts(service.lm, one, param) for one in several]
+
+    try:
+        return await anyio.to_thread.run_sync(encode)
+    except Exception as error:
+        raise refusal_of(error, is_asked=True) from error
+
+
+async def encode_infill(
+    service: Service,
+    prefix: str,
+    suffix: str,
+    begun: str = "",
+    files: Sequence[tuple[str, str]] = (),
+) -> list[int]:
+    """Return a prompt whose continuation is what stands between two texts.
+
+    Raises
+    ------
+    Refusal
+        The model has no tokens for that, or no tokenizer.
+    """
+
+    def encode() -> list[int]:
+        return service.lm.tokenizer.encode_infill(prefix, suffix, begun=begun, files=files)
 
     try:
         return await anyio.to_thread.run_sync(encode)

@@ -30,7 +30,7 @@ from mtpcore.serving.refusals import Refusal, as_openai
 from mtpcore.serving.replies import reply
 from mtpcore.serving.streams import EventStream, encode_event, until_gone
 
-__all__ = ["answer_responses"]
+__all__ = ["answer_responses", "count_response_tokens"]
 
 _LOGPROBS = "message.output_text.logprobs"
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
@@ -75,23 +75,7 @@ class ResponseFields(SamplingFields, kw_only=True):
 
 async def answer_responses(service: Service, request: Request) -> Response:
     """Answer items."""
-    given = await read_body(request, service.settings.max_body)
-    for name in _REFUSED:
-        if given.get(name):
-            raise Refusal(
-                400,
-                f"{name} is not supported: no response is kept; leave it out, and send the items",
-                param=name,
-                code="unsupported_parameter",
-            )
-    check_needless(given)
-    fields = read_fields(given, ResponseFields, _HARMLESS)
-    tools = [*_tools(fields.tools)]
-    conversation = TemplateInput(
-        messages=[*_messages(fields)],
-        tools=tools if fields.tool_choice != "none" else [],
-        template_options=thinking_options(effort=fields.reasoning.effort),
-    )
+    fields, conversation = await _read(service, request)
     prompt = await encode_conversation(service, conversation)
     fields.max_tokens = fields.max_output_tokens
     most_calls = None if fields.parallel_tool_calls else 1
@@ -99,7 +83,7 @@ async def answer_responses(service: Service, request: Request) -> Response:
     options = options_of(service.lm, fields) | parsing.options
     options |= await form_of_answer(
         *(service, conversation, prompt, fields, fields.text.format, "text.format"),
-        choice=name_choice(fields.tool_choice) if tools else "none",
+        choice=name_choice(fields.tool_choice) if conversation.tools else "none",
         most_calls=most_calls,
     )
     if _LOGPROBS in fields.include:
@@ -121,6 +105,35 @@ async def answer_responses(service: Service, request: Request) -> Response:
     for _ in items.finish(completion):
         pass
     return reply(head | _ending(answer, completion, items.output, parsing))
+
+
+async def count_response_tokens(service: Service, request: Request) -> Response:
+    """Say how many tokens items have as the model reads them."""
+    _, conversation = await _read(service, request)
+    n_tokens = len(await encode_conversation(service, conversation))
+    return reply({"object": "response.input_tokens", "input_tokens": n_tokens})
+
+
+async def _read(service: Service, request: Request) -> tuple[ResponseFields, TemplateInput]:
+    """Return the fields of a request, and the conversation that they mean."""
+    given = await read_body(request, service.settings.max_body)
+    for name in _REFUSED:
+        if given.get(name):
+            raise Refusal(
+                400,
+                f"{name} is not supported: no response is kept; leave it out, and send the items",
+                param=name,
+                code="unsupported_parameter",
+            )
+    check_needless(given)
+    fields = read_fields(given, ResponseFields, _HARMLESS)
+    tools = [*_tools(fields.tools)]
+    conversation = TemplateInput(
+        messages=[*_messages(fields)],
+        tools=tools if fields.tool_choice != "none" else [],
+        template_options=thinking_options(effort=fields.reasoning.effort),
+    )
+    return fields, conversation
 
 
 def _head(service: Service, fields: ResponseFields) -> dict[str, Any]:

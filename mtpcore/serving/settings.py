@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from mtpcore.lm.embedding import Pooling
@@ -37,6 +39,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         Whether browsers get a page to chat with, at ``/``.
     pooling : {"mean", "last", "none"}, optional
         How embeddings are made where a request does not say; default: as ``LM.embed``.
+    slot_folder : Path, optional
+        Where texts are saved and restored that slots hold; default: nowhere, and requests to do so
+        are refused.
     """
 
     name: str | None = None
@@ -50,3 +55,4 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive: float = 15.0
     page: bool = True
     pooling: Pooling | None = None
+    slot_folder: Path | None = None

@@ -206,3 +206,15 @@ def test_errors_in_a_stream_are_events(lm):
         finally:
             del lm.generator.step
         assert client.responses.create(**ASKED).output_text
+
+
+def test_tokens_are_counted_as_answers_count_them(client, http):
+    given = {"input": "hi", "instructions": "be brief"}
+    answer = client.responses.create(model="demo", **given, max_output_tokens=1)
+    counted = client.responses.input_tokens.count(model="demo", **given)
+    assert counted.input_tokens == answer.usage.input_tokens > 0
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    found = http.post("/v1/chat/completions/input_tokens", json={"messages": messages})
+    assert found.json()["input_tokens"] == counted.input_tokens
+    refused = http.post("/v1/responses/input_tokens", json={"previous_response_id": "x"})
+    assert refused.status_code == 400
