@@ -675,7 +675,226 @@ def _of_spark() -> dict[str, Any]:
     return _model(config, [layer] * 2)
 
 
+def _of_jais() -> dict[str, Any]:
+    """Return Jais, whose matrices lie by inputs."""
+    config = _config(
+        "JAISLMHeadModel",
+        "jais",
+        **_NO_SIZES | _OF_GPT,
+        n_inner=48,
+        activation_function="swiglu",
+        position_embedding_type="alibi",
+        mup_embeddings_scale=3.0,
+        mup_output_alpha=2.0,
+        mup_width_scale=0.25,
+        mup_scale_qk_dot_by_d=True,
+        reorder_and_upcast_attn=False,
+        scale_attn_by_inverse_layer_idx=False,
+        scale_attn_weights=True,
+        tie_word_embeddings=False,
+    )
+    by_inputs = {
+        "attn.c_attn": [WIDTH, 96],
+        "attn.c_proj": [WIDTH, WIDTH],
+        "mlp.c_fc": [WIDTH, 48],
+        "mlp.c_fc2": [WIDTH, 48],
+        "mlp.c_proj": [48, WIDTH],
+    }
+    layer = _both({"ln_1": [WIDTH], "ln_2": [WIDTH]})
+    layer |= {f"{name}.weight": shape for name, shape in by_inputs.items()}
+    layer |= {f"{name}.bias": shape[1:] for name, shape in by_inputs.items()}
+    return _model(
+        config,
+        [layer] * 2,
+        "transformer.h.",
+        **_OUTPUT_ALONE,
+        transformer__wte=[N_VOCAB, WIDTH],
+        transformer__ln_f=[WIDTH],
+        transformer__ln_f__bias=[WIDTH],
+    )
+
+
+def _of_refact() -> dict[str, Any]:
+    """Return Refact, with one key head."""
+    config = _config(
+        "GPTRefactForCausalLM",
+        "gpt_refact",
+        **_NO_SIZES | _OF_GPT,
+        activation_function="silu",
+        attention_bias_in_fp32=True,
+        attention_softmax_in_fp32=True,
+        scale_attention_softmax_in_fp32=True,
+        scale_attn_weights=True,
+        multi_query=True,
+        tie_word_embeddings=False,
+    )
+    layer: Shapes = {
+        "ln_1.weight": [WIDTH],
+        "ln_2.weight": [WIDTH],
+        "attn.q.weight": [WIDTH, WIDTH],
+        "attn.kv.weight": [16, WIDTH],
+        "attn.c_proj.weight": [WIDTH, WIDTH],
+        "mlp.gate_up_proj.weight": [512, WIDTH],
+        "mlp.c_proj.weight": [WIDTH, 256],
+    }
+    return _model(
+        config,
+        [layer] * 2,
+        "transformer.h.",
+        **_OUTPUT_ALONE,
+        transformer__wte=[N_VOCAB, WIDTH],
+        transformer__ln_f=[WIDTH],
+    )
+
+
+def _of_talkie() -> dict[str, Any]:
+    """Return Talkie, whose branches have gains in place of norms."""
+    config = _config(
+        "TalkieForCausalLM",
+        "talkie",
+        num_key_value_heads=None,
+        head_dim=8,
+        rope_theta=1000000.0,
+        tie_word_embeddings=False,
+    )
+    layer: Shapes = {
+        **{f"attn.attn_{part}.weight": [WIDTH, WIDTH] for part in ("query", "key", "value")},
+        "attn.attn_resid.weight": [WIDTH, WIDTH],
+        "attn.head_gain.head_g": [4],
+        "attn_gain.a_g": [1],
+        "mlp_gain.a_g": [1],
+        "embed_skip.a_g": [1],
+        **_matrices("mlp.", 48, ("mlp_gate", "mlp_linear", "mlp_resid")),
+    }
+    made = _model(config, [layer] * 2, "model.blocks.", **_NO_TABLES, model__embed=[N_VOCAB, WIDTH])
+    made["shapes"] |= {"lm_head": [N_VOCAB, WIDTH], "lm_head_gain.w_g": [1]}
+    return made
+
+
+def _of_deci() -> dict[str, Any]:
+    """Return Nemotron: a matrix in place of attention, no attention, and a layer of nothing."""
+
+    def block(n_in_group: int | None, linear: bool, width: float | None) -> dict[str, Any]:
+        attention = {
+            "n_heads_in_group": n_in_group,
+            "no_op": n_in_group is None and not linear,
+            "replace_with_linear": linear,
+        }
+        half = {"ffn_mult": width, "no_op": width is None, "replace_with_linear": False}
+        return {"attention": attention, "ffn": half}
+
+    config = _config(
+        "DeciLMForCausalLM",
+        "nemotron-nas",
+        num_hidden_layers=5,
+        intermediate_size=None,
+        num_key_value_heads=None,
+        attention_bias=False,
+        mlp_bias=False,
+        **_RMS,
+        rope_theta=500000.0,
+        rope_scaling=_LLAMA3,
+        block_configs=[
+            *(block(4, False, 1.0), block(None, True, 20.0)),
+            *(block(None, False, 1.0), block(None, False, None), block(2, False, 1.0)),
+        ],
+    )
+    norm, other = ({name: [WIDTH]} for name in _NORMS)
+    small, wide = (other | _matrices("mlp.", width) for width in (256, 512))
+    layers = [
+        norm | _attention(n_kv=1) | small,
+        norm | {"self_attn.linear_attn.weight": [WIDTH, WIDTH]} | wide,
+        small,
+        {},
+        norm | _attention() | small,
+    ]
+    return _model(config, layers)
+
+
+def _of_arctic() -> dict[str, Any]:
+    """Return Arctic, whose layers have a dense part beside the experts."""
+    config = _config(
+        "ArcticForCausalLM",
+        "arctic",
+        **_RMS,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        moe_layer_frequency=1,
+        parallel_attn_mlp_res=True,
+        use_residual=True,
+        enable_expert_tensor_parallelism=False,
+        enc_index=[0, 1],
+        moe_eval_capacity_factor=1,
+        moe_min_capacity=0,
+        moe_token_dropping=False,
+        moe_train_capacity_factor=1,
+        rope_theta=10000,
+    )
+    names = ("w1", "w3", "w2")
+    layer = {
+        **_NORMS,
+        **_attention(),
+        "residual_layernorm.weight": [WIDTH],
+        **_matrices("residual_mlp.", WIDTH, names),
+        "block_sparse_moe.gate.weight": [4, WIDTH],
+        **_experts("block_sparse_moe.experts.", names, 48),
+    }
+    return _model(config, [layer] * 2)
+
+
+def _of_maple() -> dict[str, Any]:
+    """Return Maple: layers that see all rotate nothing."""
+    config = _config(
+        "MapleForCausalLM",
+        "maple",
+        **_RMS,
+        head_dim=16,
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=5,
+        nope_on_global_attention=True,
+        norm_topk_prob=True,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_shared_experts=0,
+        moe_intermediate_size=24,
+        rope_parameters={"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    )
+    layer = {
+        **_NORMS,
+        **_attention(16),
+        **_head_norms(16),
+        "mlp.gate.weight": [4, WIDTH],
+        **_experts("mlp.experts."),
+    }
+    return _model(config, [layer] * 2)
+
+
+def _of_paddle() -> dict[str, Any]:
+    """Return the text of PaddleOCR-VL."""
+    text = _config(
+        "PaddleOCRVLForConditionalGeneration",
+        "paddleocr_vl_text",
+        head_dim=16,
+        rope_parameters={"rope_theta": 5e5, "rope_type": "default", "mrope_section": [2, 3, 3]},
+        use_bias=False,
+        **_RMS,
+    )
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = _with_images(text, "paddleocr_vl", vision | {"num_attention_heads": 2})
+    return _model(
+        config | {"tie_word_embeddings": False},
+        [_NORMS | _attention(16) | _matrices("mlp.", 48)] * 2,
+        cls="PaddleOCRVLForConditionalGeneration",
+    )
+
+
 WITHOUT_CLASS: dict[str, dict[str, Any]] = {
+    "JAISLMHeadModel": _of_jais(),
+    "GPTRefactForCausalLM": _of_refact(),
+    "TalkieForCausalLM": _of_talkie(),
+    "DeciLMForCausalLM": _of_deci(),
+    "MapleForCausalLM": _of_maple(),
+    "PaddleOCRVLForConditionalGeneration": _of_paddle(),
     "ExaoneForCausalLM": _of_exaone(),
     "ChatGLMModel": _of_chatglm(),
     "QWenLMHeadModel": _of_qwen(),
@@ -838,5 +1057,6 @@ WITHOUT_CLASS: dict[str, dict[str, Any]] = {
         [_LLAMA] * 2,
         lm_head=None,
     ),
+    "ArcticForCausalLM": _of_arctic(),  # the last: it changes the names that the converter knows
 }
 """Configuration and shapes of each."""

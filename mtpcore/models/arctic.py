@@ -6,6 +6,7 @@ from functools import partial
 
 from mtpcore.graph import GraphBuilder, Value
 from mtpcore.models.blocks import moe, swiglu
+from mtpcore.models.checkpoints.own_code import ARCTIC as CHECKPOINT
 from mtpcore.models.variants import (
     Variant,
     VariantHparams,
@@ -31,4 +32,5 @@ ARCTIC = variant_spec(
     Variant(rope_style="pairs"),
     also=("blk.0.ffn_gate_inp.weight",),
     build=partial(build, layer=_layer),
+    checkpoint=CHECKPOINT,
 )

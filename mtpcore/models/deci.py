@@ -13,6 +13,7 @@ import numpy as np
 from mtpcore.boundary.sizes import Depth
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Value
+from mtpcore.models.checkpoints.own_code import DECI as CHECKPOINT
 from mtpcore.models.variants import (
     Variant,
     VariantHparams,
@@ -49,5 +50,9 @@ def _layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: VariantHparam
 
 
 DECI = variant_spec(
-    "deci", Variant(rope_style="pairs"), build=partial(build, layer=_layer), adapt=_adapt
+    "deci",
+    Variant(rope_style="pairs"),
+    build=partial(build, layer=_layer),
+    adapt=_adapt,
+    checkpoint=CHECKPOINT,
 )

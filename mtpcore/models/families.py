@@ -173,7 +173,7 @@ FAMILIES = [
     variant_spec("chatglm", _FUSED_PAIRS, checkpoint=own_code.CHATGLM, layouts=(own_code.GLM,)),
     variant_spec("glm4", replace(_FUSED_PAIRS, axes_style="halves"), checkpoint=dense.GLM4),
     # Positions of several axes
-    variant_spec("paddleocr", Variant()),
+    variant_spec("paddleocr", Variant(), checkpoint=vision.PADDLEOCR),
     variant_spec("qwen2vl", Variant(ignored=("output.bias",)), checkpoint=vision.QWEN2_VL),
     variant_spec(
         "qwen3vl",
@@ -310,6 +310,7 @@ FAMILIES = [
     variant_spec(
         "jais",
         replace(_LAYER_NORM, rotates=_none, alibi=_zero, score_scale=_one_of_width),
+        checkpoint=gpt.JAIS,
     ),
     # Layer norm
     variant_spec("codeshell", _GELU, checkpoint=gpt.CODESHELL),

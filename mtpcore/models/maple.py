@@ -12,6 +12,7 @@ from mtpcore.gguf import Tensor
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Value
 from mtpcore.models.blocks import moe
+from mtpcore.models.checkpoints.own_code import MAPLE as CHECKPOINT
 from mtpcore.models.variants import (
     Limit,
     Variant,
@@ -52,4 +53,5 @@ MAPLE = variant_spec(
     also=("blk.0.ffn_gate_inp.weight",),
     hparams=MapleHparams,
     build=partial(build, layer=_layer),
+    checkpoint=CHECKPOINT,
 )

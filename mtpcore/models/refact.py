@@ -6,6 +6,7 @@ from functools import partial
 
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Value
+from mtpcore.models.checkpoints.gpt import REFACT as CHECKPOINT
 from mtpcore.models.variants import (
     Variant,
     VariantHparams,
@@ -43,4 +44,5 @@ REFACT = variant_spec(
     Variant(rotates=lambda h, n: False, alibi=lambda h: 8.0, ignored=_IGNORED),
     build=partial(build, layer=_layer),
     adapt=_adapt,
+    checkpoint=CHECKPOINT,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mtpcore.declarations.spec import ATTENTION_SCALES
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
+from mtpcore.models.checkpoints.own_code import TALKIE as CHECKPOINT
 from mtpcore.models.variants import (
     Variant,
     VariantHparams,
@@ -42,4 +43,5 @@ TALKIE = variant_spec(
     ),
     also=("blk.0.layer_output_scale.weight",),
     build=_build,
+    checkpoint=CHECKPOINT,
 )

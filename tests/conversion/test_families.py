@@ -162,6 +162,14 @@ def test_metadata_is_that_of_the_peer(model):
         ("SmallThinkerForCausalLM", {"rope_layout": [1] * 5}, "windows, rotation and experts"),
         ("SmallThinkerForCausalLM", {"sliding_window_size": 512}, "a window of 512"),
         ("Spark2_5ForCausalLM", {"headwise_attn_output_gate": False}, "headwise_attn_output"),
+        ("JAISLMHeadModel", {"alibi_scaling": {"type": "linear"}}, "alibi_scaling"),
+        ("GPTRefactForCausalLM", {"multi_query": False}, "multi_query"),
+        ("ArcticForCausalLM", {"moe_layer_frequency": 2}, "moe_layer_frequency"),
+        ("MapleForCausalLM", {"nope_on_global_attention": False}, "nope_on_global_attention"),
+        ("DeciLMForCausalLM", {"block_configs": []}, "block_configs describes 0 layers"),
+        ("DeciLMForCausalLM",
+         {"block_configs": [{"attention": {"window_length": 8}, "ffn": {"ffn_mult": 1.0}}] * 5},
+         "block_configs"),
     ],
 )  # fmt: skip
 def test_settings_that_files_cannot_hold_are_refused(tmp_path, name, said, words):

@@ -148,20 +148,22 @@ def test_settings_that_disagree_are_refused(name, said, words):
 
 
 OWN = """
-    BaiChuanForCausalLM BaichuanForCausalLM BailingMoeForCausalLM BailingMoeV2ForCausalLM
-    BailingMoeV3ForCausalLM ChatGLMForConditionalGeneration ChatGLMModel CodeShellForCausalLM
-    DFlash2DraftModel DFlashDraftModel DFlashSpeculator DSparkDraftModel DSparkSpeculator
-    DeepseekForCausalLM Eagle3DraftModel Eagle3LlamaForCausalLM Eagle3Speculator
-    Ernie4_5_ForCausalLM ExaoneForCausalLM ExaoneMoEForCausalLM InternLM2ForCausalLM LFM2ForCausalLM
-    Lfm2DSparkDraftModel LiLiCorrDraftModel LlamaEagle3DraftModel LlamaForCausalLMEagle3
-    MPTForCausalLM MTPDraftModel MaincoderForCausalLM MiMoForCausalLM MiMoV2ForCausalLM
-    MiniCPMForCausalLM MiniMaxM1ForCausalLM MiniMaxM3SparseForCausalLM
-    MiniMaxM3SparseForConditionalGeneration MiniMaxText01ForCausalLM NanbeigeForCausalLM
-    OpenELMForCausalLM OrionForCausalLM PEagleDraftModel PEagleSpeculator PLaMo2ForCausalLM
-    PLaMo3ForCausalLM PanguEmbeddedForCausalLM PhiMoEForCausalLM Plamo2ForCausalLM Plamo3ForCausalLM
-    QWenLMHeadModel Qwen3DSparkModel Qwen3TTSForConditionalGeneration Qwen3XPressForCausalLM
-    Qwen3XPressModel SmallThinkerForCausalLM Spark2_5ForCausalLM Step3p5ForCausalLM
-    T5WithLMHeadModel XPressDraftModel XPressSpeculator XverseForCausalLM
+    ArcticForCausalLM BaiChuanForCausalLM BaichuanForCausalLM BailingMoeForCausalLM
+    BailingMoeV2ForCausalLM BailingMoeV3ForCausalLM ChatGLMForConditionalGeneration ChatGLMModel
+    CodeShellForCausalLM DFlash2DraftModel DFlashDraftModel DFlashSpeculator DSparkDraftModel
+    DSparkSpeculator DeciLMForCausalLM DeepseekForCausalLM Eagle3DraftModel Eagle3LlamaForCausalLM
+    Eagle3Speculator Ernie4_5_ForCausalLM ExaoneForCausalLM ExaoneMoEForCausalLM
+    GPTRefactForCausalLM InternLM2ForCausalLM JAISLMHeadModel LFM2ForCausalLM Lfm2DSparkDraftModel
+    LiLiCorrDraftModel LlamaEagle3DraftModel LlamaForCausalLMEagle3 MPTForCausalLM MTPDraftModel
+    MaincoderForCausalLM MapleForCausalLM MiMoForCausalLM MiMoV2ForCausalLM MiniCPMForCausalLM
+    MiniMaxM1ForCausalLM MiniMaxM3SparseForCausalLM MiniMaxM3SparseForConditionalGeneration
+    MiniMaxText01ForCausalLM NanbeigeForCausalLM OpenELMForCausalLM OrionForCausalLM
+    PEagleDraftModel PEagleSpeculator PLaMo2ForCausalLM PLaMo3ForCausalLM
+    PaddleOCRVLForConditionalGeneration PanguEmbeddedForCausalLM PhiMoEForCausalLM Plamo2ForCausalLM
+    Plamo3ForCausalLM QWenLMHeadModel Qwen3DSparkModel Qwen3TTSForConditionalGeneration
+    Qwen3XPressForCausalLM Qwen3XPressModel SmallThinkerForCausalLM Spark2_5ForCausalLM
+    Step3p5ForCausalLM T5WithLMHeadModel TalkieForCausalLM XPressDraftModel XPressSpeculator
+    XverseForCausalLM
 """
 """Published classes without one of transformers' own."""
 

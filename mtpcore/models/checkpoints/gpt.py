@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+from msgspec.structs import replace
+
 from mtpcore.boundary.sizes import Count
-from mtpcore.declarations.checkpoint import Checkpoint, Config, Key, Rename, number
+from mtpcore.declarations.checkpoint import Checkpoint, Config, Key, Rename, TensorValues, number
 from mtpcore.models.published import block_renames, head_width
 
-__all__ = ["CODESHELL", "MPT", "QWEN"]
+__all__ = ["CODESHELL", "JAIS", "MPT", "QWEN", "REFACT"]
 
 
 def _largest_bias(config: Config) -> float:
@@ -237,5 +240,134 @@ CODESHELL = Checkpoint(
         ("{arch}.rope.freq_base", lambda config: 1e4),
         ("{arch}.rope.scaling.type", lambda config: "linear"),
         ("{arch}.rope.scaling.factor", lambda config: 1.0),
+    ),
+)
+
+
+def _first_of(*paths: str) -> Callable[[TensorValues, Config], TensorValues]:
+    """Return a change: a matrix, multiplied by the first of some numbers that there is, or by 1."""
+    return lambda values, config: np.multiply(values, config.get(*paths, default=1.0, type=float))
+
+
+def _scaled_output(values: TensorValues, config: Config) -> TensorValues:
+    """Return the output matrix of Jais, multiplied by one number or by two."""
+    alpha = config.get("mup_output_alpha", type=float)
+    of_width = config.get("mup_width_scale" if alpha else "width_scale", default=1.0, type=float)
+    scaled: TensorValues = np.multiply(values, (alpha or 1.0) * of_width)
+    return scaled
+
+
+def _by_outputs(values: TensorValues, config: Config) -> TensorValues:
+    """Return a matrix by outputs."""
+    return values.T
+
+
+_OF_JAIS = {
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_fc2": "ffn_gate",
+    "mlp.c_proj": "ffn_down",
+}
+_NORMS = {"ln_1": "attn_norm", "ln_2": "ffn_norm"}
+JAIS = Checkpoint(
+    architectures=frozenset({"JAISLMHeadModel"}),
+    layers="n_layer",
+    prefixes=_PREFIXES,
+    defaults=(("layer_norm_epsilon", 1e-5), ("n_inner", None)),
+    tensors=(
+        replace(_EMBEDDINGS, change=_first_of("mup_embeddings_scale", "embeddings_scale")),
+        _FINAL_NORM,
+        Rename("model.ln_f.bias", "output_norm.bias"),
+        Rename("lm_head.weight", "output.weight", _scaled_output),
+        *block_renames(
+            {f"{a}.{k}": f"{b}.{k}" for a, b in _NORMS.items() for k in ("weight", "bias")}
+        ),
+        *block_renames({f"{a}.bias": f"{b}.bias" for a, b in _OF_JAIS.items()}),
+        *block_renames(
+            {f"{a}.weight": f"{b}.weight" for a, b in _OF_JAIS.items()}, change=_by_outputs
+        ),
+    ),
+    dropped=("model.relative_pe.slopes", "model.layers.{n}.attn.bias"),
+    constants=(
+        ("activation_function", ("swiglu",)),
+        ("alibi_scaling", ()),
+        ("position_embedding_type", ("alibi",)),
+        ("scale_attn_by_inverse_layer_idx", (False,)),
+        ("scale_attn_weights", (True,)),
+        ("mup_scale_qk_dot_by_d", (True,)),
+        ("scale_qk_dot_by_d", (True,)),
+    ),
+    harmless=(
+        (
+            "mup_embeddings_scale embeddings_scale mup_output_alpha mup_width_scale width_scale",
+            "the tables of the file are multiplied by them",
+        ),
+        ("reorder_and_upcast_attn", "in what precision the model is run"),
+        ("summary_activation summary_first_dropout summary_proj_to_labels summary_type "
+         "summary_use_proj", "of classifiers"),
+    ),
+    metadata=(
+        ("{arch}.context_length", "n_positions"),
+        ("{arch}.embedding_length", "n_embd"),
+        ("{arch}.feed_forward_length", "n_inner"),
+        ("{arch}.attention.head_count", "n_head"),
+        ("{arch}.attention.layer_norm_epsilon", number("layer_norm_epsilon")),
+        ("{arch}.attention.max_alibi_bias", lambda config: 8.0),
+    ),
+)  # fmt: skip
+
+
+def _width_of_refact(config: Config) -> int:
+    """Return how wide the feed-forward part is: two thirds of four rows, in 256s."""
+    return -(int(8 * config.require("n_embd", Count) / 3) // -256) * 256
+
+
+def _half(which: int) -> Callable[[TensorValues, Config], TensorValues]:
+    """Return a change: the first (0) or the second (1) half of a matrix's rows."""
+    return lambda values, config: np.split(values, 2)[which]
+
+
+REFACT = Checkpoint(
+    architectures=frozenset({"GPTRefactForCausalLM"}),
+    layers="n_layer",
+    prefixes=_PREFIXES,
+    defaults=(("layer_norm_epsilon", 1e-5),),
+    tensors=(
+        _EMBEDDINGS,
+        _FINAL_NORM,
+        _OUTPUT,
+        *block_renames({f"{a}.weight": f"{b}.weight" for a, b in _NORMS.items()}),
+        *block_renames(
+            {
+                "attn.q.weight": "attn_q.weight",
+                "attn.c_proj.weight": "attn_output.weight",
+                "mlp.c_proj.weight": "ffn_down.weight",
+            }
+        ),
+        *block_renames({"attn.kv.weight": "attn_k.weight"}, change=_half(0)),
+        *block_renames({"attn.kv.weight": "attn_v.weight"}, change=_half(1)),
+        *block_renames({"mlp.gate_up_proj.weight": "ffn_gate.weight"}, change=_half(0)),
+        *block_renames({"mlp.gate_up_proj.weight": "ffn_up.weight"}, change=_half(1)),
+    ),
+    constants=(
+        ("activation_function", ("silu",)),
+        ("multi_query", (True,)),
+        ("n_inner", ()),
+        ("scale_attn_weights", (True,)),
+    ),
+    harmless=(
+        (
+            "attention_bias_in_fp32 attention_softmax_in_fp32 scale_attention_softmax_in_fp32",
+            "in what precision the model is run",
+        ),
+    ),
+    metadata=(
+        ("{arch}.context_length", "n_positions"),
+        ("{arch}.embedding_length", "n_embd"),
+        ("{arch}.feed_forward_length", _width_of_refact),
+        ("{arch}.attention.head_count", "n_head"),
+        ("{arch}.attention.head_count_kv", lambda config: 1),
+        ("{arch}.attention.layer_norm_rms_epsilon", number("layer_norm_epsilon")),
     ),
 )

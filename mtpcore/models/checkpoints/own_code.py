@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -21,6 +22,7 @@ from mtpcore.models.checkpoints.experts import COUNTS
 from mtpcore.models.checkpoints.layers import (
     first_layers,
     later_layers,
+    layer_kinds,
     leading_dense,
     named_scaling,
     rotated_width,
@@ -48,20 +50,24 @@ from mtpcore.models.published import (
 from mtpcore.models.rope_conversion import FACTORED_ROPE_KEYS, ROPE_KEYS, long_context_factors
 
 __all__ = [
+    "ARCTIC",
     "BAICHUAN",
     "BAILING_MOE",
     "BAILING_MOE2",
     "CHATGLM",
+    "DECI",
     "DEEPSEEK",
     "EXAONE",
     "GLM",
     "INTERNLM2",
     "MAINCODER",
+    "MAPLE",
     "NANBEIGE",
     "OPENELM",
     "ORION",
     "PANGU_EMBEDDED",
     "SMALLTHINKER",
+    "TALKIE",
     "XVERSE",
 ]
 
@@ -745,5 +751,233 @@ SMALLTHINKER = Checkpoint(
             ],
         ),
         ("{arch}.attention.sliding_window", _window_of_smallthinker),
+    ),
+)
+
+_OF_ARCTIC = {"w1": "gate", "w3": "up", "w2": "down"}
+ARCTIC = Checkpoint(
+    architectures=frozenset({"ArcticForCausalLM"}),
+    defaults=_STATED_EPS,
+    tensors=(
+        *TABLES,
+        *INTERLEAVED_ATTENTION,
+        *_weights(
+            {
+                "post_attention_layernorm": "ffn_norm_exps",
+                "residual_layernorm": "ffn_norm",
+                "block_sparse_moe.gate": "ffn_gate_inp",
+                **{f"residual_mlp.{a}": f"ffn_{b}" for a, b in _OF_ARCTIC.items()},
+                **{
+                    f"block_sparse_moe.experts.{{e}}.{a}": f"ffn_{b}_exps"
+                    for a, b in _OF_ARCTIC.items()
+                },
+            }
+        ),
+    ),
+    constants=(
+        *CONSTANTS,
+        ("moe_layer_frequency", (1,)),
+        ("parallel_attn_mlp_res", (True,)),
+        ("use_residual", (True,)),
+    ),
+    harmless=(
+        (
+            "enable_expert_tensor_parallelism enc_index moe_eval_capacity_factor moe_min_capacity "
+            "moe_token_dropping moe_train_capacity_factor quantization",
+            "how the model is trained and spread over devices",
+        ),
+    ),
+    metadata=(*DECODER, *ROPE_KEYS, *COUNTS, _WIDTH, _VOCAB),
+)
+MAPLE = Checkpoint(
+    architectures=frozenset({"MapleForCausalLM"}),
+    defaults=(
+        *_STATED_EPS,
+        *((name, None) for name in ("layer_types", "sliding_window", "moe_intermediate_size")),
+    ),
+    tensors=(*TABLES, *ATTENTION, *HEAD_NORMS, *FFN_NORM, *EXPERTS),
+    constants=(
+        *CONSTANTS,
+        ("nope_on_global_attention", (True,)),
+        ("norm_topk_prob", (True,)),
+        ("num_shared_experts", (0,)),
+    ),
+    metadata=(
+        *DECODER,
+        *ROPE_KEYS,
+        *COUNTS,
+        _VOCAB,
+        ("{arch}.rope.dimension_count", rotated_width(1.0)),
+        ("{arch}.attention.sliding_window", "sliding_window"),
+        ("{arch}.attention.sliding_window_pattern", lambda config: layer_kinds(config, 4)),
+        ("{arch}.expert_feed_forward_length", "moe_intermediate_size"),
+        ("{arch}.swiglu_clamp_exp", lambda config: [7.0] * config.n_layers),
+    ),
+)
+"""What gates of experts are cut at stands in the model's code alone."""
+
+
+def _backwards(values: TensorValues, config: Config) -> TensorValues:
+    """Return rows of heads that are rotated the other way: their second halves change sign."""
+    heads = values.reshape(-1, 2, head_width(config) // 2, values.shape[-1])
+    signs = np.array([1, -1], np.float32).reshape(1, 2, 1, 1)
+    return np.multiply(heads, signs).reshape(values.shape)
+
+
+def _with_axis(values: TensorValues, config: Config) -> TensorValues:
+    return values[:, np.newaxis]
+
+
+TALKIE = Checkpoint(
+    architectures=frozenset({"TalkieForCausalLM"}),
+    prefixes=(("model.blocks.", "model.layers."),),
+    defaults=(("intermediate_size", None), ("head_dim", None)),
+    tensors=(
+        Rename("model.embed.weight", "token_embd.weight"),
+        Rename("lm_head", "output.weight"),
+        *block_renames(
+            {"attn.attn_query.weight": "attn_q.weight", "attn.attn_key.weight": "attn_k.weight"},
+            change=_backwards,
+        ),
+        *block_renames({"attn.head_gain.head_g": "attn_q_norm.weight"}, change=_with_axis),
+        *block_renames(
+            {
+                "attn.attn_value.weight": "attn_v.weight",
+                "attn.attn_resid.weight": "attn_output.weight",
+                "attn_gain.a_g": "attn_output.scale",
+                "mlp.mlp_gate.weight": "ffn_gate.weight",
+                "mlp.mlp_linear.weight": "ffn_up.weight",
+                "mlp.mlp_resid.weight": "ffn_down.weight",
+                "mlp_gain.a_g": "ffn_down.scale",
+                "embed_skip.a_g": "layer_output_scale.weight",
+            }
+        ),
+    ),
+    numbers=(("talkie.logit_scale", "lm_head_gain.w_g"),),
+    constants=CONSTANTS,
+    metadata=(
+        *(pair for pair in DECODER if not pair[0].endswith("rms_epsilon")),
+        *ROPE_KEYS,
+        ("{arch}.attention.layer_norm_rms_epsilon", lambda config: float(np.finfo("f4").eps)),
+    ),
+)
+
+
+class _AttentionOfDeci(msgspec.Struct, forbid_unknown_fields=True):
+    """A layer's attention; what files do not hold is null."""
+
+    n_heads_in_group: Count | None = None
+    no_op: bool = False
+    replace_with_linear: bool = False
+    num_sink_tokens: None = None
+    sparsify: None = None
+    unshifted_sink: Literal[False] | None = None
+    use_prefill_window_in_sink_attention: Literal[False] | None = None
+    window_length: None = None
+
+
+class _HalfOfDeci(msgspec.Struct, forbid_unknown_fields=True):
+    """A layer's feed-forward part."""
+
+    ffn_mult: float | None = None
+    no_op: bool = False
+    replace_with_linear: Literal[False] = False
+    sparsify: None = None
+
+
+class _BlockOfDeci(msgspec.Struct, forbid_unknown_fields=True):
+    """A layer of Nemotron 51B and its like."""
+
+    attention: _AttentionOfDeci
+    ffn: _HalfOfDeci
+
+
+def _blocks(config: Config) -> list[_BlockOfDeci]:
+    """Return the layers as they are described.
+
+    Raises
+    ------
+    ValueError
+        There are not as many as layers.
+    """
+    found: list[_BlockOfDeci] = config.require("block_configs", list[_BlockOfDeci])
+    if len(found) != config.n_layers:
+        raise ValueError(f"block_configs describes {len(found)} layers, not {config.n_layers}")
+    return found
+
+
+def _where(holds: Callable[[_BlockOfDeci], bool]) -> Callable[[Config], list[int]]:
+    """Return which layers are of a kind."""
+    return lambda config: [n for n, block in enumerate(_blocks(config)) if holds(block)]
+
+
+_attends = _where(lambda block: block.attention.n_heads_in_group is not None)
+_is_linear = _where(
+    lambda block: block.attention.n_heads_in_group is None and block.attention.replace_with_linear
+)
+_has_either = _where(
+    lambda block: (
+        block.attention.n_heads_in_group is not None or block.attention.replace_with_linear
+    )
+)
+_has_half = _where(lambda block: block.ffn.ffn_mult is not None)
+
+
+def _heads_of_deci(config: Config) -> list[int]:
+    n_heads, layers = config.require("num_attention_heads", Count), _has_either(config)
+    return [n_heads if n in layers else 0 for n in range(config.n_layers)]
+
+
+def _key_heads_of_deci(config: Config) -> list[int]:
+    n_heads = config.require("num_attention_heads", Count)
+    groups = (block.attention.n_heads_in_group for block in _blocks(config))
+    return [n_heads // n if n else 0 for n in groups]
+
+
+def _widths_of_deci(config: Config) -> list[int]:
+    """Return how wide each layer's feed-forward part is, in 256s; 0 where there is none."""
+    width = config.require("hidden_size", Count)
+    shares = (block.ffn.ffn_mult or 0.0 for block in _blocks(config))
+    return [-(int(2 * share * width / 3) // -256) * 256 for share in shares]
+
+
+def _pairs_of_heads(values: TensorValues, config: Config) -> TensorValues:
+    """Return rows with the halves of rotary pairs side by side, of however many heads."""
+    heads = values.reshape(-1, 2, head_width(config) // 2, values.shape[-1])
+    return heads.swapaxes(1, 2).reshape(values.shape)
+
+
+DECI = Checkpoint(
+    architectures=frozenset({"DeciLMForCausalLM"}),
+    requires=("block_configs",),
+    defaults=(("rms_norm_eps", None),),
+    tensors=(
+        *TABLES,
+        *on_layers(
+            _attends,
+            _weights({"self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output"}),
+            block_renames(
+                {f"self_attn.{part}_proj.weight": f"attn_{part}.weight" for part in "qk"},
+                change=_pairs_of_heads,
+            ),
+        ),
+        *on_layers(_is_linear, _weights({"self_attn.linear_attn": "attn_output"})),
+        *on_layers(_has_either, ATTENTION[:1]),
+        *on_layers(_has_half, FFN_NORM, SWIGLU),
+    ),
+    made=(("rope_freqs.weight", long_context_factors),),
+    constants=(*CONSTANTS, ("attention_bias", (False,)), ("mlp_bias", (False,))),
+    metadata=(
+        ("{arch}.context_length", "max_position_embeddings"),
+        ("{arch}.embedding_length", "hidden_size"),
+        ("{arch}.feed_forward_length", _widths_of_deci),
+        ("{arch}.attention.head_count", _heads_of_deci),
+        ("{arch}.attention.head_count_kv", _key_heads_of_deci),
+        ("{arch}.attention.key_length", head_width),
+        ("{arch}.attention.value_length", head_width),
+        ("{arch}.attention.layer_norm_rms_epsilon", number("rms_norm_eps")),
+        *FACTORED_ROPE_KEYS,
+        _WIDTH,
+        _VOCAB,
     ),
 )

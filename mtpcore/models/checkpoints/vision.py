@@ -25,7 +25,7 @@ from mtpcore.models.published import (
 from mtpcore.models.qwen3moe import dense_layers, sparse_layers
 from mtpcore.models.rope_conversion import ROPE_KEYS
 
-__all__ = ["QWEN2_VL", "QWEN3_VL", "QWEN3_VL_MOE"]
+__all__ = ["PADDLEOCR", "QWEN2_VL", "QWEN3_VL", "QWEN3_VL_MOE"]
 
 
 def _sections(config: Config) -> list[int] | None:
@@ -53,6 +53,23 @@ QWEN2_VL = Checkpoint(
         ("{arch}.rope.dimension_sections", _sections),
         ("{arch}.attention.sliding_window", switched_window),
     ),
+)
+
+
+PADDLEOCR = replace(
+    QWEN2_VL,
+    architectures=frozenset({"PaddleOCRVLForConditionalGeneration"}),
+    defaults=(
+        *STATED,
+        ("head_dim", 128),
+        ("rms_norm_eps", 1e-5),
+        ("rope_theta", 5e5),
+        ("tie_word_embeddings", True),
+    ),
+    tensors=(*TABLES, *ATTENTION, *SWIGLU, *_FFN_NORM),
+    dropped=(*QWEN2_VL.dropped, "mlp_AR.*"),
+    constants=(*CONSTANTS, ("use_bias", (False,))),
+    metadata=QWEN2_VL.metadata[:-1],
 )
 
 
