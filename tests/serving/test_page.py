@@ -392,6 +392,7 @@ def test_settings_reach_the_request_and_are_kept(browser, told, told_address):
         texts = {name: str(value) for name, value in numbers.items()}
         texts |= {"system": "Be brief.", "stop": "one\ntwo", "thinking": "off", "drafts": "fixed"}
         texts |= {"draft": "3", "drafter": "lookup", "p_min": "0.5", "tools": json.dumps([tool])}
+        texts |= {"others": '{"ignore_eos": true, "top_k": 8, "n": 2, "stream": false}'}
         choose(page, **texts)
         page.reload()
         page.wait("document.querySelector('#model').textContent === 'demo'")
@@ -412,7 +413,22 @@ def test_settings_reach_the_request_and_are_kept(browser, told, told_address):
         assert request["stop"] == ["one", "two"]
         assert request["tools"] == [tool]
         assert request["chat_template_kwargs"] == {"enable_thinking": False}
-        assert {name: request[name] for name in numbers} == numbers
+        assert {name: request[name] for name in numbers} == numbers | {"top_k": 8}
+        assert (request["ignore_eos"], request["stream"], request.get("n")) == (True, True, None)
+
+
+@pytest.mark.parametrize("wrong", [{"tools": "{}"}, {"tools": "[" * 9}, {"others": "[1]"}])
+def test_settings_that_are_no_json_are_said(browser, told, told_address, wrong):
+    told.answers.append(said("fine"))
+    with opened(browser, told_address) as page:
+        choose(page, **wrong)
+        send(page, "hello")
+        finish(page)
+        assert "in the settings are no JSON" in page.text("[role=alert]:not([hidden])")[0]
+        assert told.requests == []
+        choose(page, **dict.fromkeys(wrong, ""))
+        page.click(".error button")
+        page.wait("document.querySelector('.answer .said').textContent === 'fine'")
 
 
 def test_every_setting_is_one_that_the_server_takes(browser, address):

@@ -194,22 +194,25 @@ function speculation() {
 }
 
 function optionsOfRequest() {
-  const options = { stream: true, timings_per_token: true, speculative: speculation() };
+  const others = readJson("others", false, "The other fields in the settings are no JSON object.");
+  const options = { speculative: speculation() };
   for (const name of NUMBERS) if (settings[name]) options[name] = Number(settings[name]);
   if (settings.stop) options.stop = settings.stop.split("\n").filter(Boolean);
-  return options;
+  return { ...options, ...others, stream: true, timings_per_token: true, n: undefined };
 }
 
-function readTools() {
-  if (!settings.tools) return undefined;
-  let tools = null;
+/** Return a setting that is written as JSON: an array or an object. */
+function readJson(name, isArray, refusal) {
+  if (!settings[name]) return undefined;
+  let value = null;
   try {
-    tools = JSON.parse(settings.tools);
+    value = JSON.parse(settings[name]);
   } catch {
     // said below
   }
-  if (!Array.isArray(tools)) throw new Refusal("The tools in the settings are no JSON array.");
-  return tools;
+  if (typeof value !== "object" || value === null || Array.isArray(value) !== isArray)
+    throw new Refusal(refusal);
+  return value;
 }
 
 function showSettings() {
@@ -888,9 +891,12 @@ function bodyOfRequest(conversation) {
     return { max_tokens: 256, ...optionsOfRequest(), prompt };
   }
   const system = settings.system ? [{ role: "system", content: settings.system }] : [];
-  const options = { ...optionsOfRequest(), tools: readTools() };
+  const options = {
+    tools: readJson("tools", true, "The tools in the settings are no JSON array."),
+    ...optionsOfRequest(),
+  };
   if (settings.thinking)
-    options.chat_template_kwargs = { enable_thinking: settings.thinking === "on" };
+    options.chat_template_kwargs ??= { enable_thinking: settings.thinking === "on" };
   return { ...options, messages: [...system, ...conversation.messages.map(spellMessage)] };
 }
 
