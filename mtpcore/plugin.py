@@ -119,6 +119,7 @@ from mtpcore.models.published import (
     interleave,
     on_layers,
     optional,
+    plus,
     separate,
     switched_window,
 )
@@ -259,6 +260,7 @@ __all__ = [
     "number",
     "on_layers",
     "optional",
+    "plus",
     "projections",
     "remember",
     "scaling_type",
