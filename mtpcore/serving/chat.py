@@ -120,10 +120,22 @@ def _check(fields: ChatFields) -> None:
             "an answer needs its beginning; leave add_generation_prompt out",
             param="add_generation_prompt",
         )
+    if fields.add_generation_prompt and fields.continue_final_message:
+        raise Refusal(
+            400,
+            "an answer begins, or goes on where the last message ends: not both",
+            param="add_generation_prompt",
+        )
 
 
 def conversation_of(fields: ChatFields) -> TemplateInput:
-    """Return the conversation of a request."""
+    """Return the conversation of a request; raise Refusal where a message is none."""
+    for i, message in enumerate(fields.messages):
+        if not isinstance(message.get("role"), str):
+            raise Refusal(400, "a message has a role", param=f"messages[{i}].role")
+        if not isinstance(message.get("content"), str | list | None):
+            what = "the content of a message is a text or parts"
+            raise Refusal(400, what, param=f"messages[{i}].content")
     last = fields.messages[-1] if fields.messages else {}
     return TemplateInput(
         messages=[_without(message, "prefix") for message in fields.messages],

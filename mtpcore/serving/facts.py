@@ -91,7 +91,10 @@ async def show_props(service: Service, request: Request) -> Response:
 
 async def show_metrics(service: Service, request: Request) -> Response:
     """Show counts and times for Prometheus."""
-    return Response(service.metrics.show(), media_type=service.metrics.content_type)
+    headers = {"process-start-time-unix": str(service.created)}  # as llama.cpp's server
+    return Response(
+        service.metrics.show(), headers=headers, media_type=service.metrics.content_type
+    )
 
 
 class TokenizeFields(msgspec.Struct):

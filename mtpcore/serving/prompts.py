@@ -178,9 +178,10 @@ def _text_of(part: Any, param: str) -> str:
     """Return the text of a part: a text, or in an object of llama.cpp's server."""
     if isinstance(part, str):
         return part
-    if isinstance(part, dict) and isinstance(text := part.get("prompt_string"), str):
+    names = part.keys() if isinstance(part, dict) else ()
+    if names == {"prompt_string"} and isinstance(text := part["prompt_string"], str):
         return text
-    if isinstance(part, dict) and isinstance(content := part.get("content"), list):
+    if names == {"content"} and isinstance(content := part["content"], list):
         texts = [one.get("text") for one in content if _is_text(one)]
         if len(texts) == len(content):
             return "".join(texts)

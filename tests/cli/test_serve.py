@@ -7,19 +7,27 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from contextlib import contextmanager
 
 import httpx2
 import pytest
 
 from mtpcore.cli import main
 
-COMMAND = [sys.executable, "-m", "mtpcore", "serve", "demo", "--port", "0", "-t", "1"]
+COMMAND = [sys.executable, "-m", "mtpcore", "serve", "demo", "-t", "1"]
 
 
 @pytest.fixture
 def served():
     """Start the server; give the process and its address."""
-    process = subprocess.Popen(COMMAND, stderr=subprocess.PIPE, text=True)
+    with started() as found:
+        yield found
+
+
+@contextmanager
+def started(*options, port="0"):
+    command = [*COMMAND, "--port", port, *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         for line in process.stderr:
             if found := re.search(r"http://\S+:\d+", line):
@@ -55,6 +63,34 @@ def test_an_answer_that_has_begun_ends_before_the_server_does(served):
         lines = answer.read().decode().strip().splitlines()
     assert lines[-1] == "data: [DONE]"
     assert process.wait(30) in (0, -signal.SIGTERM)
+
+
+def test_one_that_was_killed_hinders_no_other(tmp_path):
+    """In the middle of a text, with the state of another one in a file."""
+    options = ("--slot-save-path", str(tmp_path))
+    body = {"prompt": "def f(", "ignore_eos": True, "n_predict": 30, "seed": 3}
+    with started(*options) as (process, address), ask(address, max_tokens=400, stream=True) as one:
+        one.readline()
+        first = httpx2.post(f"{address}/completion", json=body, timeout=60).json()
+        slot, name = first["id_slot"], {"filename": "one.bin"}
+        saved = httpx2.post(f"{address}/slots/{slot}?action=save", json=name, timeout=60)
+        assert saved.status_code == 200
+        process.kill()
+        process.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["one.bin"]
+    port = address.rsplit(":", 1)[1]
+    with started(*options, port=port) as (_, again):
+        assert again == address
+        restored = httpx2.post(f"{address}/slots/0?action=restore", json=name, timeout=60)
+        assert restored.json()["n_restored"] == saved.json()["n_saved"]
+        second = httpx2.post(f"{address}/completion", json=body, timeout=60).json()
+        assert second["content"] == first["content"]
+        assert second["timings"]["cache_n"] == first["tokens_evaluated"] - 1
+
+
+def test_a_slot_folder_that_is_not_there_is_an_error(tmp_path, capsys):
+    assert main(["serve", "demo", "--slot-save-path", str(tmp_path / "none")]) == 2
+    assert "no such folder" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken_is_an_error(served, capsys):

@@ -150,6 +150,11 @@ def test_other_names_and_other_pages_are_refused(lm):
         assert allowed.headers["access-control-allow-origin"] == "https://page.example"
 
 
+def test_metrics_say_when_the_server_began(http):
+    began = int(http.get("/metrics").headers["process-start-time-unix"])
+    assert began == http.get("/v1/models").json()["data"][0]["created"]
+
+
 def test_metrics_count_what_was_done(lm, http):
     def count(name):
         lines = http.get("/metrics").text.splitlines()

@@ -259,3 +259,31 @@ def test_every_event_of_a_stream_is_json(http):
     assert lines[-1] == "data: [DONE]"
     for line in filter(lambda line: line != ":", lines[:-1]):
         json.loads(line.removeprefix("data: "))
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({}, "messages[1].role"),
+        ({"role": 3}, "messages[1].role"),
+        ({"role": "user", "content": 3}, "messages[1].content"),
+        ({"role": "user", "content": {"text": "x"}}, "messages[1].content"),
+    ],
+)
+def test_messages_that_are_none(http, message, param):
+    for path in ("/v1/chat/completions", "/apply-template"):
+        found = http.post(path, json={"messages": [*HI, message]})
+        assert (found.status_code, found.json()["error"]["param"]) == (400, param)
+
+
+def test_an_answer_begins_or_goes_on(http):
+    body = {"messages": HI, "add_generation_prompt": True, "max_tokens": 2}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+    body |= {"continue_final_message": True}
+    assert http.post("/v1/chat/completions", json=body).status_code == 400
+
+
+def test_what_stands_beside_a_text_in_an_object_is_refused(http):
+    prompt = {"prompt_string": "x", "multimodal_data": ["AAAA"]}
+    found = http.post("/v1/completions", json={"prompt": prompt})
+    assert (found.status_code, found.json()["error"]["param"]) == (400, "prompt")
