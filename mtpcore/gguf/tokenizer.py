@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from functools import cached_property
 
 from mtpcore.acts.guards import holding
@@ -126,7 +126,7 @@ class Tokenizer:
         suffix: str,
         *,
         begun: str = "",
-        files: Iterable[tuple[str, str]] = (),
+        files: Sequence[tuple[str, str]] = (),
     ) -> list[int]:
         """Return a prompt whose continuation is what stands between two texts.
 
@@ -139,15 +139,18 @@ class Tokenizer:
             Control tokens written in them are text.
         begun : str
             The beginning of what is to be written.
-        files : iterable of tuple of str
+        files : sequence of tuple of str
             Names and texts to know of.
 
         Raises
         ------
         MtpcoreError
-            The model has no tokens for it, or a text is not valid Unicode.
+            The model has no tokens for it, or something is no text that is valid Unicode.
         """
         infill = self.vocabulary.infill
+        others: list[tuple[str, str]] = read(
+            files, list[tuple[str, str]], "other texts have names", error=MtpcoreError
+        )
         if missing := [*_missing_of(self.vocabulary)]:
             raise MtpcoreError(
                 "the model does not fill in the middle of texts",
@@ -163,7 +166,7 @@ class Tokenizer:
         if "fim_rep" in infill:
             tokens += [infill["fim_rep"], *plain(_REPOSITORY)]
         separator = infill.get("fim_sep")
-        for name, text in files:
+        for name, text in others:
             head = plain(_SNIPPET) if separator is None else [separator, *plain(f"{name}\n")]
             tokens += [*head, *plain(text)]
         if separator is not None:

@@ -806,10 +806,12 @@ class LM(Closing, Uncopied):
         Raises
         ------
         MtpcoreError
-            The LM is closed.
+            The LM is closed, or no function.
         Exception
             What the function raises.
         """
+        if not callable(function):
+            raise BatchError("a function is called", got=spell(function))
         return await self._engine.run(function)
 
     def close(self) -> None:
