@@ -4,14 +4,31 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 
 cdef extern from "sampler/sampler.h" nogil:
+    ctypedef struct mtp_dry:
+        double multiplier
+        double base
+        int64_t allowed_length
+        int64_t last_n
+        const uint32_t *breakers
+        int64_t n_spelled
+        const int32_t *spelled
+
     ctypedef struct mtp_sampling:
         double temperature
         int64_t top_k
         double top_p
         double min_p
+        double top_n_sigma
+        double typical_p
+        double xtc_probability
+        double xtc_threshold
+        double dynatemp_range
+        double dynatemp_exponent
         double repetition_penalty
         double frequency_penalty
         double presence_penalty
+        int64_t penalty_last_n
+        mtp_dry dry
         int64_t n_bias
         const int32_t *bias_ids
         const float *bias
@@ -53,7 +70,8 @@ cdef class Sampler:
     cdef mtp_sampling settings  # its mask is NULL between calls
     cdef readonly Scratch scratch
     cdef readonly object sampling
-    cdef object bias_arrays  # settings points into them
+    cdef object bias_arrays, breaker_arrays  # settings points into them
+    cdef int _take_breakers(self, breakers) except -1
     cdef object _choose(
         self, const float[::1] logits, const int32_t[::1] history, int64_t n_prompt,
         int64_t index, const int32_t[::1] token_ids, const uint32_t[::1] mask,

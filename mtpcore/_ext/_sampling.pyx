@@ -42,7 +42,7 @@ cdef class Scratch:
 
 
 cdef class Sampler:
-    def __cinit__(self, settings, Scratch scratch not None):
+    def __cinit__(self, settings, Scratch scratch not None, breakers=()):
         cdef const int32_t[::1] ids
         cdef const float[::1] bias
         pairs = sorted((settings.logit_bias or {}).items())
@@ -51,9 +51,20 @@ cdef class Sampler:
         self.settings.top_k = settings.top_k
         self.settings.top_p = settings.top_p
         self.settings.min_p = settings.min_p
+        self.settings.top_n_sigma = settings.top_n_sigma
+        self.settings.typical_p = settings.typical_p
+        self.settings.xtc_probability = settings.xtc_probability
+        self.settings.xtc_threshold = settings.xtc_threshold
+        self.settings.dynatemp_range = settings.dynatemp_range
+        self.settings.dynatemp_exponent = settings.dynatemp_exponent
         self.settings.repetition_penalty = settings.repetition_penalty
         self.settings.frequency_penalty = settings.frequency_penalty
         self.settings.presence_penalty = settings.presence_penalty
+        self.settings.penalty_last_n = settings.penalty_last_n
+        self.settings.dry.multiplier = settings.dry_multiplier
+        self.settings.dry.base = settings.dry_base
+        self.settings.dry.allowed_length = settings.dry_allowed_length
+        self.settings.dry.last_n = settings.dry_penalty_last_n
         self.settings.seed = settings.seed
         self.settings.stream = settings.stream
         if pairs:
@@ -63,6 +74,25 @@ cdef class Sampler:
             self.settings.bias_ids = &ids[0]
             self.settings.bias = &bias[0]
             self.settings.n_bias = len(pairs)
+        if breakers:
+            self._take_breakers(breakers)
+
+    cdef int _take_breakers(self, breakers) except -1:
+        """Let settings point to the tokens that break repetitions, and to lists of several."""
+        cdef const uint32_t[::1] words
+        cdef const int32_t[::1] spelled
+        n_words = (self.scratch.n_ids + 31) // 32
+        alone = np.zeros(32 * n_words, np.uint8)
+        alone[[ids[0] for ids in breakers if len(ids) == 1 and ids[0] < len(alone)]] = 1
+        lists = [ids for ids in breakers if len(ids) > 1]
+        flat = [number for ids in lists for number in (len(ids), *ids)]
+        self.breaker_arrays = (np.packbits(alone, bitorder="little").view("<u4").astype(np.uint32),
+                               np.array(flat or [0], np.int32))
+        words, spelled = self.breaker_arrays
+        self.settings.dry.breakers = &words[0]
+        self.settings.dry.n_spelled = len(lists)
+        self.settings.dry.spelled = &spelled[0]
+        return 0
 
     @property
     def is_gumbel_max(self):

@@ -208,7 +208,9 @@ class _Round:
                 continue
             text, number = self._text_of(draft), at[output]
             is_settled = self._round.drafts[draft].parent not in here
-            if text.p_min > 0 or text.processor or not (is_settled or text.sampler.is_gumbel_max):
+            if text.p_min > 0 or text.processor or text.sampler.sampling.is_for_hosts:
+                continue
+            if not (is_settled or text.sampler.is_gumbel_max):
                 continue
             needs_texts |= not text.sampler.is_gumbel_max
             samplers[number] = text.sampler

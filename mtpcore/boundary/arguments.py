@@ -25,14 +25,17 @@ __all__ = [
     "DraftLength",
     "Finite",
     "Flag",
+    "Growth",
     "Length",
     "Penalty",
     "Probability",
     "Repetition",
     "Share",
     "Temperature",
+    "Unsigned",
     "Whole31",
     "Whole64",
+    "LastTokens",
     "expect",
     "offers",
     "one_of",
@@ -71,6 +74,11 @@ Whole64 = Annotated[
 # Whatever is added, multiplied or divided, no logit of ordinary size leaves float32.
 Penalty = Annotated[float, Meta(ge=-1e30, le=1e30, description="a number in [-1e30, 1e30]")]
 Repetition = Annotated[float, Meta(ge=1e-30, le=1e30, description="a number in [1e-30, 1e30]")]
+Unsigned = Annotated[float, Meta(ge=0, le=1e30, description="a number in [0, 1e30]")]
+Growth = Annotated[float, Meta(ge=1, le=1e30, description="a number in [1, 1e30]")]
+LastTokens = Annotated[
+    int, Meta(ge=-1, le=_TOP31, description=f"-1 for all, or a whole number from 0 to {_TOP31}")
+]
 Temperature = Annotated[
     float,
     Meta(ge=0, le=sys.float_info.max, description="0, or a finite number >= 1e-30"),

@@ -14,6 +14,7 @@ from mtpcore.boundary.arrays import is_integer
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows, RowChunk
 from mtpcore.errors import BatchError, LinkError, NoTokenError, spell
+from mtpcore.gguf import Tokenizer
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.output import Output
 from mtpcore.runtime.runner import GraphRunner
@@ -25,6 +26,7 @@ from mtpcore.sampling import (
     check_sampling,
     fill_masks,
     process_logits,
+    spell_breakers,
 )
 
 __all__ = ["SequenceState", "SequenceStates", "Verdict"]
@@ -36,6 +38,7 @@ _OF_TOKENS = {
     "repetition_penalty": 1.0,
     "frequency_penalty": 0.0,
     "presence_penalty": 0.0,
+    "dry_multiplier": 0.0,
 }
 """Settings that name tokens or count them, as they change nothing."""
 
@@ -190,7 +193,9 @@ class SequenceState:
         self.pending, self.last_logits, self.undecided = other.pending, other.last_logits, None
         self.sampling, self.rows, self.is_released = other.sampling, other.rows, False
 
-    def sampler(self, sampling: Sampling, kind: str, scratch: Scratch) -> Sampler:
+    def sampler(
+        self, sampling: Sampling, kind: str, scratch: Scratch, tokenizer: Tokenizer | None
+    ) -> Sampler:
         """Return a sampler of these settings; the newest one of each kind is kept."""
         kept = self.samplers
         if kind not in kept or kept[kind][0] is not sampling:
@@ -200,7 +205,8 @@ class SequenceState:
             if kind == "codes":
                 changed |= _OF_TOKENS
             settings = msgspec.structs.replace(sampling, **changed) if changed else sampling
-            kept[kind] = sampling, Sampler(settings, scratch)
+            breakers = spell_breakers(settings, tokenizer)
+            kept[kind] = sampling, Sampler(settings, scratch, breakers)
         return kept[kind][1]
 
 
@@ -231,6 +237,7 @@ class SequenceStates:
     def __init__(self, target: GraphRunner) -> None:
         self._target, self.keeps_rows = target, False
         self._states = [SequenceState(target.n_ctx) for _ in range(target.n_seq_max)]
+        self._tokenizer = target.model.tokenizer if target.model.has_tokenizer else None
         codebooks = target.model.codebooks
         n_codes = codebooks.n_first if codebooks is not None else 0
         self._scratch = Scratch(max(target.model.hparams.n_vocab, n_codes))
@@ -281,7 +288,7 @@ class SequenceStates:
             raise LinkError("unknown draft sampler", wanted="coupled, argmax", got=spell(kind))
         state = self._states[seq]
         state.sampling = check_sampling(sampling)
-        return state.sampler(sampling, kind, self._scratch)
+        return state.sampler(sampling, kind, self._scratch, self._tokenizer)
 
     def sampler_of_codes(self, seq: int, sampling: Sampling) -> Sampler:
         """Return a sequence's sampler of the codes of a frame after the first.
@@ -289,7 +296,8 @@ class SequenceStates:
         Settings that speak of tokens are left to the first code: biases, and penalties for what
         came before, which was of other codebooks.
         """
-        return self._states[seq].sampler(check_sampling(sampling), "codes", self._scratch)
+        checked, scratch = check_sampling(sampling), self._scratch
+        return self._states[seq].sampler(checked, "codes", scratch, self._tokenizer)
 
     def matcher(self, seq: int, grammar: Grammar) -> GrammarMatcher:
         """Return what says which tokens may follow in a sequence; the newest one is kept.

@@ -307,8 +307,8 @@ class Speculation:
     ) -> Verification | None:
         """Return the pass that verifies what a schedule for these sequences drafts, or None.
 
-        None if the run is only one of several for the ``n_drafted`` sequences, or if there is no
-        room, which ``verify`` will report.
+        None if the run is only one of several for the ``n_drafted`` sequences, if logits are wanted
+        as well, or if there is no room, which ``verify`` will report.
         """
         n_rows = len(verified) + sum(n_drafts)
         if len(seqs) < n_drafted or n_rows > self.target.n_batch:
@@ -318,6 +318,8 @@ class Speculation:
             made[seq] = [0] * n  # the backend writes its drafts there
         rows = self._draft_rows(made, sampling, {})
         fused = self._fused_sampling(rows, rows.batch(), sampling, {})
+        if fused is None or None in fused.samplers:  # logits are wanted as well
+            return None
         try:
             self._ahead = VerificationAhead(self.target, rows, fused, seqs)
         except CapacityError:
@@ -433,7 +435,8 @@ class Speculation:
     ) -> FusedSampling | None:
         """Return the samplers of a pass; None if all logits are needed.
 
-        Logits of prompts are kept until a token is chosen; a logits processor needs them, too.
+        Logits of prompts are kept until a token is chosen; a logits processor needs them, too, and
+        so do settings that only the host chooses by.
         """
         places = batch.pos[batch.outputs]
         samplers: list[Sampler | None] = [None] * len(places)
@@ -444,7 +447,7 @@ class Speculation:
             if seq in processors or setting_of(sampling, seq).grammar is not None:
                 continue
             if not sampler.is_gumbel_max:
-                if self.target.backend.on_host:
+                if self.target.backend.on_host or sampler.sampling.is_for_hosts:
                     continue
                 state, needs_texts = self.states[seq], True
                 texts[begin:end] = rows.texts(seq, state.history[: state.n])

@@ -319,9 +319,13 @@ class LM(Closing, Uncopied):
         ignore_eos : bool
             Whether the text goes on after a token that ends it.
         temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty
-            As in ``Sampling``; so are ``logit_bias`` and ``seed``. What is left out, or None, is as
-            ``LM.sampling`` says; a seed is drawn for each text. In ``LM.of(generator)`` the
-            generator's settings are the default.
+            As in ``Sampling``; so are ``logit_bias``, ``seed``, and the other samplers:
+            ``top_n_sigma``, ``typical_p``, ``xtc_probability``, ``xtc_threshold``,
+            ``dynatemp_range``, ``dynatemp_exponent``, ``penalty_last_n``, ``dry_multiplier``,
+            ``dry_base``, ``dry_allowed_length``, ``dry_penalty_last_n`` and
+            ``dry_sequence_breakers``. What is left out, or None, is as ``LM.sampling`` says; a seed
+            is drawn for each text. In ``LM.of(generator)`` the generator's settings are the
+            default.
             Tokens that the model file suppresses need a ``logit_bias`` to be chosen.
         sampling : Sampling, optional
             All of these at once; one seed holds for all prompts then.

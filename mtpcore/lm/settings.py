@@ -13,14 +13,7 @@ from mtpcore.decoding import REQUEST_DEFAULTS, RequestOptions
 from mtpcore.errors import SamplingError, spell
 from mtpcore.lm.answer_form import read_response_format
 from mtpcore.runtime.model import Model
-from mtpcore.sampling import (
-    USUAL,
-    Grammar,
-    Recommended,
-    Sampling,
-    check_sampling,
-    read_recommended,
-)
+from mtpcore.sampling import Grammar, Recommended, Sampling, check_sampling, read_recommended
 
 __all__ = [
     "CHAT_DEFAULTS",
@@ -40,6 +33,9 @@ log = logging.getLogger("mtpcore")
 SchemaLike = Mapping[str, object] | str | type
 """A JSON schema: as a mapping, as JSON text, or what a type has."""
 
+_NONE = ("logit_bias", "grammar", "seed")
+"""Settings of which None is a value."""
+
 _FIX_OF_STREAM = (
     "pieces come from LM.stream(), a stream of noise from sampling=Sampling(stream=...)"
 )
@@ -52,9 +48,21 @@ class SamplingOptions(TypedDict, total=False):
     top_k: int | None
     top_p: float | None
     min_p: float | None
+    top_n_sigma: float | None
+    typical_p: float | None
+    xtc_probability: float | None
+    xtc_threshold: float | None
+    dynatemp_range: float | None
+    dynatemp_exponent: float | None
     repetition_penalty: float | None
-    frequency_penalty: float
-    presence_penalty: float
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    penalty_last_n: int | None
+    dry_multiplier: float | None
+    dry_base: float | None
+    dry_allowed_length: int | None
+    dry_penalty_last_n: int | None
+    dry_sequence_breakers: Sequence[str | int] | None
     logit_bias: Mapping[int, float] | None
     grammar: Grammar | str | None
     seed: int | None
@@ -86,12 +94,7 @@ TEXT_DEFAULTS = cast(
     {
         **REQUEST_DEFAULTS,
         "max_tokens": None,
-        **dict.fromkeys(USUAL),  # None: what LM.sampling says
-        "frequency_penalty": 0.0,
-        "presence_penalty": 0.0,
-        "logit_bias": None,
-        "grammar": None,
-        "seed": None,
+        **dict.fromkeys(SamplingOptions.__annotations__),  # as LM.sampling says
         "schema": None,
         "regex": None,
     },
@@ -218,8 +221,8 @@ def read_sampling(
     sampling : Sampling, optional
         All settings at once.
     named : mapping
-        Settings by name; those that are left out are the default's, and so are those that a file
-        may recommend where they are None.
+        Settings by name; those that are left out, or None, are the default's, but for
+        ``logit_bias``, ``grammar`` and ``seed``, of which None means that there is none.
     default : Sampling or mapping
         The settings of a call without any; fields by name draw a seed for each text.
 
@@ -228,7 +231,7 @@ def read_sampling(
     SamplingError
         Both were given, or a value is out of range.
     """
-    given = {name: value for name, value in named.items() if value is not None or name not in USUAL}
+    given = {name: value for name, value in named.items() if value is not None or name in _NONE}
     if sampling is not None:
         check_sampling(sampling)
         if given:

@@ -1,6 +1,7 @@
 """Sampling: settings, the compiled sampler, and its definition in NumPy."""
 
 from mtpcore._ext._sampling import Sampler, Scratch
+from mtpcore.sampling.breakers import spell_breakers
 from mtpcore.sampling.grammar import Grammar
 from mtpcore.sampling.matcher import GrammarCompiler, GrammarMatcher, fill_masks
 from mtpcore.sampling.processor import (
@@ -31,4 +32,5 @@ __all__ = [
     "process_logits",
     "read_answer",
     "read_recommended",
+    "spell_breakers",
 ]

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from mtpcore.boundary.arguments import (
     Bias,
+    Growth,
+    LastTokens,
     Penalty,
     Probability,
     Repetition,
     Share,
     Temperature,
+    Unsigned,
     Whole31,
     Whole64,
     read,
@@ -24,13 +28,19 @@ from mtpcore.sampling.grammar import Grammar, read_grammar
 
 __all__ = ["Sampling", "check_no_grammar", "check_sampling"]
 
+_Breakers = Annotated[
+    tuple[Annotated[str, Meta(min_length=1)] | Whole31, ...],
+    Meta(description="a sequence of texts, none of them empty, and token ids"),
+]
+
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are chosen from logits.
 
-    The order is: `logit_bias`, penalties, the mask of the `grammar`, then the cuts `top_k`,
-    `top_p`, `min_p` by the probabilities at temperature 1, which are not normalised again in
-    between, then `temperature`. Ties go to the lowest token id.
+    The order is llama.cpp's: `logit_bias`, penalties, DRY, the mask of the `grammar`, then the cuts
+    `top_n_sigma`, `top_k`, `typical_p`, `top_p`, `min_p` and XTC by the probabilities at
+    temperature 1, which are not normalised again in between, then `temperature`. Ties go to the
+    lowest token id. ``mtpcore/sampling/reference.py`` has the formulas.
 
     Parameters
     ----------
@@ -43,12 +53,42 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         ``top_p``, in (0, 1].
     min_p : float
         Of these, keep tokens with at least ``min_p`` times the largest probability, in [0, 1].
+    top_n_sigma : float
+        Keep tokens whose logit is at most this many standard deviations of all logits below the
+        largest; 0 keeps all.
+    typical_p : float
+        Of what ``top_k`` leaves, keep the tokens whose surprise, -log p, is nearest to the mean
+        surprise, until their probabilities sum up to ``typical_p``, in (0, 1] (locally typical
+        sampling).
+    xtc_probability : float
+        How often XTC leaves out the likeliest tokens, in [0, 1].
+    xtc_threshold : float
+        XTC leaves out tokens of at least this probability, except for the least likely of them.
+    dynatemp_range : float
+        The temperature is between ``temperature - dynatemp_range``, where one token is certain, and
+        ``temperature + dynatemp_range``, where all are equally likely; 0: always ``temperature``.
+        Temperature 0 stays 0.
+    dynatemp_exponent : float
+        Shapes that: above 1 the temperature is lower in between.
     repetition_penalty : float
         Divides positive and multiplies negative logits of tokens that occur in prompt or text.
     frequency_penalty : float
         Subtracted from a token's logit for each of its occurrences in the text.
     presence_penalty : float
         Subtracted from a token's logit if it occurs in the text.
+    penalty_last_n : int
+        How many of the latest tokens of prompt and text these three penalties look at; -1: all.
+    dry_multiplier : float
+        DRY ("don't repeat yourself") lowers the logit of a token that would go on with a repetition
+        of n tokens by ``dry_multiplier * dry_base ** (n - dry_allowed_length)``; 0: it does not.
+    dry_base : float
+        1 or more.
+    dry_allowed_length : int
+        Repetitions of fewer tokens are allowed.
+    dry_penalty_last_n : int
+        How many of the latest tokens of prompt and text DRY looks at; -1: all.
+    dry_sequence_breakers : sequence of str or int
+        Texts and token ids over which no repetition reaches. Texts need a tokenizer.
     logit_bias : mapping of int to float, optional
         Added to the logits of these token ids; ``-inf`` forbids a token.
     grammar : Grammar or str, optional
@@ -76,9 +116,21 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    top_n_sigma: float = 0.0
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    penalty_last_n: int = -1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: Sequence[str | int] = ("\n", ":", '"', "*")
     logit_bias: Mapping[int, float] | None = None
     grammar: Grammar | None = None
     seed: int | None = None
@@ -98,7 +150,14 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     def has_penalties(self) -> bool:
         """Whether what was chosen before changes what is chosen."""
         penalties = self.repetition_penalty, self.frequency_penalty, self.presence_penalty
-        return penalties != (1, 0, 0)
+        return penalties != (1, 0, 0) or self.dry_multiplier > 0
+
+    @property
+    def is_for_hosts(self) -> bool:
+        """Whether devices cannot choose by it: their logits are sent to the host, which does."""
+        cuts = self.top_n_sigma, self.typical_p, self.xtc_probability, self.dynatemp_range
+        windows = self.penalty_last_n >= 0 or self.dry_multiplier > 0
+        return (self.temperature > 0 and cuts != (0, 1, 0, 0)) or (self.has_penalties and windows)
 
     @classmethod
     def greedy(cls) -> Sampling:
@@ -135,9 +194,21 @@ _KINDS = {
     "top_k": Whole31,
     "top_p": Share,
     "min_p": Probability,
+    "top_n_sigma": Unsigned,
+    "typical_p": Share,
+    "xtc_probability": Probability,
+    "xtc_threshold": Probability,
+    "dynatemp_range": Unsigned,
+    "dynatemp_exponent": Unsigned,
     "repetition_penalty": Repetition,
     "frequency_penalty": Penalty,
     "presence_penalty": Penalty,
+    "penalty_last_n": LastTokens,
+    "dry_multiplier": Unsigned,
+    "dry_base": Growth,
+    "dry_allowed_length": Whole31,
+    "dry_penalty_last_n": LastTokens,
+    "dry_sequence_breakers": _Breakers,
     "seed": Whole64,
     "stream": Whole64,
 }

@@ -29,6 +29,12 @@ _KINDS: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1.0, 1.3),
     "frequency_penalty": (0.0, 0.3, -0.2),
     "presence_penalty": (0.0, 0.5),
+    "penalty_last_n": (-1, 5),
+    "dry_multiplier": (0.0, 0.8),
+    "top_n_sigma": (0.0, 1.5),
+    "typical_p": (1.0, 0.7),
+    "xtc_probability": (0.0, 0.5),
+    "dynatemp_range": (0.0, 0.5),
     "biased": (False, True),
     "seed": (5, 2**64 - 1),
     "stream": (0, 2**40),
@@ -112,7 +118,7 @@ def _compare(cross: Cross, subject: Subject, texts: Texts) -> Stats:
 def cover_texts(n_tokens: int = 16) -> list[Texts]:
     """Return settings for ``check_texts``: each pair of values of two settings occurs in one.
 
-    Kinds are draft lengths of 0 to 8, temperatures, every cut, penalty and bias, seeds, streams,
+    Kinds are draft lengths of 0 to 8, temperatures, every sampler and bias, seeds, streams,
     both samplers of drafts, and how many requests share batches of which size.
 
     Parameters
@@ -125,7 +131,9 @@ def cover_texts(n_tokens: int = 16) -> list[Texts]:
     for point in cover_pairs(_KINDS, n_candidates=50):
         ours = {name: point.pop(name) for name in ("k", "draft_sampler", "n_texts", "n_batch")}
         bias = {1: 3.0, 2: -float("inf"), 7: -1.5} if point.pop("biased") else None
-        sampling = Sampling(logit_bias=bias, **point)
+        sampling = Sampling(
+            logit_bias=bias, dry_sequence_breakers=(3,), xtc_threshold=0.01, **point
+        )
         settings.append(Texts(sampling=sampling, n_tokens=n_tokens, **ours))
     return settings
 

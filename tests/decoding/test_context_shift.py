@@ -8,13 +8,12 @@ import pytest
 from harness.families import FAMILIES, HYBRID
 from harness.hashed import N_VOCAB, START, Planted, advance, logits_of
 from harness.requests import lettered, seeing
-from harness.scripted import cross_of, run, settings
+from harness.scripted import cross_of, run, sampler_of, settings
 from harness.search import searching
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpcore import Batch, BatchError, CapacityError, Generator, LinkError, Sampling
-from mtpcore.sampling import Sampler, Scratch
 
 WARM = Sampling(temperature=1.0, seed=8)
 LONG = [(n * n + 5) % N_VOCAB for n in range(60)]
@@ -34,7 +33,7 @@ def shifted(prompt, sampling, n, n_ctx, n_keep):
         for token in held:
             state = advance(state, token)
         stream = (sampling.stream + n_shifts * 0x9E3779B97F4A7C15) % 2**64
-        sampler = Sampler(msgspec.structs.replace(sampling, stream=stream), Scratch(N_VOCAB))
+        sampler = sampler_of(msgspec.structs.replace(sampling, stream=stream))
         history = np.asarray(held, np.int32)
         text.append(sampler.choose(logits_of(state), history, n_prompt, len(history)))
         held.append(text[-1])

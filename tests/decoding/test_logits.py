@@ -5,7 +5,17 @@ import math
 import numpy as np
 import pytest
 from harness.hashed import N_VOCAB, START, HashModel, Planted, advance, logits_of
-from harness.scripted import SCRIPTS, TREES, Letters, Scripted, cross_of, plain, run, settings
+from harness.scripted import (
+    SCRIPTS,
+    TREES,
+    Letters,
+    Scripted,
+    cross_of,
+    plain,
+    run,
+    sampler_of,
+    settings,
+)
 from harness.search import searching
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +23,6 @@ from hypothesis import strategies as st
 from mtpcore import BatchError, Generator, Sampling
 from mtpcore.decoding.logprobs import TokenLogprobs, log_softmax
 from mtpcore.runtime.batch import Batch
-from mtpcore.sampling import Sampler, Scratch
 
 PROMPT, WARM = [3, 1, 4], Sampling(temperature=1.0, seed=8)
 
@@ -33,7 +42,7 @@ def write_plainly(prompt, sampling, n, processor):
     state, tokens, calls, rows = START, [], [], []
     for token in prompt:
         state = advance(state, token)
-    sampler = Sampler(sampling, Scratch(N_VOCAB))
+    sampler = sampler_of(sampling)
     for _ in range(n):
         history = np.asarray([*prompt, *tokens], np.int32)
         logits = logits_of(state).copy()

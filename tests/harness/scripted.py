@@ -10,7 +10,7 @@ from mtpcore.cross import link
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.context import Context
-from mtpcore.sampling import Sampler, Sampling, Scratch
+from mtpcore.sampling import Sampler, Sampling, Scratch, spell_breakers
 
 
 def settings():
@@ -24,10 +24,24 @@ def settings():
         repetition_penalty=st.sampled_from([1.0, 1.4]),
         frequency_penalty=st.sampled_from([0.0, 0.3, -0.2]),
         presence_penalty=st.sampled_from([0.0, 0.5]),
+        penalty_last_n=st.sampled_from([-1, 4]),
+        dry_multiplier=st.sampled_from([0.0, 0.0, 3.0]),
+        dry_allowed_length=st.sampled_from([0, 1, 2]),
+        dry_sequence_breakers=st.just((4,)),
+        top_n_sigma=st.sampled_from([0.0, 0.0, 1.0]),
+        typical_p=st.sampled_from([1.0, 1.0, 0.6]),
+        xtc_probability=st.sampled_from([0.0, 0.0, 0.5]),
+        xtc_threshold=st.just(0.05),
+        dynatemp_range=st.sampled_from([0.0, 0.0, 0.5]),
         logit_bias=st.sampled_from([None, {2: 3.0, 5: -float("inf")}]),
         seed=st.integers(0, 2**64 - 1),
         stream=st.sampled_from([0, 1, 2**40]),
     )
+
+
+def sampler_of(sampling):
+    """The sampler of a hashed model, which has no tokenizer."""
+    return Sampler(sampling, Scratch(N_VOCAB), spell_breakers(sampling, None))
 
 
 def plain(prompt, sampling, n):
@@ -35,7 +49,7 @@ def plain(prompt, sampling, n):
     state, tokens = START, []
     for token in prompt:
         state = advance(state, token)
-    sampler = Sampler(sampling, Scratch(N_VOCAB))
+    sampler = sampler_of(sampling)
     for _ in range(n):
         history = np.asarray([*prompt, *tokens], np.int32)
         tokens.append(sampler.choose(logits_of(state), history, len(prompt), len(history)))

@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
@@ -10,7 +11,7 @@ from mtpcore.sampling import Sampling
 
 @st.composite
 def situations(draw):
-    """Settings and one row, with everything that the chain can meet."""
+    """Settings that devices choose by and one row, with everything that the chain can meet."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     n_vocab = draw(st.one_of(st.integers(1, 20), st.integers(21, 700)))
     logits = rng.normal(size=n_vocab) * draw(st.sampled_from([0.01, 1.0, 4.0, 30.0]))
@@ -57,3 +58,32 @@ def situations(draw):
     )
     n_prompt = draw(st.integers(0, len(history)))
     return sampling, logits, history, n_prompt, n_ids, token_ids, allowed
+
+
+@st.composite
+def host_situations(draw):
+    """The same with settings that only hosts choose by, and what breaks repetitions."""
+    sampling, logits, _, _, *others = draw(situations())
+    changed = draw(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "top_n_sigma": st.sampled_from([1e-3, 0.5, 1.0, 3.0, 100.0]),
+                "typical_p": st.sampled_from([1e-9, 0.2, 0.5, 0.9, 0.999999]),
+                "xtc_probability": st.sampled_from([0.5, 1.0]),
+                "xtc_threshold": st.sampled_from([0.0, 0.01, 0.1, 0.3, 0.5]),
+                "dynatemp_range": st.sampled_from([0.1, 0.7, 5.0]),
+                "dynatemp_exponent": st.sampled_from([0.0, 0.5, 1.0, 2.5]),
+                "penalty_last_n": st.integers(-1, 8),
+                "dry_multiplier": st.sampled_from([0.3, 0.8, 30.0]),
+                "dry_base": st.sampled_from([1.0, 1.1, 1.75, 1e20]),
+                "dry_allowed_length": st.integers(0, 3),
+                "dry_penalty_last_n": st.integers(-1, 20),
+            },
+        )
+    )
+    history = np.array(draw(st.lists(st.integers(-1, 4), max_size=40)), np.int32)
+    n_prompt = draw(st.integers(0, len(history)))
+    breakers = draw(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=3), max_size=3))
+    situation = (msgspec.structs.replace(sampling, **changed), logits, history, n_prompt, *others)
+    return situation, breakers

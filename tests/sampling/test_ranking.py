@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from harness.search import searching
-from harness.situations import situations
+from harness.situations import host_situations, situations
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,21 +16,21 @@ NO_HISTORY = np.zeros(0, np.int32)
 
 @searching(150)
 @given(
-    situations(),
+    st.tuples(situations(), st.just(())) | host_situations(),
     st.integers(0, 2**32 - 1),
     st.sampled_from([1, 2, 3, 10, 80, 5000]),
     st.sampled_from(_cpu.available_isas()),
 )
-def test_equals_the_definition(situation, index, n, isa):
-    sampling, logits, history, n_prompt, n_ids, token_ids, _ = situation
-    sampler = Sampler(sampling, Scratch(len(logits), n_ids))
+def test_equals_the_definition(both, index, n, isa):
+    (sampling, logits, history, n_prompt, n_ids, token_ids, _), breakers = both
+    sampler = Sampler(sampling, Scratch(len(logits), n_ids), breakers)
     given = logits, history, n_prompt, index
     ids, probabilities, shares = found = sampler.rank(*given, n, token_ids)
     before = _cpu.use_isa(isa)
     again = sampler.rank(*given, n, token_ids)
     _cpu.use_isa(before)
     assert all(map(np.array_equal, again, found))
-    wanted = reference.rank(sampling, *given, n, token_ids)
+    wanted = reference.rank(sampling, *given, n, token_ids, breakers)
     assert ids.tolist() == wanted[0].tolist()
     assert np.allclose(probabilities, wanted[1], rtol=1e-6, atol=1e-12)
     assert np.allclose(shares, wanted[2], rtol=1e-9, atol=1e-12)

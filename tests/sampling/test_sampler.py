@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from harness.search import searching
-from harness.situations import situations
+from harness.situations import host_situations, situations
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,12 +32,14 @@ def words(allowed):
 
 
 @searching(600)
-@given(situations(), st.integers(0, 2**32 - 1))
-def test_equals_the_definition(situation, index):
-    sampling, logits, history, n_prompt, n_ids, token_ids, allowed = situation
-    sampler = Sampler(sampling, Scratch(len(logits), n_ids))
+@given(st.tuples(situations(), st.just(())) | host_situations(), st.integers(0, 2**32 - 1))
+def test_equals_the_definition(both, index):
+    (sampling, logits, history, n_prompt, n_ids, token_ids, allowed), breakers = both
+    sampler = Sampler(sampling, Scratch(len(logits), n_ids), breakers)
     mask = None if allowed is None else words(allowed)
-    wanted = reference.choose(sampling, logits, history, n_prompt, index, token_ids, allowed)
+    wanted = reference.choose(
+        sampling, logits, history, n_prompt, index, token_ids, allowed, breakers
+    )
     got, p = sampler.choose_with_probability(logits, history, n_prompt, index, token_ids, mask)
     assert got == wanted
     if wanted == NO_TOKEN:
@@ -46,7 +48,7 @@ def test_equals_the_definition(situation, index):
     else:
         assert sampler.choose(logits, history, n_prompt, index, token_ids, mask) == wanted
     ids = np.arange(len(logits), dtype=np.int32) if token_ids is None else token_ids
-    adjusted = reference.adjust(sampling, logits, history, n_prompt, ids, allowed)
+    adjusted = reference.adjust(sampling, logits, history, n_prompt, ids, allowed, breakers)
     if adjusted.max() == -np.inf:
         assert p == 0
     else:

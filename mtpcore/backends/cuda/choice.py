@@ -131,6 +131,13 @@ class Choice:
                     wanted=f"n_prompt from 0 to {len(wanted.texts[i])}",
                     got=wanted.n_prompt[i],
                 )
+            if sampler.sampling.is_for_hosts:
+                raise SamplingError(
+                    "only a host chooses by these settings",
+                    where=f"output {i}",
+                    wanted="bias, penalties of the whole text, top_k, top_p, min_p, temperature",
+                    fix="give None as its sampler, and choose from Output.logits",
+                )
             if not (wanted.texts or sampler.is_gumbel_max):
                 raise SamplingError("a choice needs the text before it", where=f"output {i}")
 

@@ -86,6 +86,7 @@ class DraftLoop:
         if (
             not (built.drafts and built.stages[-1].picks)
             or schedule.takes_host
+            or any(text.sampler.sampling.is_for_hosts for text in schedule.texts)
             or not all(self._rounds.is_here(one.plan) for one in schedule.passes)
             or not _brings_rows_once(schedule)
             or _leaves_rows_out(schedule)

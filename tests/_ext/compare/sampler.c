@@ -28,10 +28,12 @@ static void choose(const void *of, void *results)
     mtp_sampler_scratch *scratch = mtp_sampler_scratch_new(MOST_LOGITS, MOST_LOGITS);
     chosen found;
     memset(&found, 0, sizeof found);
-    found.token = mtp_choose(c->logits, c->n_vocab, &c->sampling, NULL, 0, 0, 17, NULL, scratch,
-                             &found.probability);
+    static const int32_t text[] = {1, 2, 0, 1, 2, 5, 0, 1, 2};
+    const int64_t n_text = sizeof text / sizeof *text;
+    found.token = mtp_choose(c->logits, c->n_vocab, &c->sampling, text, n_text, 3, 17, NULL,
+                             scratch, &found.probability);
     found.n_ranked =
-        (int32_t)mtp_rank(c->logits, c->n_vocab, &c->sampling, NULL, 0, 0, 17, NULL, scratch,
+        (int32_t)mtp_rank(c->logits, c->n_vocab, &c->sampling, text, n_text, 3, 17, NULL, scratch,
                           RANKED, found.ids, found.probabilities, found.shares);
     if (mtp_can_fuse(&c->sampling)) {
         mtp_winner winner = {-INFINITY, -1};
@@ -42,12 +44,24 @@ static void choose(const void *of, void *results)
     mtp_sampler_scratch_free(scratch);
 }
 
+#define NEUTRAL .top_p = 1, .typical_p = 1, .repetition_penalty = 1, .penalty_last_n = -1
+
 static const mtp_sampling settings[] = {
-    {.temperature = 0, .top_p = 1, .repetition_penalty = 1},
-    {.temperature = 1, .top_p = 1, .repetition_penalty = 1, .seed = 3},
-    {.temperature = 0.7, .top_k = 40, .top_p = 0.95, .repetition_penalty = 1, .seed = 1u << 31},
-    {.temperature = 3, .top_p = 0.9, .repetition_penalty = 1, .seed = ~(uint64_t)0, .stream = 9},
-    {.temperature = 1, .top_p = 1, .min_p = 0.02, .repetition_penalty = 1, .seed = 5},
+    {NEUTRAL, .temperature = 0},
+    {NEUTRAL, .temperature = 1, .seed = 3},
+    {NEUTRAL, .temperature = 0.7, .top_k = 40, .min_p = 0.001, .seed = 1u << 31},
+    {.temperature = 3,
+     .top_p = 0.9,
+     .typical_p = 0.95,
+     .repetition_penalty = 1.2,
+     .penalty_last_n = 5,
+     .seed = ~(uint64_t)0,
+     .stream = 9},
+    {NEUTRAL, .temperature = 1, .min_p = 0.02, .seed = 5},
+    {NEUTRAL, .temperature = 1, .top_n_sigma = 1.5, .seed = 6},
+    {NEUTRAL, .temperature = 1, .xtc_probability = 0.5, .xtc_threshold = 0.01, .seed = 7},
+    {NEUTRAL, .temperature = 1, .dynatemp_range = 0.7, .dynatemp_exponent = 1.3, .seed = 8},
+    {NEUTRAL, .temperature = 1, .dry = {0.8, 1.75, 1, -1, NULL, 0, NULL}, .seed = 9},
 };
 
 void compare_choices(void)

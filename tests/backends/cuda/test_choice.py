@@ -142,7 +142,10 @@ def test_choices_that_do_not_fit_are_errors(one):
     good, rows = fused_sampling(2), rows_of(3, [0, 2])
     ids = np.full(N_LOGITS, N_LOGITS + 9, np.int32)
     with_cuts = fused_sampling(2, settings=[SETTINGS[0], Sampling(seed=1, top_k=3)])
+    for_hosts = fused_sampling(2, settings=[SETTINGS[0], Sampling(seed=1, top_n_sigma=1.0)])
+    for_hosts = msgspec.structs.replace(for_hosts, texts=[NOTHING] * 2, n_prompt=[0, 0])
     for wrong, error in (
+        (for_hosts, SamplingError),
         (fused_sampling(1), BatchError),
         (msgspec.structs.replace(good, indices=[1]), BatchError),
         (msgspec.structs.replace(good, indices=[1, 2**32]), SamplingError),

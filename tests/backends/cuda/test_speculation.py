@@ -14,7 +14,7 @@ from harness.search import searching
 from hypothesis import HealthCheck
 from hypothesis.stateful import run_state_machine_as_test
 
-from mtpcore import Batch
+from mtpcore import Batch, Cross, Generator
 from mtpcore.declarations.spec import TreeShape
 from mtpcore.sampling import Sampling
 from mtpcore.testing import Subject, Texts, check_texts
@@ -32,6 +32,17 @@ HEADS = {
 TREE = TreeShape(depth=3, width=3, n_nodes=7)
 SAMPLED = Sampling(temperature=1.2, seed=3)
 CUT = Sampling(temperature=0.9, top_k=20, repetition_penalty=1.2, frequency_penalty=0.1, seed=4)
+HOST = Sampling(
+    temperature=0.9,
+    seed=4,
+    top_n_sigma=3.0,
+    typical_p=0.95,
+    xtc_probability=0.5,
+    xtc_threshold=0.01,
+    dynatemp_range=0.3,
+    dry_multiplier=0.8,
+    dry_sequence_breakers=(3,),
+)
 N_DRAFTS = 4
 
 
@@ -82,6 +93,25 @@ def test_texts_do_not_depend_on_drafts(subject, name):
     if name in ("glm4moe", "dflash", "hybrid"):  # how cuts and penalties choose is the same for all
         rates += [check_texts(family, Texts(k=2, sampling=CUT, n_texts=2, n_batch=64, **few))]
     assert max(rates) > 0.05, "hardly a draft is accepted: the comparison says little"
+
+
+@pytest.mark.parametrize("draft", [0, 2])
+def test_texts_that_the_host_chooses_change_no_others(subject, draft):
+    """One text with settings that only the host knows, beside one that the device chooses."""
+    family = subject("glm4moe")
+
+    def texts(cross, *drafts):
+        generator = Generator(cross)
+        requests = [
+            generator.add([3, 9, 4], sampling=sampling, draft=n, max_tokens=8, ignore_eos=True)
+            for sampling, n in zip((SAMPLED, HOST), drafts, strict=True)
+        ]
+        while generator.active:
+            generator.step()
+        return [request.tokens for request in requests]
+
+    plain = Cross(llm=family.context(n_seq_max=2, n_batch=64))
+    assert texts(family.link(n_seq_max=2, n_batch=64), 2, draft) == texts(plain, 0, 0)
 
 
 @pytest.mark.parametrize("name", ["glm4moe", "hybrid"])

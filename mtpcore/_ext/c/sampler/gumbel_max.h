@@ -11,6 +11,7 @@
 #include "sampler/philox.h"
 #include "sampler/passes.h"
 
+#define XTC_COIN -1        /* drawn like a token's noise; no token has this id */
 #define LARGEST_NOISE 36.8 /* -log(2^-53) and a little */
 
 static const mtp_sampler_passes *passes(void)
@@ -30,11 +31,10 @@ static const mtp_sampler_passes *passes(void)
 #endif
 }
 
-static inline double gumbel(uint64_t bits)
-{
-    const double u = ((double)(bits >> 12) + 0.5) * 0x1p-52;
-    return -mtp_log(-mtp_log(u));
-}
+/* A number in (0, 1). */
+static inline double uniform(uint64_t bits) { return ((double)(bits >> 12) + 0.5) * 0x1p-52; }
+
+static inline double gumbel(uint64_t bits) { return -mtp_log(-mtp_log(uniform(bits))); }
 
 static inline uint64_t noise_bits(const mtp_noise *noise, int32_t id)
 {

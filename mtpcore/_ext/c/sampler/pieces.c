@@ -3,7 +3,7 @@
 
 #include "sampler/sampler.h"
 #include "sampler/gumbel_max.h"
-#include "sampler/row.h"
+#include "sampler/adjust.h"
 
 int mtp_can_fuse(const mtp_sampling *sampling)
 {

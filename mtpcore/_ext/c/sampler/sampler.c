@@ -1,17 +1,19 @@
 /* See sampler.h for what is computed; here is how it is computed quickly.
  *
  * One pass finds the largest logit of every 64; most of the rest looks only at chunks whose
- * largest logit is high enough. The three cuts are prefixes of one descending order, so a heap
- * gives it up from the top until the first of them ends. Bits of noise become a double only
- * where a bound on it says that the token may still win. */
+ * largest logit is high enough. Most cuts are prefixes of one descending order, so a heap gives it
+ * up from the top until the first of them ends. Bits of noise become a double only where a bound on
+ * it says that the token may still win. */
 #include "sampler/sampler.h"
 
 #include <math.h>
 #include <stdlib.h>
 
+#include "sampler/adjust.h"
 #include "sampler/cuts.h"
 #include "sampler/passes.h"
 #include "sampler/gumbel_max.h"
+#include "sampler/temperature.h"
 
 mtp_sampler_scratch *mtp_sampler_scratch_new(int64_t n_vocab, int64_t n_ids)
 {
@@ -22,11 +24,12 @@ mtp_sampler_scratch *mtp_sampler_scratch_new(int64_t n_vocab, int64_t n_ids)
     scratch->n_ids = n_ids;
     scratch->logits = malloc(n * sizeof(float));
     scratch->maxima = malloc((n / MTP_CHUNK + 1) * sizeof(float));
+    scratch->keys = malloc(n * sizeof(float));
     scratch->order = malloc(n * sizeof(int32_t));
     scratch->counts = calloc(n, sizeof(int32_t));
     scratch->rows = calloc((size_t)n_ids, sizeof(int32_t));
-    if (!scratch->logits || !scratch->maxima || !scratch->order || !scratch->counts ||
-        !scratch->rows) {
+    if (!scratch->logits || !scratch->maxima || !scratch->keys || !scratch->order ||
+        !scratch->counts || !scratch->rows) {
         mtp_sampler_scratch_free(scratch);
         return NULL;
     }
@@ -39,6 +42,7 @@ void mtp_sampler_scratch_free(mtp_sampler_scratch *scratch)
         return;
     free(scratch->logits);
     free(scratch->maxima);
+    free(scratch->keys);
     free(scratch->order);
     free(scratch->counts);
     free(scratch->rows);
@@ -76,33 +80,39 @@ static void try_chunks(gumbel_max *state, const logits_row *row, int64_t begin, 
     }
 }
 
-/* Let every row run that passes the cuts. */
-static void try_all(gumbel_max *state, const logits_row *row, const mtp_sampling *sampling,
-                    float max, uint64_t total)
+/* Let every row run that passes the cuts; return the temperature. */
+static double try_all(gumbel_max *state, const logits_row *row, const mtp_sampling *sampling,
+                      float max, uint64_t total)
 {
     if (!has_cuts(sampling)) {
+        state->inverse = 1.0 / sampling->temperature;
         try_chunks(state, row, 0, count_chunks(row));
-        return;
+        return sampling->temperature;
     }
     int64_t n;
     int64_t first = cut(row, sampling, max, total, &n);
+    const int32_t *order = row->scratch->order;
+    const double temperature = temperature_of(row, sampling, max, order + first, n - first);
+    state->inverse = 1.0 / temperature;
     for (; first < n; first += MTP_CHUNK)
-        try_rows(state, row, row->scratch->order + first,
-                 n - first < MTP_CHUNK ? n - first : MTP_CHUNK);
+        try_rows(state, row, order + first, n - first < MTP_CHUNK ? n - first : MTP_CHUNK);
+    return temperature;
 }
 
 /* Put the best `n` rows into rows[0 .. returned), the one that would be chosen first; `scores` is
  * working memory. */
 static int64_t rank_rows(const logits_row *row, const mtp_sampling *sampling, int64_t index,
-                         float max, uint64_t total, int64_t n, int32_t *rows, double *scores)
+                         float max, uint64_t total, int64_t n, int32_t *rows, double *scores,
+                         double *temperature)
 {
+    *temperature = 0.0;
     if (sampling->temperature > 0.0) {
         const mtp_noise noise = {sampling->seed, sampling->stream, (uint32_t)index};
-        gumbel_max state = {&noise, 1.0 / sampling->temperature, n, 0, scores, rows};
-        try_all(&state, row, sampling, max, total);
+        gumbel_max state = {&noise, 0.0, n, 0, scores, rows};
+        *temperature = try_all(&state, row, sampling, max, total);
         return state.n;
     }
-    const mtp_sampling likeliest = {.top_k = n, .top_p = 1.0};
+    const mtp_sampling likeliest = {.top_k = n, .top_p = 1.0, .typical_p = 1.0};
     int64_t end;
     const int64_t first = cut(row, &likeliest, max, total, &end);
     for (int64_t i = first; i < end; i++)
@@ -111,8 +121,9 @@ static int64_t rank_rows(const logits_row *row, const mtp_sampling *sampling, in
 }
 
 /* See mtp_rank for what a share is. `row->logits[rows[0 .. n)]` are above -inf. */
-static void share_out(const logits_row *row, const mtp_sampling *sampling, int64_t index, float max,
-                      uint64_t total, int64_t n, const int32_t *rows, double *shares)
+static void share_out(const logits_row *row, const mtp_sampling *sampling, int64_t index,
+                      double temperature, float max, uint64_t total, int64_t n, const int32_t *rows,
+                      double *shares)
 {
     const mtp_noise noise = {sampling->seed, sampling->stream, (uint32_t)index};
     uint64_t others = total;
@@ -120,9 +131,9 @@ static void share_out(const logits_row *row, const mtp_sampling *sampling, int64
     for (int64_t i = 0; i < n; i++) {
         const float logit = row->logits[rows[i]];
         others -= mtp_mass(logit, max);
-        shares[i] = logit == max ? 0.0 : (double)logit - (double)max;
-        if (sampling->temperature > 0.0)
-            shares[i] += sampling->temperature * gumbel(noise_bits(&noise, token_id(row, rows[i])));
+        shares[i] = gap(logit, max);
+        if (temperature > 0.0)
+            shares[i] += temperature * gumbel(noise_bits(&noise, token_id(row, rows[i])));
         largest = shares[i] > largest ? shares[i] : largest;
     }
     double sum = largest < 700.0 ? (double)others / (double)MTP_MASS_ONE * mtp_exp(-largest) : 0.0;
@@ -148,7 +159,9 @@ void mtp_choice_begin(mtp_sampler_scratch *scratch, const float *logits, int64_t
     scratch->sampling = sampling;
     scratch->index = index;
     scratch->needs_total =
-        needs_probability || (sampling->temperature > 0.0 && sampling->top_p < 1.0);
+        needs_probability ||
+        (sampling->temperature > 0.0 &&
+         (sampling->top_p < 1.0 || sampling->typical_p < 1.0 || sampling->xtc_probability > 0.0));
     adjust(&scratch->row, sampling, history, n_history, n_prompt);
 }
 
@@ -245,7 +258,7 @@ static int64_t find_winner(const mtp_sampler_scratch *scratch, int64_t top, uint
     const mtp_noise noise = noise_of(scratch);
     double score;
     int32_t winner;
-    gumbel_max state = start_search(scratch, &noise, top, &score, &winner);
+    gumbel_max state = {&noise, 0.0, 1, 0, &score, &winner};
     if (has_cuts(sampling))
         try_all(&state, &scratch->row, sampling, scratch->row.logits[top], total);
     else
@@ -300,8 +313,9 @@ int64_t mtp_rank(const float *logits, int64_t n_vocab, const mtp_sampling *sampl
         return 0;
     const float max = row.logits[top];
     const uint64_t total = passes()->total_mass(row.logits, n_vocab, max);
-    n = rank_rows(&row, sampling, index, max, total, n, ids, shares);
-    share_out(&row, sampling, index, max, total, n, ids, shares);
+    double temperature;
+    n = rank_rows(&row, sampling, index, max, total, n, ids, shares, &temperature);
+    share_out(&row, sampling, index, temperature, max, total, n, ids, shares);
     for (int64_t i = 0; i < n; i++) {
         probabilities[i] = (float)((double)mtp_mass(row.logits[ids[i]], max) / (double)total);
         ids[i] = token_id(&row, ids[i]);

@@ -1,18 +1,24 @@
 /* The sampler: which token a row of logits chooses.
  *
  * chain    logit bias, penalties (repetition over prompt and text; frequency and presence over the
- *          text), mask; then, of p = softmax at temperature 1 over what is left (never normalised
- *          again): the top_k largest; of these the shortest prefix in descending order whose sum
- *          of p reaches top_p; of these p >= min_p times the largest p. Equal p: lower row first.
+ *          text; of both the latest penalty_last_n tokens), DRY (dry.h), mask; then cuts by
+ *          p = softmax at temperature 1 over what is left, never normalised again: logits at most
+ *          top_n_sigma standard deviations below the largest; of these the top_k largest; of these
+ *          those whose -log p is nearest to its mean, as many as it takes until p sums up to
+ *          typical_p; of these the shortest prefix in descending order whose sum of p reaches
+ *          top_p; of these p >= min_p times the largest p; of these, by the toss of a coin, all but
+ *          the least likely of those with p >= xtc_threshold are left out (XTC). Equal p: lower row
+ *          first.
  * choice   argmax over the survivors of logit / temperature + noise (ties: the lowest row), which
  *          draws from softmax(logit / temperature). Temperature 0: the largest logit, whatever the
- *          cuts.
+ *          cuts. With a dynatemp_range the temperature depends on the survivors' entropy
+ *          (temperature.h).
  * noise    -log(-log u), u = (the upper 52 of 64 bits + 1/2) 2^-52, the bits being the first two
  *          words of Philox4x32-10 with key = seed, counter = (token id, index, stream low, stream
  *          high). It depends on nothing else: two models that choose for the same position with
  *          the same seed share it, and then agree as often as their distributions allow (Daliri,
  *          Musco, Suresh, "Coupling without communication and drafter-invariant speculative
- *          decoding", 2024).
+ *          decoding", 2024). The coin of XTC is the u of token id 2^32 - 1, which is none.
  *
  * A NaN logit counts as -inf. Where every logit is -inf nothing is left to choose, and the choice is
  * MTP_NO_TOKEN. The result has the same bits on every machine. */
@@ -23,14 +29,33 @@
 
 enum { MTP_NO_TOKEN = -2 }; /* -1 stands for rows that nobody chooses from */
 
+/* Don't repeat yourself; see dry.h. */
+typedef struct {
+    double multiplier;        /* 0: none */
+    double base;              /* 1 or more */
+    int64_t allowed_length;   /* 0 or more */
+    int64_t last_n;           /* -1: all tokens */
+    const uint32_t *breakers; /* bit id % 32 of word id / 32: the token breaks repetitions */
+    int64_t n_spelled;        /* breakers of several tokens: their number, */
+    const int32_t *spelled;   /* and of each its length and its tokens */
+} mtp_dry;
+
 /* Settings, checked by the caller. A token id is always one of the target's vocabulary. */
 typedef struct {
     double temperature;        /* 0, or at least 1e-30 */
     int64_t top_k;             /* 0: all */
     double top_p;              /* in (0, 1]; 1: all */
     double min_p;              /* in [0, 1] */
+    double top_n_sigma;        /* 0: all */
+    double typical_p;          /* in (0, 1]; 1: all */
+    double xtc_probability;    /* in [0, 1]; 0: never */
+    double xtc_threshold;      /* in [0, 1] */
+    double dynatemp_range;     /* 0: the temperature is always the same */
+    double dynatemp_exponent;  /* 0 or more */
     double repetition_penalty; /* above 0; 1: none */
     double frequency_penalty, presence_penalty;
+    int64_t penalty_last_n; /* -1: all tokens */
+    mtp_dry dry;
     int64_t n_bias;
     const int32_t *bias_ids; /* distinct */
     const float *bias;
