@@ -27,23 +27,31 @@ _FIELDS = {
     "top_k": ("top_k", 0, 1e9),
     "top_p": ("top_p", -1e30, 1.0),
     "min_p": ("min_p", 0.0, 1e30),
+    "xtc_probability": ("xtc_probability", 0.0, 1e30),
+    "xtc_threshold": ("xtc_threshold", 0.0, 1.0),
     "penalty_repeat": ("repetition_penalty", -1e30, 1e30),
+    "penalty_last_n": ("penalty_last_n", -1, 1e9),
 }
 """By key: the field, and the bounds beyond which a value means what the bound means."""
-_MISSING = {"mirostat", "xtc_probability"}
-_DETAILS = {"mirostat_tau", "mirostat_eta", "xtc_threshold", "penalty_last_n", "sequence"}
+_WHOLE = {"top_k", "penalty_last_n"}
+_MISSING = {"mirostat"}
+_DETAILS = {"mirostat_tau", "mirostat_eta", "sequence"}
 _ORDER = {
     "penalties": "repetition_penalty",
+    "dry": "dry_multiplier",
+    "top_n_sigma": "top_n_sigma",
     "top_k": "top_k",
+    "typ_p": "typical_p",
     "top_p": "top_p",
     "min_p": "min_p",
+    "xtc": "xtc_probability",
     "temperature": "temperature",
 }
 """In the order in which they are applied: llama.cpp's name of a sampler, and the field."""
-_SPELLINGS = {"temp": "temperature", "nucleus": "top_p"} | {
+_SPELLINGS = {"temp": "temperature", "nucleus": "top_p", "typ": "typ_p"} | {
     name.replace("_", ""): name for name in _ORDER
 }
-_NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+_NEUTRAL = Sampling(seed=0)
 
 
 class Recommended(msgspec.Struct, frozen=True):
@@ -78,26 +86,22 @@ def read_recommended(metadata: Mapping[str, Any]) -> Recommended:
             field, low, high = _FIELDS[name]
             number = min(max(_read_number(value), low), high)
             try:
-                settings |= _read_field(field, int(number) if field == "top_k" else number)
+                settings |= _read_field(field, int(number) if field in _WHOLE else number)
             except (SamplingError, ValueError):
                 left_out[name] = f"{spell(value)} is no value for it"
         elif name in _MISSING and not _read_number(value) <= 0:
             left_out[name] = "there is no such sampler here"
         elif name not in _MISSING | _DETAILS:
             left_out[name] = "no such setting is known"
-    if "penalty_last_n" in given and settings.get("repetition_penalty", 1) != 1:
-        if (last := _read_number(given["penalty_last_n"])) == 0:
-            settings["repetition_penalty"] = 1.0
-        elif last != -1:
-            left_out["penalty_last_n"] = "a repetition penalty covers prompt and text here"
     if "sequence" in given:
         names = _read_names(given["sequence"])
         if names != [name for name in _ORDER if name in names]:
             left_out["sequence"] = f"the order here is {';'.join(_ORDER)}"
         else:
-            settings |= {
-                field: _NEUTRAL[field] for name, field in _ORDER.items() if name not in names
-            }
+            for field in (field for name, field in _ORDER.items() if name not in names):
+                neutral = getattr(_NEUTRAL, field)
+                if {**USUAL, **settings}.get(field, neutral) != neutral:
+                    settings[field] = neutral
     return Recommended(settings, {_PREFIX + name: reason for name, reason in left_out.items()})
 
 

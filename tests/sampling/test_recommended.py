@@ -6,7 +6,6 @@ import pytest
 
 from mtpcore.sampling import USUAL, read_recommended
 
-NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 CASES = [
     ({}, {}, ()),
     (
@@ -21,17 +20,22 @@ CASES = [
      ("temp", "top_k", "top_p", "min_p", "penalty_repeat")),
     ({"temp": [1.0], "top_k": math.inf}, {"top_k": 10**9}, ("temp",)),
     ({"penalty_repeat": 1.1}, {"repetition_penalty": 1.1}, ()),
-    ({"penalty_repeat": 1.1, "penalty_last_n": -1}, {"repetition_penalty": 1.1}, ()),
-    ({"penalty_repeat": 1.1, "penalty_last_n": 64}, {"repetition_penalty": 1.1},
-     ("penalty_last_n",)),
-    ({"penalty_repeat": 1.1, "penalty_last_n": 0}, {"repetition_penalty": 1.0}, ()),
-    ({"penalty_last_n": 64}, {}, ()),
-    ({"mirostat": 0, "mirostat_tau": 5.0, "xtc_probability": 0.0, "xtc_threshold": 0.1}, {}, ()),
-    ({"mirostat": 2, "xtc_probability": 0.5}, {}, ("mirostat", "xtc_probability")),
+    ({"penalty_repeat": 1.1, "penalty_last_n": 64.0},
+     {"repetition_penalty": 1.1, "penalty_last_n": 64}, ()),
+    ({"penalty_last_n": -7}, {"penalty_last_n": -1}, ()),
+    ({"penalty_last_n": "0"}, {"penalty_last_n": 0}, ()),
+    ({"penalty_last_n": "some"}, {}, ("penalty_last_n",)),
+    ({"mirostat": 0, "mirostat_tau": 5.0, "xtc_probability": 0.0, "xtc_threshold": 0.1},
+     {"xtc_probability": 0.0, "xtc_threshold": 0.1}, ()),
+    ({"mirostat": 2, "xtc_probability": 0.5}, {"xtc_probability": 0.5}, ("mirostat",)),
+    ({"xtc_probability": 2, "xtc_threshold": 2}, {"xtc_threshold": 1.0}, ("xtc_probability",)),
     ({"warmth": 0.5}, {}, ("warmth",)),
     ({"sequence": "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature"}, {}, ()),
     ({"sequence": "Top-K;temp", "top_p": 0.5},
-     {name: NEUTRAL[name] for name in ("top_p", "min_p", "repetition_penalty")}, ()),
+     {"top_p": 1.0, "min_p": 0.0}, ()),
+    ({"sequence": "typ;temp", "xtc_probability": 0.5, "penalty_repeat": 1.1},
+     {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "xtc_probability": 0.0},
+     ()),
     ({"sequence": "temperature;top_k", "top_p": 0.5}, {"top_p": 0.5}, ("sequence",)),
 ]  # fmt: skip
 
