@@ -137,10 +137,16 @@ class Generator(RequestQueue[Request]):
         max_tokens : int, optional
             The longest text; None: until the context is full, or without end where it is shifted.
             Default: 128.
+        min_tokens : int
+            Until the text has so many tokens no token that ends it is chosen, and no stop string
+            ends it. Default: 0.
         stop : str or sequence of str
             The text ends before the first of these, control tokens included: ``"<|im_start|>"``.
         stop_token_ids : int or sequence of int
             The text ends before these tokens, whatever ``ignore_eos`` says.
+        banned_strings : str or sequence of str
+            No token is chosen that would complete one of these in the text, however they are
+            divided into tokens. Letters count as they are: "no" does not ban "No".
         special : bool
             Whether the text shows control tokens; by default they are no part of it.
         ignore_eos : bool

@@ -16,8 +16,10 @@ class RequestOptions(TypedDict, total=False):
     """What the methods of ``Generator`` take by name; ``Generator.add`` documents it."""
 
     max_tokens: int | None
+    min_tokens: int
     stop: str | Sequence[str]
     stop_token_ids: int | Sequence[int]
+    banned_strings: str | Sequence[str]
     special: bool
     ignore_eos: bool
     sampling: Sampling | None
@@ -33,8 +35,10 @@ class RequestOptions(TypedDict, total=False):
 
 REQUEST_DEFAULTS = RequestOptions(
     max_tokens=128,
+    min_tokens=0,
     stop=(),
     stop_token_ids=(),
+    banned_strings=(),
     special=False,
     ignore_eos=False,
     sampling=None,

@@ -8,20 +8,29 @@ from math import inf
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
+import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from mtpcore.boundary.arguments import DraftLength, Flag, Length, Probability, one_of, read
 from mtpcore.boundary.arrays import integers, is_integer
 from mtpcore.boundary.copies import Uncopied
 from mtpcore.cross import DraftSampler
 from mtpcore.cross.by_sequence import read_names
+from mtpcore.decoding.forbidden import ForbiddenTokens
 from mtpcore.decoding.logprobs import TokenLogprobs
 from mtpcore.decoding.options import RequestOptions
 from mtpcore.decoding.written_text import StopPlace, WrittenText
 from mtpcore.errors import BatchError, spell
 from mtpcore.gguf import Tokenizer
 from mtpcore.runtime.prompt import Prompt
-from mtpcore.sampling import Sampling, check_sampling
+from mtpcore.sampling import (
+    LogitsProcessor,
+    PureProcessor,
+    Sampling,
+    check_sampling,
+    process_logits,
+)
 
 __all__ = [
     "NO_LIMIT",
@@ -34,6 +43,9 @@ __all__ = [
     "read_p_min",
     "read_when_full",
 ]
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
 
 _DRAFT_SAMPLER = one_of("coupled", "argmax")
 
@@ -151,11 +163,25 @@ class Request(Uncopied):
         self.draft = read_draft(options["draft"])
         max_tokens = options["max_tokens"]
         self.max_tokens: int = read(max_tokens, Length, "max_tokens is a number of tokens")
-        self.stop = _read_stop(options["stop"])
-        if self.stop and tokenizer is None:
+        self.min_tokens: int = read(
+            options["min_tokens"], Length, "min_tokens is a number of tokens"
+        )
+        if self.min_tokens > self.max_tokens:
             raise BatchError(
-                "stop strings need a tokenizer, and the model file has none", fix="leave stop out"
+                "the shortest text is longer than the longest",
+                where="min_tokens",
+                wanted=f"at most max_tokens, {self.max_tokens}",
+                got=self.min_tokens,
             )
+        self.stop = _read_strings(options["stop"], "stop")
+        banned = _read_strings(options["banned_strings"], "banned_strings")
+        for name, strings in (("stop", self.stop), ("banned_strings", banned)):
+            if strings and tokenizer is None:
+                raise BatchError(
+                    "strings need a tokenizer, and the model file has none",
+                    where=name,
+                    fix=f"leave {name} out",
+                )
         self.stop_token_ids = _read_stop_tokens(options["stop_token_ids"])
         self.special: bool = read(options["special"], Flag, "special is yes or no")
         self.sampling = check_sampling(options["sampling"])
@@ -176,6 +202,11 @@ class Request(Uncopied):
                 got=spell(processor),
             )
         self.logits_processor = processor
+        self._tokenizer = tokenizer
+        ends = self._ends | self.stop_token_ids
+        self._forbidden = ForbiddenTokens(
+            ends, self.min_tokens, banned, tokenizer, special=self.special
+        )
         self.tokens: list[int] = []
         self.drafted: list[bool] = []
         self.text_ends: list[int] = []
@@ -186,7 +217,6 @@ class Request(Uncopied):
         self.n_dropped = self.n_shifts = 0
         self.stops: set[int] = set()
         self.is_queued = self.resting = self.is_left = False
-        self._tokenizer = tokenizer
         self._written = WrittenText(
             tokenizer, self.stop, special=self.special, start=bool(self.source)
         )
@@ -212,6 +242,32 @@ class Request(Uncopied):
     def stopped_at(self) -> str | None:
         """The stop string before which the text ended; None where it ended otherwise, or runs."""
         return None if self._cut is None else self._cut.stop
+
+    @property
+    def processor(self) -> LogitsProcessor | None:
+        """What changes logits from now on: the caller's processor, and after it what is forbidden.
+
+        It is pure if the caller's is.
+        """
+        own = self.logits_processor
+        if self._forbidden.is_over(len(self.tokens)):
+            return own
+        is_pure = own is None or isinstance(own, PureProcessor)
+        return PureProcessor(self._process) if is_pure else self._process
+
+    def _process(self, tokens: I32, logits: F32) -> F32:
+        logits = process_logits(self.logits_processor, tokens, logits)
+        text = [*self.tokens, *tokens[self.n_held :].tolist()]  # which goes on with drafts
+        forbidden = self._forbidden.after(text)
+        logits[forbidden[forbidden < len(logits)]] = -inf
+        return logits
+
+    @property
+    def _ends(self) -> frozenset[int]:
+        """The tokens that end any text."""
+        if self._tokenizer is None or self.ignore_eos:
+            return _NO_TOKENS
+        return self._tokenizer.end_tokens
 
     def token_text(self, token: int) -> str:
         """Return what a token writes; empty without a tokenizer, and where it does not know it."""
@@ -289,9 +345,7 @@ class Request(Uncopied):
         is_stuck : bool
             Whether no token was left to choose after them.
         """
-        begin, ends = len(self.tokens), _NO_TOKENS
-        if self._tokenizer is not None and not self.ignore_eos:
-            ends = self._tokenizer.end_tokens
+        begin, ends = len(self.tokens), self._ends
         text = copy(self._written)
         taken: list[int] = []
         text_ends: list[int] = []
@@ -306,6 +360,8 @@ class Request(Uncopied):
                 break
             taken.append(token)
             cut = text.push(token)
+            if begin + len(taken) < self.min_tokens:
+                cut = None
             text_ends.append(len(text.text))
             if cut is not None:
                 reason = "stop"
@@ -380,13 +436,13 @@ def _read_prompt(prompt: Any) -> list[int]:
     return tokens
 
 
-def _read_stop(stop: Any) -> tuple[str, ...]:
+def _read_strings(strings: Any, name: str) -> tuple[str, ...]:
     return read(  # type: ignore[no-any-return]
-        (stop,) if isinstance(stop, str) else stop,
+        (strings,) if isinstance(strings, str) else strings,
         tuple[Annotated[str, Meta(min_length=1)], ...],
-        "stop is a text or a sequence of texts, none of them empty",
+        f"{name} is a text or a sequence of texts, none of them empty",
         wanted="a text, or a sequence of texts",
-        fix='stop="\\n\\n", or leave it out',
+        fix=f'{name}="\\n\\n", or leave it out',
     )
 
 

@@ -31,9 +31,7 @@ class RoundLogits:
             return None
         if request.n_logprobs is not None:
             self._rows.append(log_softmax(logits))
-        if request.logits_processor is not None:
-            return request.logits_processor(tokens, logits)
-        return None
+        return None if request.processor is None else request.processor(tokens, logits)
 
     def _is_after_the_end(self, tokens: NDArray[np.int32]) -> bool:
         """Say whether the text ends within the drafts of this round: no token follows then."""
@@ -53,4 +51,4 @@ class RoundLogits:
 
 def watches(request: Request) -> bool:
     """Say whether a request wants to see its logits; others let tokens be chosen without them."""
-    return request.n_logprobs is not None or request.logits_processor is not None
+    return request.n_logprobs is not None or request.processor is not None

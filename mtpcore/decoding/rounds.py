@@ -148,7 +148,7 @@ def _draft(
     verified = [*plans] if is_whole and not is_timed else ()  # by the pass that follows
     samplers = {seq: ready[seq].draft_sampler for seq in wanted}
     least = {seq: ready[seq].p_min for seq in wanted}
-    processors = {seq: p for seq in wanted if (p := ready[seq].logits_processor) is not None}
+    processors = {seq: p for seq in wanted if (p := ready[seq].processor) is not None}
     automatic = {seq for seq in wanted if ready[seq].draft == "auto"}
     drafted = cross.speculation.draft(
         *(wanted, samplings, samplers, least),

@@ -125,11 +125,11 @@ class _Spelling:
 
     def push(self, token: int) -> StopPlace | None:
         """Take a token; return the first stop string that it completes."""
-        begin = max(len(self.text) - self.longest + 1, 0)
+        n = len(self.text)
         self.text += self.stream.push(token)
         if not self.stop:  # as of most texts, and each token passes here
             return None
-        found = (StopPlace(self.text.find(s, begin), s) for s in self.stop)
+        found = (StopPlace(self.text.find(s, max(n - len(s) + 1, 0)), s) for s in self.stop)
         return min((cut for cut in found if cut.place >= 0), default=None)
 
     @property

@@ -223,6 +223,16 @@ class Tokenizer:
         """
         return self.vocabulary.token_bytes(self._checked(token))
 
+    def shown_bytes(self, token: int, special: bool = False) -> bytes:
+        """Return the bytes that a token adds to a text: none for a control token that is not shown.
+
+        Raises
+        ------
+        MtpcoreError
+            If the id is not in the vocabulary.
+        """
+        return self._shown_bytes(token, after_added=False, special=_flag(special))
+
     def warn_of(self, token: int) -> None:
         """Warn of the first token that the vocabulary does not have."""
         if not self._has_warned:

@@ -310,10 +310,16 @@ class LM(Closing, Uncopied):
         max_tokens : int, optional
             The budget; default: until the model ends the text or the context is full. Without a
             budget, and shifted, a text that the model does not end has no end.
+        min_tokens : int
+            Until the text has so many tokens no token that ends it is chosen, and no stop string
+            ends it. Default: 0.
         stop : str or sequence of str
             The text ends before any of these, control tokens included: ``"<|im_start|>"``.
         stop_token_ids : int or sequence of int
             The text ends before these tokens, whatever ``ignore_eos`` says.
+        banned_strings : str or sequence of str
+            No token is chosen that would complete one of these in the text, however they are
+            divided into tokens. Letters count as they are: "no" does not ban "No".
         special : bool
             Whether the text shows control tokens; by default they are no part of it.
         ignore_eos : bool

@@ -250,5 +250,8 @@ class Letters:
     def token_bytes(self, token):
         return self.push(token).encode()
 
+    def shown_bytes(self, token, special=False):
+        return Letters(*self.end_tokens, control=self.control, special=special).token_bytes(token)
+
     def text(self, tokens):
         return "".join(map(self.push, tokens))
