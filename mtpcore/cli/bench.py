@@ -14,6 +14,7 @@ from mtpcore.cli.measure import ROWS, measure_costs, take_turns
 from mtpcore.cli.progress import progress
 from mtpcore.cli.prompts import BUILT_IN, encode, read_prompt
 from mtpcore.cli.report import describe_settings
+from mtpcore.cli.samplers import add_sampling_options, given_sampling, sampling_of
 from mtpcore.cli.session import Session, finish, make_context, open_model, open_session
 from mtpcore.cli.terminal import harmless, note
 from mtpcore.cross import link
@@ -70,7 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="simulate acceptance, so that a pass gives L tokens on average",
     )
     shared.add_draft_options(parser)
-    shared.add_sampling_options(parser)
+    add_sampling_options(parser)
     shared.add_context_options(parser)
     parser.add_argument("--json", action="store_true", help="print one object")
 
@@ -78,9 +79,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Run the command."""
     shared.check_prompt(options)
-    given = shared.given_sampling(options)
+    given = given_sampling(options)
     with open_model(options) as model:
-        sampling = shared.sampling_of(given, model)
+        sampling = sampling_of(given, model)
         prompts = _prompts(options, model)
         longest = max(map(len, prompts.values()))
         n_ctx = shared.context_size(options, model) or max(longest + options.predict, _DEPTH) + max(

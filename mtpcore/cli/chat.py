@@ -19,13 +19,19 @@ import msgspec
 from mtpcore.boundary.atomic import replacing
 from mtpcore.cli import options as shared
 from mtpcore.cli.report import describe, describe_settings, name_drafter
+from mtpcore.cli.samplers import (
+    FIELDS,
+    add_sampling_options,
+    given_sampling,
+    sampling_of,
+    spell_settings,
+)
 from mtpcore.cli.session import Session, open_model, open_session, show_reading
-from mtpcore.cli.terminal import harmless, note, paint, spell_sampling, uses_colour
+from mtpcore.cli.terminal import harmless, note, paint, uses_colour
 from mtpcore.cli.turns import Turns
 from mtpcore.decoding import Generator
 from mtpcore.errors import MtpcoreError, SamplingError
 from mtpcore.lm import LM, Completion, Piece, answering, default_n_ctx
-from mtpcore.sampling import USUAL
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 
@@ -50,18 +56,7 @@ _HELP = '''/clear           begin a new conversation; the system prompt stays (a
 //TEXT           send a text that begins with /
 """ begins and ends a turn of several lines, a backslash at the end of a line goes on in the next,
 and a pasted text is one turn. Ctrl-C stops an answer; what was written of it stays.'''
-_NAMES = {
-    "temp": "temperature",
-    "repeat-penalty": "repetition_penalty",
-    "repetition-penalty": "repetition_penalty",
-    **{
-        name.replace("_", "-"): name
-        for name in ("temperature", "top_k", "top_p", "min_p", "frequency_penalty")
-    },
-    "presence-penalty": "presence_penalty",
-    "seed": "seed",
-}
-"""By name of a setting: the field of ``Sampling``."""
+_NAMES = {**FIELDS, "seed": "seed"}
 Messages = list[dict[str, str]]
 
 
@@ -79,6 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most tokens of an answer; -1 (the default): until it ends or the context is full",
     )
+    shared.add_text_rules(text)
     shared.add_special_option(text)
     shared.add_room_options(text)
     shared.add_draft_options(parser).add_argument(
@@ -90,7 +86,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "taken back, too: in their last N tokens; lookup then drafts first, unless --drafter says "
         "where (default: %(default)s)",
     )
-    shared.add_sampling_options(parser)
+    add_sampling_options(parser)
     shared.add_form_options(parser)
     shared.add_context_options(parser)
     output = parser.add_argument_group("output")
@@ -105,7 +101,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Run the command."""
-    given = shared.given_sampling(options)
+    given = given_sampling(options)
     with open_model(options) as model:
         if model.chat_template is None:
             raise MtpcoreError(
@@ -113,7 +109,7 @@ def execute(options: argparse.Namespace) -> int:
                 where=str(model.path),
                 fix="mtpcore run continues a text with it",
             )
-        sampling = shared.sampling_of(given, model)
+        sampling = sampling_of(given, model)
         n_ctx = shared.context_size(options, model) or default_n_ctx(model)
         session = open_session(options, model, n_ctx, others=options.lookup_others)
         generator = Generator(
@@ -141,6 +137,7 @@ class _ChatLoop:
         self._says_speed = self._turns.is_terminal or options.verbose
         self._system: str | None = options.system
         self._special: bool = options.special
+        self._rules = shared.text_rules(options)
         self._messages: Messages = []
         """Without the system prompt."""
         self._commands: dict[str, Callable[[str], None]] = {
@@ -229,8 +226,9 @@ class _ChatLoop:
             if name in ("n", "predict", "n-predict"):
                 self._n = shared.whole(-1)(value)
             elif name in _NAMES:
-                number = int(value) if name in ("top-k", "seed") else float(value)
-                settings: dict[str, Any] = {_NAMES[name]: number}
+                field = _NAMES[name]
+                kind = type(getattr(self._sampling, field))
+                settings: dict[str, Any] = {field: kind(value)}
                 self._sampling = msgspec.structs.replace(self._sampling, **settings)
             elif name:
                 _say(f"no such setting: {name}; there are {', '.join(_NAMES)}, n")
@@ -301,6 +299,7 @@ class _ChatLoop:
         with self._lm.stream(
             prompt,
             max_tokens=None if self._n < 0 else self._n,
+            **self._rules,
             special=self._special,
             when_full=self._when_full,
             n_keep=self._n_keep,
@@ -372,7 +371,7 @@ class _ChatLoop:
             note(paint(line, "dim") if self._has_colour else line)
 
     def _spell_settings(self) -> str:
-        return spell_sampling({name: getattr(self._sampling, name) for name in USUAL})
+        return spell_settings(self._sampling)
 
     def _describe(self) -> str:
         stats = self._lm.stats

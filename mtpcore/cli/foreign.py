@@ -125,15 +125,9 @@ _REFUSED: Table = {
     "not available; in Python a LogitsProcessor can allow only some tokens": {
         "X": "--grammar --grammar-file -j --json-schema -jf --json-schema-file"
     },
-    "in Python: LM.generate(logit_bias=...)": {"X": "-l --logit-bias"},
-    "the order is fixed: penalties, top-k, top-p, min-p, temp": {
-        "X": "--samplers --sampler-seq --sampling-seq"
-    },
-    "--repeat-penalty counts the prompt and the whole text": {"X": "--repeat-last-n"},
-    "there is no such sampler; --top-k, --top-p, --min-p and --temp are what there is": {
-        "X": "--mirostat --xtc-probability --dry-multiplier --dynatemp-range --typical --typical-p "
-        "--top-nsigma --top-n-sigma --adaptive-target --mirostat-lr --mirostat-ent --xtc-threshold "
-        "--dry-base --dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker"
+    "samplers run in llama.cpp's default order": {"X": "--samplers --sampler-seq --sampling-seq"},
+    "there is no such sampler": {
+        "X": "--mirostat --mirostat-lr --mirostat-ent --adaptive-target --adaptive-decay"
     },
     "positions are rotated as the file says": {
         "X": "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx "
@@ -160,10 +154,8 @@ _REFUSED: Table = {
 """What could, with what to do instead."""
 
 _NEUTRAL = {
-    "--repeat-last-n": ("-1",),
-    "--mirostat --xtc-probability --dry-multiplier --dynatemp-range": ("0", "0.0"),
-    "--typical --typical-p": ("1", "1.0"),
-    "--top-nsigma --top-n-sigma --adaptive-target": ("-1", "-1.0"),
+    "--mirostat": ("0", "0.0"),
+    "--adaptive-target": ("-1", "-1.0"),
     "-gan --grp-attn-n -gaw --grp-attn-w": ("1",),
     "-rea --reasoning --reasoning-budget --reasoning-effort": ("auto", "-1"),
 }

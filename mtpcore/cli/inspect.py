@@ -11,8 +11,9 @@ from typing import Any
 from mtpcore._ext._cpu import check_environment
 from mtpcore.cli import options as shared
 from mtpcore.cli.anatomy import describe_file, describe_model, drafter_program, target_taps
+from mtpcore.cli.samplers import spell_sampling
 from mtpcore.cli.session import open_draft_model
-from mtpcore.cli.terminal import harmless, spell_bytes, spell_sampling
+from mtpcore.cli.terminal import harmless, spell_bytes
 from mtpcore.cross import find_drafter
 from mtpcore.declarations.draft_model import is_independent
 from mtpcore.discovery.loading import find_model, load_model

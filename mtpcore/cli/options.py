@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NoReturn
+from collections.abc import Callable
+from typing import Literal, TypedDict
 
 from mtpcore.boundary.texts import read_pieces
-from mtpcore.cli.terminal import note, spell_sampling
+from mtpcore.cli.terminal import note
 from mtpcore.conversion import OUT_TYPES
 from mtpcore.declarations.spec import TreeShape
 from mtpcore.discovery.registry import registry
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
 from mtpcore.errors import MtpcoreError, SamplingError
-from mtpcore.lm import default_n_ctx, recommend_sampling
+from mtpcore.lm import default_n_ctx
 from mtpcore.memory import KV_DTYPES
 from mtpcore.runtime.model import Model
-from mtpcore.sampling import USUAL, Grammar, Sampling
+from mtpcore.sampling import Grammar
 
 __all__ = [
     "PROMPTS",
@@ -29,17 +29,16 @@ __all__ = [
     "add_model_options",
     "add_prompt_options",
     "add_room_options",
-    "add_sampling_options",
     "add_mtp_option",
     "add_system_option",
+    "add_text_rules",
     "add_type_options",
     "check_prompt",
     "context_size",
     "draft_vocabulary_of",
-    "given_sampling",
     "model_path",
-    "sampling_of",
     "text_of",
+    "text_rules",
     "token_ids",
     "whole",
 ]
@@ -47,6 +46,14 @@ __all__ = [
 PROMPTS = "PROMPT, -p TEXT, -f FILE or --prompt-tokens IDS"
 _MOST = 1 << 31
 _MOST_BYTES = 1 << 53
+
+
+class TextRules(TypedDict):
+    """What a text is not to be; see ``Generator.add``."""
+
+    min_tokens: int
+    stop_token_ids: list[int]
+    banned_strings: list[str]
 
 
 def whole(least: int, end: int = _MOST) -> Callable[[str], int]:
@@ -210,6 +217,42 @@ def add_special_option(group: argparse._ArgumentGroup) -> None:
     """Add whether the text shows control tokens."""
     group.add_argument(
         "-sp", "--special", action="store_true", help="show control tokens, as <|im_start|>"
+    )
+
+
+def add_text_rules(group: argparse._ArgumentGroup) -> None:
+    """Add what a text is not to be; ``text_rules`` reads it."""
+    group.add_argument(
+        "--min-tokens",
+        type=whole(0),
+        default=0,
+        metavar="N",
+        help="nothing ends the text before it has N tokens (default: 0)",
+    )
+    group.add_argument(
+        "--stop-token-ids",
+        type=token_ids,
+        default=[],
+        metavar="IDS",
+        help="the text ends before these tokens",
+    )
+    group.add_argument(
+        "--banned-string",
+        dest="banned_strings",
+        type=text_of,
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="the text never has it; repeatable",
+    )
+
+
+def text_rules(options: argparse.Namespace) -> TextRules:
+    """Return what a text is not to be, as the options of a request."""
+    return TextRules(
+        min_tokens=options.min_tokens,
+        stop_token_ids=options.stop_token_ids,
+        banned_strings=options.banned_strings,
     )
 
 
@@ -429,97 +472,12 @@ _FORMS: tuple[tuple[tuple[str, ...], Callable[[str], Grammar], str, str], ...] =
 """Options that give a text its form, one of them: names, reader, and what help says."""
 
 
-def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Add the sampler's settings; ``given_sampling`` and ``sampling_of`` read them."""
-    group = parser.add_argument_group(
-        "sampling", "what is not given is as the file recommends, else as in llama.cpp"
-    )
-    for names, kind, field, text in (
-        (("--temp", "--temperature"), float, "temperature", "0 takes the most probable token"),
-        (("--top-k",), int, "top_k", "keep the N most probable tokens; 0 keeps all"),
-        (
-            ("--top-p",),
-            float,
-            "top_p",
-            "keep the most probable tokens that sum to this probability",
-        ),
-        (
-            ("--min-p",),
-            float,
-            "min_p",
-            "keep tokens of at least this share of the largest probability",
-        ),
-        (
-            ("--repeat-penalty", "--repetition-penalty"),
-            float,
-            "repetition_penalty",
-            "penalty on tokens of prompt and text; 1: none",
-        ),
-        (("--frequency-penalty",), float, "frequency_penalty", "for each occurrence in the text"),
-        (("--presence-penalty",), float, "presence_penalty", "for any occurrence in the text"),
-    ):
-        usual = f"the file's, else {USUAL[field]}" if field in USUAL else "0"
-        group.add_argument(
-            *names,
-            dest=field,
-            type=kind,
-            metavar="N" if kind is int else "X",
-            help=f"{text} (default: {usual})",
-        )
-    group.add_argument(
-        "-s",
-        "--seed",
-        type=int,
-        metavar="N",
-        help="the same seed gives the same text (default, or -1: drawn at random and shown)",
-    )
-    group.add_argument(
-        "--stream",
-        type=int,
-        default=0,
-        metavar="N",
-        help="different streams give different texts from one seed (default: 0)",
-    )
-
-
 def add_form_options(parser: argparse.ArgumentParser) -> None:
-    """Add what gives a text its form; ``given_sampling`` and ``sampling_of`` read it."""
+    """Add what gives a text its form; ``given_sampling`` reads it."""
     group = parser.add_argument_group("form of the text", "in a chat template after the reasoning")
     form = group.add_mutually_exclusive_group()
     for names, reads, metavar, text in _FORMS:
         form.add_argument(*names, dest="grammar", type=reads, metavar=metavar, help=text)
-
-
-def given_sampling(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the sampler's settings that were given.
-
-    Exits with code 2 where one is out of range.
-    """
-    if options.seed == -1:
-        options.seed = None
-    given = {
-        name: value
-        for name in Sampling.__struct_fields__
-        if (value := getattr(options, name, None)) is not None
-    }
-    try:
-        Sampling(**{"seed": 0, **given})
-    except SamplingError as error:
-        refuse: Callable[[str], NoReturn] = options.parser.error
-        refuse(str(error))
-    return given
-
-
-def sampling_of(given: Mapping[str, Any], model: Model) -> Sampling:
-    """Return the sampler's settings: those that were given, and else what the file recommends."""
-    recommended = recommend_sampling(model)
-    settings = {**recommended.defaults, **given}
-    taken = {name: value for name, value in recommended.settings.items() if name not in given}
-    if taken:
-        note(f"sampling as the file recommends: {spell_sampling(taken)}")
-    if settings["temperature"] == 0:
-        settings.setdefault("seed", 0)  # greedy text needs no noise
-    return Sampling(**settings)
 
 
 def add_mtp_option(group: argparse._ArgumentGroup) -> None:

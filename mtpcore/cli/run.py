@@ -17,13 +17,18 @@ from mtpcore.cli.report import (
     name_drafter,
     plain_stats,
 )
+from mtpcore.cli.samplers import (
+    add_sampling_options,
+    given_sampling,
+    sampling_of,
+    spell_settings,
+)
 from mtpcore.cli.session import Session, finish, make_context, open_model, open_session
-from mtpcore.cli.terminal import LiveText, harmless, note, paint, spell_sampling, uses_colour
+from mtpcore.cli.terminal import LiveText, harmless, note, paint, uses_colour
 from mtpcore.decoding import Generator, Request
 from mtpcore.errors import CapacityError
 from mtpcore.lm import answering, default_n_ctx
 from mtpcore.runtime.model import Model
-from mtpcore.sampling import USUAL
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 
@@ -78,10 +83,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="stop string: the text ends before it, as before <|im_start|>; repeatable",
     )
     text.add_argument("--ignore-eos", action="store_true", help="continue after end-of-text tokens")
+    shared.add_text_rules(text)
     shared.add_special_option(text)
     shared.add_room_options(text)
     shared.add_draft_options(parser)
-    shared.add_sampling_options(parser)
+    add_sampling_options(parser)
     shared.add_form_options(parser)
     shared.add_context_options(parser)
     output = parser.add_argument_group("output")
@@ -101,10 +107,10 @@ def execute(options: argparse.Namespace) -> int:
     if "" in options.stop:
         options.parser.error("--stop: wanted a text, got an empty one")
     shared.check_prompt(options)
-    given = shared.given_sampling(options)
+    given = given_sampling(options)
     with open_model(options) as model:
         prompt = read_prompt(options, model)
-        sampling = shared.sampling_of(given, model)
+        sampling = sampling_of(given, model)
         n_ctx = _count_places(options, model, prompt)
         session = open_session(options, model, n_ctx, pack=options.compare)
         generator = Generator(
@@ -151,8 +157,7 @@ def _report(
     if options.seed is None and generator.sampling.temperature:
         lines[0] += f" (again with --seed {generator.sampling.seed})"
     if options.verbose:
-        settings = {name: getattr(generator.sampling, name) for name in USUAL}
-        lines.append(f"sampling: {spell_sampling(settings)}")
+        lines.append(f"sampling: {spell_settings(generator.sampling)}")
         if prompt.is_chat:
             lines.append("the prompt was put into the chat template; --raw leaves it as it is")
     note("\n         ".join(lines))
@@ -204,6 +209,7 @@ def _add(
         sampling=sampling,
         max_tokens=None if options.predict < 0 else options.predict,
         stop=options.stop,
+        **shared.text_rules(options),
         ignore_eos=options.ignore_eos,
         special=options.special,
         when_full=options.when_full,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from mtpcore.cli import options as shared
+from mtpcore.cli.samplers import add_sampling_options, given_sampling
 from mtpcore.cli.session import open_model, open_session
 from mtpcore.cli.terminal import note
 from mtpcore.decoding import Generator
@@ -104,7 +105,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="draft what followed in other texts of this server, too: in their last N tokens",
     )
-    shared.add_sampling_options(parser)
+    add_sampling_options(parser)
     shared.add_context_options(parser)
 
 
@@ -120,7 +121,7 @@ def execute(options: argparse.Namespace) -> int:
     folder = options.slot_save_path
     if folder is not None and not folder.is_dir():
         options.parser.error(f"--slot-save-path: no such folder: {folder}")
-    given = shared.given_sampling(options)
+    given = given_sampling(options)
     if given.pop("stream", 0):
         options.parser.error("a stream of noise is for one text: give each request a seed")
     with open_model(options) as model:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, TextIO
+from typing import Literal, TextIO
 
 from mtpcore.decoding import Request
 from mtpcore.gguf import Tokenizer
@@ -19,7 +19,6 @@ __all__ = [
     "paint",
     "says_notes",
     "spell_bytes",
-    "spell_sampling",
     "uses_colour",
 ]
 
@@ -76,14 +75,6 @@ def spell_bytes(n: float) -> str:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
         n /= 1000
     raise AssertionError("unreachable")
-
-
-def spell_sampling(settings: Mapping[str, Any]) -> str:
-    """Return settings of the sampler as their options are called: ``temp 0.8, top-k 40``."""
-    names = {"temperature": "temp", "repetition_penalty": "repeat-penalty"}
-    return ", ".join(
-        f"{names.get(name, name.replace('_', '-'))} {value:g}" for name, value in settings.items()
-    )
 
 
 class LiveText:

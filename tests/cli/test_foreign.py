@@ -27,7 +27,7 @@ def test_every_row_says_something():
         ("-fa on hi -fa", "hi", ["-fa", "-fa"]),
         ("-no-cnv x -r y --log-disable", "--raw x --stop y --quiet", []),
         ("--no-context-shift", "--when-full=stop", []),
-        ("--repeat-last-n -1 --mirostat 0 x", "x", []),
+        ("--adaptive-target -1 --mirostat 0 x", "x", []),
         ("-q -- -ngl 3", "-q -- -ngl 3", []),
         ("--nonsense -ngl", None, "-ngl takes a value"),
         ("--mirostat 2", None, "--mirostat: there is no such sampler"),
