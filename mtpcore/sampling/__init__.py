@@ -11,7 +11,7 @@ from mtpcore.sampling.processor import (
     process_logits,
     read_answer,
 )
-from mtpcore.sampling.recommended import USUAL, Recommended, read_recommended
+from mtpcore.sampling.recommended import USUAL, Recommended, read_recommended, read_sequence
 from mtpcore.sampling.settings import Sampling, check_no_grammar, check_sampling
 
 __all__ = [
@@ -32,5 +32,6 @@ __all__ = [
     "process_logits",
     "read_answer",
     "read_recommended",
+    "read_sequence",
     "spell_breakers",
 ]

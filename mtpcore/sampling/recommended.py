@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from mtpcore.errors import SamplingError, spell
 from mtpcore.sampling.settings import Sampling
 
-__all__ = ["USUAL", "Recommended", "read_recommended"]
+__all__ = ["USUAL", "Recommended", "read_recommended", "read_sequence"]
 
 USUAL: dict[str, float | int] = {
     "temperature": 0.8,
@@ -37,17 +37,17 @@ _WHOLE = {"top_k", "penalty_last_n"}
 _MISSING = {"mirostat"}
 _DETAILS = {"mirostat_tau", "mirostat_eta", "sequence"}
 _ORDER = {
-    "penalties": "repetition_penalty",
-    "dry": "dry_multiplier",
-    "top_n_sigma": "top_n_sigma",
-    "top_k": "top_k",
-    "typ_p": "typical_p",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "xtc": "xtc_probability",
-    "temperature": "temperature",
+    "penalties": ("repetition_penalty", "frequency_penalty", "presence_penalty"),
+    "dry": ("dry_multiplier",),
+    "top_n_sigma": ("top_n_sigma",),
+    "top_k": ("top_k",),
+    "typ_p": ("typical_p",),
+    "top_p": ("top_p",),
+    "min_p": ("min_p",),
+    "xtc": ("xtc_probability",),
+    "temperature": ("temperature", "dynatemp_range"),
 }
-"""In the order in which they are applied: llama.cpp's name of a sampler, and the field."""
+"""In the order in which they are applied: llama.cpp's name of a sampler, and its fields."""
 _SPELLINGS = {"temp": "temperature", "nucleus": "top_p", "typ": "typ_p"} | {
     name.replace("_", ""): name for name in _ORDER
 }
@@ -94,14 +94,13 @@ def read_recommended(metadata: Mapping[str, Any]) -> Recommended:
         elif name not in _MISSING | _DETAILS:
             left_out[name] = "no such setting is known"
     if "sequence" in given:
-        names = _read_names(given["sequence"])
-        if names != [name for name in _ORDER if name in names]:
-            left_out["sequence"] = f"the order here is {';'.join(_ORDER)}"
+        try:
+            missing = read_sequence(str(given["sequence"]).split(";"))
+        except SamplingError as error:
+            left_out["sequence"] = f"the order here is {error.wanted}"
         else:
-            for field in (field for name, field in _ORDER.items() if name not in names):
-                neutral = getattr(_NEUTRAL, field)
-                if {**USUAL, **settings}.get(field, neutral) != neutral:
-                    settings[field] = neutral
+            known = {**USUAL, **settings}
+            settings |= {f: off for f, off in missing.items() if known.get(f, off) != off}
     return Recommended(settings, {_PREFIX + name: reason for name, reason in left_out.items()})
 
 
@@ -118,7 +117,24 @@ def _read_field(field: str, number: float | int) -> dict[str, float | int]:
     return {field: getattr(Sampling(**fields, seed=0), field)}
 
 
-def _read_names(sequence: object) -> list[str]:
-    """Return the samplers of a sequence that are ours; the others change nothing by default."""
-    names = [name.strip().lower().replace("-", "_") for name in str(sequence).split(";")]
-    return [name for name in (_SPELLINGS.get(name, name) for name in names) if name in _ORDER]
+def read_sequence(samplers: Sequence[str]) -> dict[str, float | int]:
+    """Return the settings that switch off what a sequence of samplers leaves out.
+
+    Parameters
+    ----------
+    samplers : sequence of str
+        llama.cpp's names. Others are passed over: they change nothing by default.
+
+    Raises
+    ------
+    SamplingError
+        The order is another one than that of the samplers here.
+    """
+    names = [name.strip().lower().replace("-", "_") for name in samplers]
+    ours = [name for name in (_SPELLINGS.get(name, name) for name in names) if name in _ORDER]
+    if ours != [name for name in _ORDER if name in ours]:
+        raise SamplingError(
+            "samplers run in one order", wanted=";".join(_ORDER), got=spell(";".join(samplers))
+        )
+    missing = [field for name, fields in _ORDER.items() if name not in ours for field in fields]
+    return {field: getattr(_NEUTRAL, field) for field in missing}

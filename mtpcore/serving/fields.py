@@ -8,7 +8,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from mtpcore.errors import SamplingError
 from mtpcore.lm import LM
+from mtpcore.lm.settings import SamplingOptions
+from mtpcore.sampling import read_sequence
 from mtpcore.serving.refusals import Refusal
 
 __all__ = [
@@ -32,16 +35,10 @@ HARMLESS = frozenset(
 """Fields that change no text: who asks, what else is stored, hints for other servers."""
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
-    "typical_p": (1, 0),
-    "typ_p": (1, 0),
-    "top_n_sigma": (-1, 0),
-    "xtc_probability": (0,),
-    "dry_multiplier": (0,),
-    "dynatemp_range": (0,),
     "mirostat": (0,),
     "tfs_z": (1, 0),
     "adaptive_target": (-1,),
-    "min_tokens": (0,),
+    "min_keep": (0,),
     "guided_json": ({},),
     "guided_regex": ("",),
     "guided_choice": ([],),
@@ -51,14 +48,21 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "lora": ([],),
     "reasoning_budget_tokens": (-1,),
     "thinking_budget_tokens": (-1,),
-    "bad_words": ([],),
     "allowed_token_ids": ([],),
     "use_beam_search": (False,),
     "truncate_prompt_tokens": (-1,),
     "modalities": (["text"],),
-    "samplers": ([],),
 }
 """Fields that would change a text and are not known here, with the values that change nothing."""
+
+
+_SYNONYMS = {
+    "repeat_penalty": "repetition_penalty",
+    "repeat_last_n": "penalty_last_n",
+    "typ_p": "typical_p",
+    "bad_words": "banned_strings",
+}
+"""Other names of fields."""
 
 
 class StreamOptions(msgspec.Struct):
@@ -94,15 +98,33 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     max_tokens: int | None = None
     stop: str | list[str] = []
     stop_token_ids: list[int] = []
+    min_tokens: int | None = None
+    banned_strings: list[str] | None = None
+    bad_words: list[str] | None = None
     ignore_eos: bool = False
+    samplers: list[str] = []
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    top_n_sigma: float | None = None
+    typical_p: float | None = None
+    typ_p: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
     repetition_penalty: float | None = None
     repeat_penalty: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
+    penalty_last_n: int | None = None
+    repeat_last_n: int | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: list[str | int] | None = None
     logit_bias: dict[int, float] | None = None
     seed: int | None = None
     speculative: Speculative | bool | None = None
@@ -150,21 +172,21 @@ def options_of(lm: LM, fields: SamplingFields) -> dict[str, Any]:
     for token in (*(fields.logit_bias or ()), *fields.stop_token_ids):
         if not 0 <= token < n_vocab:
             raise Refusal(400, f"no such token: {token}; there are {n_vocab}")
-    penalties = {fields.repetition_penalty, fields.repeat_penalty} - {None}
-    if len(penalties) > 1:
-        raise Refusal(400, "repetition_penalty and repeat_penalty differ", param="repeat_penalty")
+    for other, name in _SYNONYMS.items():
+        _take_synonym(fields, other, name)
     stop: Sequence[str] = [fields.stop] if isinstance(fields.stop, str) else fields.stop
-    given = {
-        "temperature": fields.temperature,
-        "top_k": None if fields.top_k is None else max(fields.top_k, 0),  # -1 is off in vLLM
-        "top_p": fields.top_p,
-        "min_p": fields.min_p,
-        "repetition_penalty": next(iter(penalties), None),
-        "frequency_penalty": fields.frequency_penalty,
-        "presence_penalty": fields.presence_penalty,
-        "logit_bias": fields.logit_bias or None,
-        "seed": fields.seed if fields.seed is None or fields.seed >= 0 else None,  # -1: draw one
-    }
+    names = ("min_tokens", "banned_strings", *SamplingOptions.__annotations__)
+    given = {name: getattr(fields, name) for name in names if name != "grammar"}  # read elsewhere
+    for name, off in (("top_k", 0), ("top_n_sigma", 0), ("typical_p", 1)):
+        if given[name] is not None and given[name] <= 0:  # as other servers spell it
+            given[name] = off
+    if fields.seed is not None and fields.seed < 0:  # draw one
+        given["seed"] = None
+    if fields.samplers:
+        try:
+            given |= read_sequence(fields.samplers)
+        except SamplingError as error:
+            raise Refusal(400, str(error), param="samplers") from None
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     options |= {"stop": [text for text in stop if text], "ignore_eos": fields.ignore_eos}
     if fields.stop_token_ids:
@@ -172,6 +194,15 @@ def options_of(lm: LM, fields: SamplingFields) -> dict[str, Any]:
     if fields.max_tokens is not None:
         options["max_tokens"] = None if fields.max_tokens < 0 else fields.max_tokens
     return options | _drafting(lm, fields.speculative)
+
+
+def _take_synonym(fields: SamplingFields, other: str, name: str) -> None:
+    """Let a field have what another name of it was given."""
+    given, own = getattr(fields, other), getattr(fields, name)
+    if given is not None and own not in (None, given):
+        raise Refusal(400, f"{name} and {other} differ", param=other)
+    if given is not None:
+        setattr(fields, name, given)
 
 
 def _drafting(lm: LM, given: Speculative | bool | None) -> dict[str, Any]:

@@ -44,7 +44,7 @@ _HARMLESS = frozenset(
     (
         *("numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all"),
         *("vocab_only", "use_mmap", "use_mlock", "embedding_only", "num_thread"),
-        *("num_ctx", "num_keep", "repeat_last_n", "penalize_newline"),
+        *("num_ctx", "num_keep", "penalize_newline"),
         *("mirostat_tau", "mirostat_eta"),
     )
 )
@@ -256,16 +256,6 @@ def _given_options(fields: TextFields) -> Options:
 
 def _options(service: Service, fields: TextFields, given: Options) -> dict[str, Any]:
     """Return the options of ``LM.generate`` that a request means."""
-    window, penalty = fields.options.get("repeat_last_n"), given.repeat_penalty
-    if window == 0:
-        given.repeat_penalty = None
-    elif penalty not in (None, 1) and window not in (None, -1):
-        raise Refusal(
-            400,
-            "repeat_last_n is not supported: repeat_penalty is for all of prompt and text; leave "
-            "it out, or give -1",
-            param="options.repeat_last_n",
-        )
     given.max_tokens = given.num_predict
     if given.draft_num_predict is not None:
         given.speculative = Speculative(draft=given.draft_num_predict)

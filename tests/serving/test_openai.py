@@ -167,6 +167,34 @@ def test_a_seed_gives_the_same_text_alone_and_among_32(client, lm):
 
 
 @pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"top_n_sigma": 0.7, "temperature": 1.5}, None),
+        ({"top_n_sigma": -1, "typical_p": 0, "top_k": -1}, {"top_k": 0}),
+        ({"typ_p": 0.4}, {"typical_p": 0.4}),
+        ({"xtc_probability": 1, "xtc_threshold": 0.05}, None),
+        ({"dynatemp_range": 0.6, "dynatemp_exponent": 2}, None),
+        ({"repeat_penalty": 1.8, "repeat_last_n": 3},
+         {"repetition_penalty": 1.8, "penalty_last_n": 3}),
+        ({"dry_multiplier": 2, "dry_base": 1.2, "dry_allowed_length": 1,
+          "dry_penalty_last_n": 20, "dry_sequence_breakers": ["(", 7]}, None),
+        ({"min_tokens": 18, "bad_words": ["e"]}, {"min_tokens": 18, "banned_strings": ["e"]}),
+        ({"samplers": ["dry", "top_k", "temperature"], "frequency_penalty": 2, "top_p": 0.3},
+         {"top_p": 1, "min_p": 0, "frequency_penalty": 0}),
+    ],
+)  # fmt: skip
+def test_samplers_are_those_of_the_library(client, lm, fields, options):
+    """By all of their names; with drafts in the server, without here."""
+    wanted = lm.generate(
+        "def read(", max_tokens=20, seed=5, draft=0, **(fields if options is None else options)
+    )
+    found = client.completions.create(
+        model="demo", prompt="def read(", max_tokens=20, seed=5, extra_body=fields
+    )
+    assert found.choices[0].text == wanted.text
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"temperature": -1}, None),
@@ -175,7 +203,14 @@ def test_a_seed_gives_the_same_text_alone_and_among_32(client, lm):
         ({"n": 0}, "n"),
         ({"n": 9}, "n"),
         ({"mirostat": 2}, "mirostat"),
-        ({"samplers": ["top_k"]}, "samplers"),
+        ({"samplers": ["temperature", "top_k"]}, "samplers"),
+        ({"typical_p": 0.5, "typ_p": 0.6}, "typ_p"),
+        ({"bad_words": ["a"], "banned_strings": ["b"]}, "bad_words"),
+        ({"banned_strings": [""]}, None),
+        ({"min_tokens": 4}, None),
+        ({"dry_base": 0.5}, None),
+        ({"repeat_last_n": -2}, None),
+        ({"min_keep": 1}, "min_keep"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"repetition_penalty": 1.1, "repeat_penalty": 1.2}, "repeat_penalty"),
         ({"repetition_penalty": 0}, None),
