@@ -1,8 +1,11 @@
-"""The cases of llama.cpp's tests/test-sampling.cpp: which probabilities each sampler leaves.
+"""Which probabilities llama.cpp's samplers leave: cases of its tests/test-sampling.cpp, and others.
 
 Its samplers normalise what they are given, ours do not in between; each case has one sampler, for
 which that makes no difference.
 """
+
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -77,6 +80,18 @@ DRY = [
     (EVEN, [0, 1, 2, 0, 1], (2.0, 2, 5), [], [0.241818, 0.241818, 0.032727, 0.241818, 0.241818]),
     (EVEN, [0, 1, 2, 3, 4, 0, 1], (1.0, 4, 7), [], EVEN),
 ]
+
+
+MADE = json.loads((Path(__file__).parents[1] / "data/llama_cpp/samplers.json").read_text())
+
+
+@pytest.mark.parametrize("case", MADE, ids=lambda case: next(iter(case["settings"])))
+def test_random_logits_have_the_probabilities_of_llama_cpp(case):
+    settings = case["settings"]
+    if "penalty_last_n" not in settings and "dry_penalty_last_n" not in settings:
+        case = case | {"history": []}
+    found = left(np.exp(case["logits"]), case["history"], case["breakers"], **settings)
+    np.testing.assert_allclose(found, case["probabilities"], atol=2e-6)
 
 
 @pytest.mark.parametrize(("probabilities", "settings", "wanted"), CASES)
