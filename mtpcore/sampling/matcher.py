@@ -18,6 +18,7 @@ from mtpcore.errors import SamplingError, spell
 from mtpcore.gguf.tokenizer import Tokenizer
 from mtpcore.gguf.vocabulary import SPECIAL
 from mtpcore.sampling.grammar import Grammar
+from mtpcore.sampling.trial import may_take_long, try_grammar
 
 __all__ = ["GrammarCompiler", "GrammarMatcher", "fill_masks"]
 
@@ -80,7 +81,10 @@ class GrammarCompiler:
 
     def _compile(self, grammar: Grammar) -> Any:
         limits = self._library.LLParserLimits(verbose_errors=False)
-        source = json.dumps({"grammars": [*self._sources(grammar)]})
+        sources = [*self._sources(grammar)]
+        source = json.dumps({"grammars": sources})
+        if any(may_take_long(one["lark_grammar"]) for one in sources):
+            try_grammar(source)
         start = self._library.LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
         if start.is_error():
             raise SamplingError(

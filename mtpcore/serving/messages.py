@@ -24,7 +24,7 @@ from mtpcore.serving.prompts import (
     thinking_options,
 )
 from mtpcore.serving.refusals import Refusal, as_anthropic
-from mtpcore.serving.replies import reply
+from mtpcore.serving.replies import reply, spell_finish
 from mtpcore.serving.streams import EventStream, encode_event, until_gone
 
 __all__ = ["answer_messages", "count_tokens"]
@@ -308,7 +308,7 @@ def _ending(completion: Completion, has_calls: bool) -> dict[str, Any]:
     """Return why a text ended."""
     if completion.stop is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": completion.stop}
-    is_cut = completion.finish_reason == "length"
+    is_cut = spell_finish(completion) == "length"
     reason = "max_tokens" if is_cut else "tool_use" if has_calls else "end_turn"
     return {"stop_reason": reason, "stop_sequence": None}
 

@@ -14,7 +14,8 @@ __all__ = ["DONE", "reply", "spell_finish"]
 DONE = b"data: [DONE]\n\n"
 """The last event of a stream of OpenAI's API."""
 
-_FINISHES = {"end": "stop", "stop": "stop", "length": "length", "no_token": "stop"}
+_FINISHES = {"end": "stop", "stop": "stop", "length": "length", "no_token": "length"}
+"""Where no token was left the text is cut: ``stop`` would say that its form is complete."""
 
 
 def reply(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -27,7 +27,7 @@ from mtpcore.serving.prompts import (
     thinking_options,
 )
 from mtpcore.serving.refusals import Refusal, as_openai
-from mtpcore.serving.replies import reply
+from mtpcore.serving.replies import reply, spell_finish
 from mtpcore.serving.streams import EventStream, encode_event, until_gone
 
 __all__ = ["answer_responses", "count_response_tokens"]
@@ -397,7 +397,7 @@ def _logprobs(tokens: Sequence[TokenLogprobs], parsing: AnswerParsing) -> list[d
 
 
 def _status(completion: Completion) -> str:
-    return "incomplete" if completion.finish_reason == "length" else "completed"
+    return "incomplete" if spell_finish(completion) == "length" else "completed"
 
 
 def _ending(

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from mtpcore import DraftTree, Grammar, SamplingError
 from mtpcore.sampling import GrammarCompiler, fill_masks
+from mtpcore.sampling.trial import may_take_long, try_grammar
 
 pytest.importorskip("llguidance")
 
@@ -184,3 +185,32 @@ def test_grammars_that_cannot_be_used(grammar):
         COMPILER.matcher(grammar)
     assert caught.value.where == "grammar"
     assert caught.value.got
+
+
+def test_patterns_that_take_too_long_together():
+    """For some twenty llguidance would take hours, with no limit of its own."""
+    hostile = {"allOf": [{"type": "string", "pattern": f".*{i}.*"} for i in range(30)]}
+    with pytest.raises(SamplingError) as caught:
+        COMPILER.matcher(Grammar.of_schema(hostile))
+    assert "too long" in caught.value.what
+    many = {f"p{i}": {"type": "string", "pattern": "^[ab]+$"} for i in range(6)}
+    fine = Grammar.of_schema({"allOf": [{"type": "object", "properties": many}]})
+    assert may_take_long(fine.source)
+    COMPILER.matcher(fine)
+
+
+def test_a_process_that_cannot_be_started(monkeypatch):
+    monkeypatch.setattr("mtpcore.sampling.trial.spawn.get_executable", lambda: b"/dev/null")
+    with pytest.raises(SamplingError) as caught:
+        try_grammar('start: "a"')
+    assert "process" in caught.value.what
+
+
+def test_without_the_library(monkeypatch):
+    def refuse(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr("mtpcore.sampling.matcher.importlib.import_module", refuse)
+    with pytest.raises(SamplingError) as caught:
+        GrammarCompiler(Pieces(), N_VOCAB)
+    assert "mtpcore[grammar]" in caught.value.fix

@@ -216,3 +216,16 @@ def test_two_forms_are_refused(client):
             extra_body={"grammar": 'root ::= "a"'},
         )
     assert "one form" in str(caught.value)
+
+
+def test_a_form_that_becomes_too_complex_is_a_text_that_was_cut(client):
+    """Nobody is told that it is complete, and texts of others go on."""
+    ways = [
+        {"type": "object", "properties": {f"p{i}": {"type": "null"}}, "required": [f"p{i}"]}
+        for i in range(2100)
+    ]
+    done = client.chat.completions.create(**ASKED, extra_body={"json_schema": {"anyOf": ways}})
+    assert done.choices[0].finish_reason == "length"
+    assert done.usage.completion_tokens < 9
+    asked = {**ASKED, "messages": [{"role": "user", "content": "another"}]}
+    assert client.chat.completions.parse(**asked, response_format=Pet).choices[0].message.parsed
