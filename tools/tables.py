@@ -6,7 +6,8 @@ in when the documentation is built; ``python tools/tables.py NAME`` prints one. 
 drafter cost to add, here and in other engines), ``architectures`` (those that llama.cpp's generator
 writes: which run here, in how many lines, and what the others need), ``conversions`` (published
 classes whose conversion is held by transformers' logits, and by llama.cpp's converter), ``modules``
-(what each module of the package is for, as its docstring says).
+(what each module of the package is for, as its docstring says), ``server_tests`` and
+``server_reasons`` (tests of llama.cpp's server that were run against this one).
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import argparse
 import ast
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -208,12 +211,42 @@ def _row(*cells: object) -> str:
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
 
+def server_tests() -> Iterable[str]:
+    """Yield the table of the tests of llama.cpp's server: how many pass, and what others are."""
+    yield "| tests of | pass | of their model's text | meant | open | skipped |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for name, suite in _server_suites().items():
+        counts = (suite["passed"], suite["text"], len(suite["meant"]), len(suite["open"]))
+        yield _row(f"`{name}`", *map(str, counts), str(suite["skipped"]))
+
+
+def server_reasons() -> Iterable[str]:
+    """Yield the table of why tests of llama.cpp's server fail and are meant to, or do not pass."""
+    yield "| what they look for | tests |"
+    yield "| --- | --- |"
+    suites = _server_suites().values()
+    meant = Counter(why for suite in suites for why in suite["meant"].values())
+    for why, n in meant.most_common():
+        yield _row(why, str(n))
+    left = Counter(test.partition("[")[0] for suite in suites for test in suite["open"])
+    for test, n in left.most_common():
+        yield _row(f"open: `{test}`", str(n))
+
+
+def _server_suites() -> dict[str, Any]:
+    path = ROOT / "benchmarks" / "results" / "llama_cpp_server_tests.json"
+    suites: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return suites
+
+
 TABLES: dict[str, Callable[[], Iterable[str]]] = {
     "supported": supported,
     "effort": effort,
     "architectures": architectures,
     "conversions": conversions,
     "modules": modules,
+    "server_tests": server_tests,
+    "server_reasons": server_reasons,
 }
 
 
