@@ -74,7 +74,7 @@ MEANT: dict[str, str] = {
     "invalid_chat_completion_req[messages7]": "two answers in a row are a conversation",
     "assert 'content' in {'id': 'cmpl-": "`/completions` is OpenAI's route without `/v1`",
     "sw.js": "the page has no service worker",
-    "test_cors_": "`--origin` takes pages with their scheme; headers are others, without credentials",
+    "test_cors_": "`--origin` takes whole origins; headers are others, without credentials",
     "local_media_file": "there are no images",
     "mmproj": "there are no images",
     "multimodal": "there are no images",
