@@ -118,7 +118,13 @@ def in_heads(prefix: str, *tables: tuple[Rename, ...]) -> tuple[Rename, ...]:
 
 
 def plus(offset: float) -> Callable[[TensorValues, Config], TensorValues]:
-    """Return a change: weights of norms, which are stored minus a number."""
+    """Return a change: weights of norms, which are stored minus a number.
+
+    Parameters
+    ----------
+    offset : float
+        What is added to them.
+    """
     return lambda values, config: np.add(values, offset)
 
 
