@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from mtpcore import Batch, Generator, Grammar, NoTokenError, Sampling, SamplingError, TreeShape
 from mtpcore._ext._sampling import NO_TOKEN
-from mtpcore.sampling import GrammarCompiler, fill_masks, reference
+from mtpcore.sampling import GrammarCompiler, fill_masks, reference, spell_breakers
 
 pytest.importorskip("llguidance")
 
@@ -158,8 +158,8 @@ def chosen_after(held, text, n_prompt, sampling):
     asked = COMPILER.matcher(sampling.grammar), np.array(text, np.int32), ()
     mask = bits(fill_masks([asked])[0][0])
     history = np.array(held, np.int32)
-    logits = logits_of(state)
-    return reference.choose(sampling, logits, history, n_prompt, len(held), allowed=mask)
+    given = sampling, logits_of(state), history, n_prompt, len(held)
+    return reference.choose(*given, allowed=mask, breakers=spell_breakers(sampling, None))
 
 
 def generated(sampling, draft, drafter="head", n=60, **options):

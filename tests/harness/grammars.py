@@ -9,7 +9,7 @@ from harness.hashed import N_VOCAB, START, HashModel, advance, logits_of
 from mtpcore._ext._sampling import NO_TOKEN
 from mtpcore.gguf.vocabulary import CONTROL, NORMAL
 from mtpcore.runtime.model import Model
-from mtpcore.sampling import fill_masks, reference
+from mtpcore.sampling import fill_masks, reference, spell_breakers
 
 PIECES = ("a", "b", "c", "d", "ab", "abc", "ba", "cd", "dd", "aa", "e", "")
 END = N_VOCAB - 1
@@ -123,7 +123,7 @@ def bits(mask):
 
 def formed(prompt, sampling, n, compiler):
     """The hashed model's text in a form, token by token, each masked by a new matcher."""
-    state, tokens = START, []
+    state, tokens, breakers = START, [], spell_breakers(sampling, None)
     for token in prompt:
         state = advance(state, token)
     while len(tokens) < n:
@@ -132,9 +132,8 @@ def formed(prompt, sampling, n, compiler):
         if sampling.grammar is not None:
             asked = compiler.matcher(sampling.grammar), np.asarray(tokens, np.int32), ()
             mask = bits(fill_masks([asked])[0][0])
-        token = reference.choose(
-            sampling, logits_of(state), history, len(prompt), len(history), allowed=mask
-        )
+        given = sampling, logits_of(state), history, len(prompt), len(history)
+        token = reference.choose(*given, allowed=mask, breakers=breakers)
         if token == NO_TOKEN:
             break
         tokens.append(token)

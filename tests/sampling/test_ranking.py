@@ -42,6 +42,17 @@ def test_equals_the_definition(both, index, n, isa):
     assert shares.sum() <= 1 + 1e-9
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("n", [5, 9])
+def test_all_tokens_are_ranked(temperature, n):
+    logits = np.array([0.3, -1.0, 2.5, 0.1, 2.0], np.float32)
+    given = logits, NO_HISTORY, 0, 17
+    sampling = Sampling(temperature=temperature, seed=9)
+    ids = Sampler(sampling, Scratch(5)).rank(*given, n)[0]
+    assert ids.tolist() == reference.rank(sampling, *given, n)[0].tolist()
+    assert temperature > 0 or ids.tolist() == [2, 4, 0, 3, 1]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.4, 1.0, 3.0])
 def test_each_would_be_chosen_without_those_before_it(temperature):
     """Ranks are choices in turn: the best token forbidden, the next one is chosen."""

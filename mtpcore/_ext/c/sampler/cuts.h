@@ -93,14 +93,14 @@ static int64_t keep_typical(const logits_row *row, const mtp_sampling *sampling,
     return n - first;
 }
 
-/* Of n rows the likeliest that pass top_k, top_p and min_p are moved to the end; return where they
- * begin. */
+/* Of n rows the likeliest that pass top_k, top_p and min_p are moved to the end, the likeliest of
+ * all last; return where they begin. Without these cuts rows stay where they are. */
 static int64_t move_likeliest(const logits_row *row, const mtp_sampling *sampling, float max,
                               uint64_t total, int64_t n)
 {
     const double wanted = sampling->top_p < 1.0 ? sampling->top_p * (double)total : INFINITY;
     const int64_t k = sampling->top_k > 0 && sampling->top_k < n ? sampling->top_k : n;
-    if (k == n && wanted == INFINITY && !(sampling->min_p > 0.0))
+    if (sampling->top_k == 0 && wanted == INFINITY && !(sampling->min_p > 0.0))
         return 0;
     int32_t *order = row->scratch->order;
     heapify(order, n, row->logits);
