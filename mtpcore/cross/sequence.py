@@ -237,7 +237,6 @@ class SequenceStates:
     def __init__(self, target: GraphRunner) -> None:
         self._target, self.keeps_rows = target, False
         self._states = [SequenceState(target.n_ctx) for _ in range(target.n_seq_max)]
-        self._tokenizer = target.model.tokenizer if target.model.has_tokenizer else None
         codebooks = target.model.codebooks
         n_codes = codebooks.n_first if codebooks is not None else 0
         self._scratch = Scratch(max(target.model.hparams.n_vocab, n_codes))
@@ -288,7 +287,7 @@ class SequenceStates:
             raise LinkError("unknown draft sampler", wanted="coupled, argmax", got=spell(kind))
         state = self._states[seq]
         state.sampling = check_sampling(sampling)
-        return state.sampler(sampling, kind, self._scratch, self._tokenizer)
+        return state.sampler(sampling, kind, self._scratch, self._tokenizer_for(sampling))
 
     def sampler_of_codes(self, seq: int, sampling: Sampling) -> Sampler:
         """Return a sequence's sampler of the codes of a frame after the first.
@@ -297,7 +296,14 @@ class SequenceStates:
         came before, which was of other codebooks.
         """
         checked, scratch = check_sampling(sampling), self._scratch
-        return self._states[seq].sampler(checked, "codes", scratch, self._tokenizer)
+        return self._states[seq].sampler(checked, "codes", scratch, None)
+
+    def _tokenizer_for(self, sampling: Sampling) -> Tokenizer | None:
+        """Return what spells the breakers of repetitions; it is read where there may be some."""
+        model = self._target.model
+        if not sampling.dry_multiplier > 0:
+            return None
+        return model.tokenizer if model.has_tokenizer else None
 
     def matcher(self, seq: int, grammar: Grammar) -> GrammarMatcher:
         """Return what says which tokens may follow in a sequence; the newest one is kept.
