@@ -1,6 +1,5 @@
 """One act at a time: a second one is refused, wherever it comes from, and changes nothing."""
 
-import gc
 import inspect
 import random
 import signal
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from harness.acts import CALLS, NOT_ACTS, PROMPT, SAMPLING, Room, spell
 from harness.held import Held
+from harness.interrupted import raising_alarms
 
 import mtpcore
 from mtpcore import Batch, BusyError, Context, Cross, Generator, MtpcoreError, link, load_model
@@ -345,27 +345,17 @@ def test_signals_leave_the_guard_free():
     llm.prepare()
     raised = 0
 
-    def interrupt(signum, frame):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
     end = time.monotonic() + 1.0
-    gc.disable()  # Hypothesis has it call Python, where an interrupt gets lost
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            while time.monotonic() < end:
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + raised % 97))
-                    while True:
-                        llm.process(Batch.of([7] * 8, outputs="none"))
-                        llm.remove(0)
-                except KeyboardInterrupt:
-                    raised += 1
-                pool.submit(llm.remove, 0).result()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        gc.enable()
+    with raising_alarms(), ThreadPoolExecutor(1) as pool:
+        while time.monotonic() < end:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + raised % 97))
+                while True:
+                    llm.process(Batch.of([7] * 8, outputs="none"))
+                    llm.remove(0)
+            except KeyboardInterrupt:
+                raised += 1
+            pool.submit(llm.remove, 0).result()
     assert raised > 5
 
 
@@ -377,12 +367,8 @@ def test_no_signal_leaves_a_lock_taken():
         while not is_over.is_set():
             holding(lock, sum, [1, 2])
 
-    def interrupt(number, frame):
-        raise KeyboardInterrupt
-
     other = threading.Thread(target=take_turns, daemon=True)
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
+    with raising_alarms():
         other.start()
         while n_raised < 300:
             try:
@@ -394,8 +380,6 @@ def test_no_signal_leaves_a_lock_taken():
                     signal.setitimer(signal.ITIMER_REAL, 0)
             except KeyboardInterrupt:
                 n_raised += 1
-    finally:
-        signal.signal(signal.SIGALRM, before)
     is_over.set()
     other.join(60)
     assert not other.is_alive()

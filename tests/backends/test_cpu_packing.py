@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness.generated import FAMILIES, NATIVE, Sizes, write_generated
+from harness.interrupted import raising_alarms
 from harness.matrices import assert_same_bits
 
 import mtpcore
@@ -335,19 +336,12 @@ def test_an_interrupt_leaves_what_is_packed():
     wanted, model = wanted_of("demo"), mtpcore.load_model("demo")
     context = mtpcore.Context(model, N_LONG, n_batch=N_LONG, threads=1)
 
-    def end(number, frame):
-        raise KeyboardInterrupt
-
     assert_same_bits(logits(context), wanted)
     context.remove(0)
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, 0.02)
-    try:
+    with raising_alarms():
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
         with pytest.raises(KeyboardInterrupt):
             context.process(mtpcore.Batch.of([5] * N_LONG))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
     assert context.length(0) == 0
     assert 0 < share(model) < 1
     assert_same_bits(logits(context), wanted)

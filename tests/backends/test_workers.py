@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from harness.interrupted import raising_alarms
 
 from mtpcore.backends.workers import run_all
 
@@ -55,11 +56,7 @@ def test_an_interrupt_at_any_moment_ends_it():
             time.sleep(0)
         running.remove(me)
 
-    def interrupt(number, frame):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
+    with raising_alarms():
         while n_raised < N_SIGNALS:
             is_over.clear()
             try:
@@ -71,5 +68,3 @@ def test_an_interrupt_at_any_moment_ends_it():
             except KeyboardInterrupt:
                 n_raised += 1
             assert not running
-    finally:
-        signal.signal(signal.SIGALRM, before)

@@ -4,6 +4,7 @@ A place is the number of a line event, or of an instruction's, in the Python cod
 """
 
 import dis
+import gc
 import random
 import signal
 import sys
@@ -100,6 +101,26 @@ def recovering(raiser):
         yield
     finally:
         journal.Transaction.__exit__ = leave
+
+
+@contextmanager
+def raising_alarms():
+    """Let SIGALRM raise wherever it comes.
+
+    The collector of garbage rests: hypothesis has it call Python, out of which nothing comes.
+    """
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    gc.disable()
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        gc.enable()
 
 
 class Alarms:

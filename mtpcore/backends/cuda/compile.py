@@ -129,6 +129,8 @@ def _compile(
         arch=architecture,
         std="c++17",
         fma=False,
+        # Or compilers before 13.1 take generic lambdas within kernels for functions of the host.
+        device_as_default_execution_space=True,
         define_macro=list(kernel.defines) or None,
         **options,
     )

@@ -206,11 +206,13 @@ def chosen_after_all(device, logits, samplings, history, n_prompt, index, token_
 @shared
 @given(situations(), situations(), WHOLE32)
 def test_tokens_after_bias_penalties_and_cuts_are_the_sampler_s(device, one, other, index):
-    """Of two settings, one of which may have no cuts."""
+    """Of two settings, one of which may have no cuts; maybe none, where none is left."""
     sampling, logits, history, n_prompt, n_ids, token_ids, _ = one
     samplings, scratch = [sampling, other[0]], Scratch(len(logits), n_ids)
     wanted = [
-        Sampler(each, scratch).choose(logits, history, n_prompt, index, token_ids)
+        Sampler(each, scratch).choose_with_probability(logits, history, n_prompt, index, token_ids)[
+            0
+        ]
         for each in samplings
     ]
     made = chosen_after_all(device, logits, samplings, history, n_prompt, index, token_ids)
