@@ -44,8 +44,7 @@ from mtpcore.declarations.spec import (
 )
 from mtpcore.discovery.hookspecs import hookimpl
 from mtpcore.drafting.rounds import RoundInput
-from mtpcore.drafting.stages import draft_block, draft_chains, draft_heads
-from mtpcore.drafting.tree_stages import draft_head_trees, draft_trees
+from mtpcore.drafting.stages import draft_block, draft_heads, draft_levels
 from mtpcore.gguf.axes import fit_axes
 from mtpcore.gguf.metadata import Fields, convert
 from mtpcore.graph import GraphBuilder, GraphType, Inputs, MemoryLayer, Outputs, Value
@@ -232,10 +231,8 @@ __all__ = [
     "depth_decoder",
     "depth_keys",
     "draft_block",
-    "draft_chains",
-    "draft_head_trees",
     "draft_heads",
-    "draft_trees",
+    "draft_levels",
     "feed_forward",
     "feed_forward_block",
     "first_of",

@@ -16,7 +16,7 @@ from mtpcore.cross.sequence import SequenceStates
 from mtpcore.declarations.spec import Codebooks, Link, ModelSpec
 from mtpcore.drafting.reserved import ReservedRows, run_reserved
 from mtpcore.drafting.rounds import RoundInput
-from mtpcore.drafting.stages import draft_chains
+from mtpcore.drafting.stages import draft_levels
 from mtpcore.errors import BatchError, LinkError, NoTokenError
 from mtpcore.links.links import Links
 from mtpcore.runtime.batch import Batch
@@ -69,7 +69,7 @@ class CodebookDecoder:
         self.role, self.runner, self.codebooks = role, runner, codebooks
         self._links = links
         self._rounds = lru_cache(maxsize=8)(
-            lambda wanted: draft_chains(RoundInput(wanted=wanted, programs=[runner.program]))
+            lambda wanted: draft_levels(RoundInput(wanted=wanted, programs=[runner.program]))
         )
         ids = np.arange(codebooks.n_first)
         self._is_mark = (ids >= codebooks.size) & (ids != (codebooks.end or 0))

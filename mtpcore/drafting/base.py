@@ -31,8 +31,8 @@ class RoundDrafter(Drafter):
         As ``Drafter``.
     runner : GraphRunner
         Of the graph that the declaration's shape is of.
-    builders : mapping of str to BuildRound
-        By shape.
+    build : BuildRound
+        Of rounds where the declaration builds none.
     inputs : RoundInput
         All that is the same in each round: nothing is wanted in it, and there is no room.
 
@@ -49,14 +49,14 @@ class RoundDrafter(Drafter):
         name: str,
         runners: Mapping[str, GraphRunner],
         runner: GraphRunner,
-        builders: Mapping[str, BuildRound],
+        build: BuildRound,
         inputs: RoundInput,
     ) -> None:
         super().__init__(name, runners)
         assert runner.drafter is not None
         self.spec = runner.drafter
         self._ids = read_vocabulary(runner)
-        build = cast(BuildRound, self.spec.schedule or builders[self.spec.shape])
+        build = cast(BuildRound, self.spec.schedule or build)
         self._inputs = inputs
         most = 0 if inputs.tree is None else inputs.tree.n_branches
         self._most_room = sys.maxsize if self.spec.schedule else most  # that a builder looks at

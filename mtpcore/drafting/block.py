@@ -79,7 +79,7 @@ class BlockDrafter(RoundDrafter):
             n_known=self._first_draft - self._first_row,
         )
         runners = {**upstream.runners, name: runner, **post_head}
-        super().__init__(name, runners, runner, {"block": draft_block}, inputs)
+        super().__init__(name, runners, runner, draft_block, inputs)
         feeds = [feed for feed in self.spec.feeds if not feed.graph]
         self.runner, self.upstream = runner, upstream
         self._is_fed = bool(block.entries)  # with entries that another graph makes

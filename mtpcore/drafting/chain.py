@@ -14,8 +14,7 @@ from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.drafting.entries import Entries
 from mtpcore.drafting.reserved import ReservedRows
 from mtpcore.drafting.rounds import RoundInput
-from mtpcore.drafting.stages import draft_chains
-from mtpcore.drafting.tree_stages import draft_trees
+from mtpcore.drafting.stages import draft_levels
 from mtpcore.drafting.upstream import UpstreamGraphs
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.runner import GraphRunner
@@ -40,7 +39,6 @@ class GraphDrafter(RoundDrafter):
     """
 
     def __init__(self, name: str, runner: GraphRunner, upstream: UpstreamGraphs) -> None:
-        builders = {"chain": draft_chains, "tree": draft_trees}
         assert runner.drafter is not None
         feeds = [feed for feed in runner.drafter.feeds if not feed.graph]
         inputs = RoundInput(
@@ -48,7 +46,7 @@ class GraphDrafter(RoundDrafter):
             feeds={feed.slot: (feed.recycle,) for feed in feeds if feed.recycle},
             tree=runner.drafter.tree,
         )
-        super().__init__(name, {**upstream.runners, name: runner}, runner, builders, inputs)
+        super().__init__(name, {**upstream.runners, name: runner}, runner, draft_levels, inputs)
         self.runner, self.upstream = runner, upstream
         self.entries = Entries(runner, feeds, upstream)
         self.first = self.entries.first

@@ -13,10 +13,10 @@ from mtpcore.drafting.base import RoundDrafter
 from mtpcore.drafting.drafters import DraftJob, Verify
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.drafting.entries import Entries
+from mtpcore.drafting.levels import Levels, levels_for
 from mtpcore.drafting.reserved import ReservedRows
 from mtpcore.drafting.rounds import RoundInput
-from mtpcore.drafting.stages import draft_heads
-from mtpcore.drafting.tree_stages import Trees, draft_head_trees, is_blind, trees_for
+from mtpcore.drafting.stages import draft_heads, is_blind
 from mtpcore.drafting.upstream import UpstreamGraphs
 from mtpcore.errors import LinkError
 from mtpcore.runtime.arrival import hand_over, join
@@ -60,7 +60,6 @@ class HeadDrafter(RoundDrafter):
     def __init__(
         self, name: str, heads: Mapping[str, GraphRunner], upstream: UpstreamGraphs
     ) -> None:
-        builders = {"chain": draft_heads, "tree": draft_head_trees}
         spec, self.upstream = heads[name].drafter, upstream
         assert spec is not None
         feeds = [feed for feed in spec.feeds if not feed.graph]
@@ -71,7 +70,7 @@ class HeadDrafter(RoundDrafter):
             feeds={feed.slot: (feed.recycle,) for feed in fed if feed.recycle},
             tree=spec.tree,
         )
-        super().__init__(name, {**upstream.runners, **heads}, heads[name], builders, inputs)
+        super().__init__(name, {**upstream.runners, **heads}, heads[name], draft_heads, inputs)
         self._heads = [
             Entries(runner, feeds, upstream, ahead=head * self._reads_target)
             for head, runner in enumerate(heads.values())
@@ -136,13 +135,12 @@ class HeadDrafter(RoundDrafter):
         """Draft up to k tokens for each (job, k), in one call without the GIL."""
         jobs, lengths = [job for job, _ in wanted], [k for _, k in wanted]
         room = [self._room(job, len(jobs)) for job in jobs]
-        trees = None
-        if self.spec.tree is not None:
-            trees = trees_for(self.spec.tree, lengths, room, has_paths=self._remembers)
+        has_paths = self.spec.tree is None or self._remembers
+        levels = levels_for(self.spec.tree, lengths, room, has_paths=has_paths)
         self._catch_up(wanted)
         heads = self._heads[: max(lengths)]
         reserved = [
-            ReservedRows(entries.runner, self._batch(head, wanted, trees))
+            ReservedRows(entries.runner, self._batch(head, wanted, levels))
             for head, entries in enumerate(heads)
         ]
         passes = [rows.given for rows in reserved]
@@ -168,7 +166,7 @@ class HeadDrafter(RoundDrafter):
                 if self.spec.tree is not None or len(lacking) > room:
                     entries.settle(job.seq, job.history[:-1])
 
-    def _batch(self, head: int, wanted: list[tuple[DraftJob, int]], trees: Trees | None) -> Batch:
+    def _batch(self, head: int, wanted: list[tuple[DraftJob, int]], levels: Levels) -> Batch:
         """Return what a head reads: accepted entries it lacks, the pending token, the drafts.
 
         The tokens of drafts, and the rows that heads before make, are filled in by the loop.
@@ -181,16 +179,16 @@ class HeadDrafter(RoundDrafter):
         parent: list[int] = []
         outputs: list[bool] = []
         slots: dict[str, list[F32]] = {slot: [] for slot in widths}
-        for text, (job, k) in enumerate(wanted):
-            depths = self._depths(head, text, k, trees)
-            if depths is None:
+        branches = self.spec.tree is not None
+        for text, (job, _) in enumerate(wanted):
+            if not levels.choosing(text, head):
                 continue
-            pending = len(job.history) - 1
+            depths, pending = self._depths(head, text, levels), len(job.history) - 1
             begin = entries.missing(job.seq, pending + 1).start
             known = range(begin if entries.remembers or not head else pending + 1, pending + 1)
             at = [*known, *(pending + depth for depth in depths)]
             at = [place for place in at if place >= entries.first]
-            if trees:
+            if branches:
                 row_at = {place: len(tokens) + i for i, place in reversed([*enumerate(at)])}
                 parent += [row_at.get(place - 1, -1) for place in at]
             tokens += [int(job.history[place]) if place <= pending else 0 for place in at]
@@ -204,7 +202,7 @@ class HeadDrafter(RoundDrafter):
                 if n_known < len(at):
                     slot_rows.append(self._zeros[head][slot][: len(at) - n_known])
         batch = Batch(
-            tokens, seq=seqs, pos=places, parent=parent if trees else None, outputs=outputs
+            tokens, seq=seqs, pos=places, parent=parent if branches else None, outputs=outputs
         )
         batch.slots = {slot: join(rows, widths[slot], make) for slot, rows in slots.items()}
         return batch
@@ -217,19 +215,13 @@ class HeadDrafter(RoundDrafter):
             return [rows]
         return [rows[place - places[0] :][:1] for place in places]
 
-    def _depths(self, head: int, text: int, k: int, trees: Trees | None) -> list[int] | None:
-        """Return how many drafts come before each row of a draft that a head reads of a text.
-
-        None where it reads nothing of it.
-        """
-        remembers = self._heads[head].remembers
-        if trees is None:
-            return [*range(1 if remembers else max(head, 1), head + 1)] if k > head else None
-        if not trees.choosing(text, head):
-            return None
-        if is_blind(self._heads[head].runner.program, self._inputs.feeds):
+    def _depths(self, head: int, text: int, levels: Levels) -> list[int]:
+        """Return how many drafts come before each row of a draft that a head reads of a text."""
+        entries, is_chain = self._heads[head], self.spec.tree is None
+        reads_newest = is_chain and not entries.remembers
+        if reads_newest or (not is_chain and is_blind(entries.runner.program, self._inputs.feeds)):
             return [head] * (head > 0)
-        return [depth for depth, _ in trees.branches(text, head)]
+        return [depth for depth, _ in levels.branches(text, head)]
 
 
 def head_role(role: str, head: int) -> str:

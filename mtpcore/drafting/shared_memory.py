@@ -14,7 +14,7 @@ from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.base import RoundDrafter
 from mtpcore.drafting.drafters import DraftJob, Verify
 from mtpcore.drafting.rounds import RoundInput
-from mtpcore.drafting.stages import draft_chains
+from mtpcore.drafting.stages import draft_levels
 from mtpcore.drafting.upstream import finite_places
 from mtpcore.errors import LinkError
 from mtpcore.runtime.runner import GraphRunner
@@ -55,7 +55,7 @@ class SharedMemoryDrafter(RoundDrafter):
             feeds={feed.slot: (feed.recycle,) for feed in spec.feeds if feed.recycle},
             step=0,
         )
-        super().__init__(name, {name: runner}, runner, {"chain": draft_chains}, inputs)
+        super().__init__(name, {name: runner}, runner, draft_levels, inputs)
         self.runner, self._target = runner, target
         runner.lent = target.memory
         self.reads_text = False  # the target has stored what it made of it

@@ -14,8 +14,7 @@ from mtpcore.plugin import (
     Pick,
     Round,
     Stage,
-    draft_chains,
-    draft_trees,
+    draft_levels,
 )
 
 PROMPT = [5, 6, 7]
@@ -67,7 +66,7 @@ def test_the_target_s_rows_again_in_later_steps(folder):
 
 @pytest.mark.parametrize("kind", ["chain", "heads", "tree", "block"])
 def test_the_core_s_builders_are_what_shapes_are(kind, folder):
-    spec = replace(KINDS[kind], schedule=BUILDERS.get(kind, draft_chains))
+    spec = replace(KINDS[kind], schedule=BUILDERS.get(kind, draft_levels))
     assert drafted(spec, folder) == drafted(KINDS[kind], folder)
 
 
@@ -76,7 +75,7 @@ def test_a_tree_that_a_user_asks_for_reaches_the_builder(folder):
 
     def build(inputs):
         seen.append(inputs.tree)
-        return draft_trees(inputs) if inputs.tree else draft_chains(inputs)
+        return draft_levels(inputs)
 
     spec, shape = replace(CHAIN, schedule=build), TreeShape(depth=2, width=2, n_nodes=4)
     assert isinstance(drafted(spec, folder), list)
@@ -88,7 +87,7 @@ def wrong(**changes):
     """Return a builder of chains, one of whose stages is not sound."""
 
     def build(inputs):
-        made = draft_chains(inputs)
+        made = draft_levels(inputs)
         return replace(made, stages=[*made.stages[:-1], replace(made.stages[-1], **changes)])
 
     return build
@@ -125,4 +124,4 @@ def test_what_does_not_fit_is_refused_and_nothing_is_left_of_it(changes, what, f
 
 def test_a_proposer_has_no_rounds():
     with pytest.raises(mtpcore.PluginError, match="a proposer has no graph"):
-        mtpcore.declarations.checks.check_spec(replace(KINDS["proposer"], schedule=draft_chains))
+        mtpcore.declarations.checks.check_spec(replace(KINDS["proposer"], schedule=draft_levels))

@@ -12,7 +12,7 @@ from mtpcore.backends.draft import run_schedule
 from mtpcore.backends.schedule import Pass, Schedule, Text
 from mtpcore.drafting.reserved import ReservedRows, run_reserved
 from mtpcore.drafting.rounds import RoundInput
-from mtpcore.drafting.stages import draft_block, draft_chains, draft_heads
+from mtpcore.drafting.stages import draft_block, draft_heads, draft_levels
 from mtpcore.memory.base import Memory
 
 
@@ -75,7 +75,7 @@ def scheduled(plan, run, memory):
         inputs = msgspec.structs.replace(
             inputs, feeds=head.feeds, n_passes=head.passes, n_known=head.n_known
         )
-    build = draft_block if run.is_block else draft_heads if run.later else draft_chains
+    build = draft_block if run.is_block else draft_heads if run.later else draft_levels
     index = run.index or [*map(len, run.history)]
     columns = run.samplers, run.history, run.n_prompt, index, run.p_min
     processors = run.processors or [None] * len(run.k)
@@ -110,7 +110,7 @@ def stage_logits(plan):
 
 def draft_after(runner, batch, k, text, feeds=(), *, ids=None, is_block=False):
     """Return up to k drafts after a batch of one sequence, by a graph with its memory."""
-    rows, build = ReservedRows(runner, batch), draft_block if is_block else draft_chains
+    rows, build = ReservedRows(runner, batch), draft_block if is_block else draft_levels
     inputs = RoundInput(wanted=[k], programs=[runner.program], feeds=dict(feeds))
     schedule = Schedule(round=build(inputs), passes=[rows.given], texts=[text], token_ids=ids)
     return schedule.by_text(run_reserved(schedule, [rows]).tokens)[0]

@@ -22,9 +22,8 @@ from mtpcore.plugin import (
     TreeShape,
     attention_block,
     draft_block,
-    draft_chains,
     draft_heads,
-    draft_trees,
+    draft_levels,
     first_of,
     hookimpl,
     remember,
@@ -237,7 +236,7 @@ def alone(**fields):
 
 
 TIED = declared(ties=(first_of("output.weight", "token_embd.weight"),))
-BUILDERS = {"heads": draft_heads, "tree": draft_trees, "block": draft_block}
+BUILDERS = {"heads": draft_heads, "block": draft_block}
 SAMPLES = {
     "DrafterSpec": {
         "`build`": lambda spec, kind: replace(spec, build=build(kind)),
@@ -246,7 +245,7 @@ SAMPLES = {
         "`ties`": TIED,
         "`heads`": declared(heads=Heads(order="each-step")),
         "`tree`": branching(GROWN),
-        "`schedule`": lambda spec, kind: replace(spec, schedule=BUILDERS.get(kind, draft_chains)),
+        "`schedule`": lambda spec, kind: replace(spec, schedule=BUILDERS.get(kind, draft_levels)),
         "`block`": in_block(),
         "`shared_memory`": shared,
         "`vocabulary`": reduced,

@@ -20,7 +20,7 @@ from mtpcore.backends.draft import run_schedule
 from mtpcore.backends.schedule import Pass, Schedule, Text, n_embeddings
 from mtpcore.declarations.spec import TreeShape
 from mtpcore.drafting.rounds import RoundInput
-from mtpcore.drafting.tree_stages import draft_trees
+from mtpcore.drafting.stages import draft_levels
 from mtpcore.graph import GraphBuilder, Outputs
 from mtpcore.sampling import Sampler, Sampling, Scratch
 from mtpcore.testing import Runner, Weights
@@ -155,7 +155,7 @@ def scheduled(one, shape, texts, *, has_ids, bad):
     scratch, program = Scratch(N_LOGITS, N_VOCAB + 3), one.plan.program
     is_fed, n_tokens = "hidden" in program.slots(), n_embeddings(program)
     feeds = {"hidden": ("hidden",)} if is_fed else {}
-    built = draft_trees(
+    built = draft_levels(
         RoundInput(
             wanted=[levels for _, levels, *_ in texts],
             room=[room for _, _, room, *_ in texts],

@@ -16,7 +16,7 @@ from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.draft import run_schedule
 from mtpcore.backends.schedule import Pass, Schedule, Text
 from mtpcore.drafting.rounds import RoundInput, drafts_of, find_missing
-from mtpcore.drafting.tree_stages import draft_trees
+from mtpcore.drafting.stages import draft_levels
 from mtpcore.sampling import Sampler, Sampling, Scratch
 
 PROGRAM, _ = head()
@@ -84,7 +84,7 @@ def grow(shape, seed, *, depth=9, room=999, broken=(), p_min=0.0, memory=None, n
         tree=shape,
     )
     schedule = Schedule(
-        round=draft_trees(inputs),
+        round=draft_levels(inputs),
         passes=[Pass(plan=plan, memory=memory, batch=first)],
         texts=[Text(SAMPLER, HISTORY, 1, 1, p_min)],
     )
