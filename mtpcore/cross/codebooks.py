@@ -164,7 +164,7 @@ class CodebookDecoder:
         )
         codes = schedule.by_text(run_reserved(schedule, [reserved]).tokens)
         for job in jobs:
-            self.runner.rewind(job.seq, 0)
+            self.runner.sequences.rewind(job.seq, 0)
         return {
             job.seq: np.array([job.first, *others], np.int32) if len(others) == count - 1 else None
             for job, others in zip(jobs, codes, strict=True)

@@ -696,7 +696,7 @@ class Cross(Uncopied):
             digests = {}
             for name, context in self.contexts.items():
                 self.speculation.settle(context.runner, seq)
-                digests[name] = context.runner.digest(seq)
+                digests[name] = context.runner.sequences.digest(seq)
             return digests
 
 

@@ -124,7 +124,7 @@ class Speculation:
     def saved(self, seqs: Collection[int]) -> Iterator[Saved]:
         """Yield what an act on these sequences may change."""
         yield self
-        yield from (runner for runner in self.runners.values() if runner.host is None)
+        yield from (one.sequences for one in self.runners.values() if one.host is None)
         yield from self.links.boxes
         yield from self.states.of(seqs)
 
@@ -497,7 +497,7 @@ class Speculation:
             return
         paths = {seq: tree_rows(verdicts[seq].path) for seq in rows.branching}
         for seq, indices in output.rows_of_seq.items():
-            self.target.keep(seq, paths.get(seq, range(len(indices))))
+            self.target.sequences.decide(seq, paths.get(seq, range(len(indices))))()
         self.links.post(
             "llm", output, {seq: output.rows_of_seq[seq][path] for seq, path in paths.items()}
         )
@@ -624,7 +624,7 @@ class Speculation:
                 _check_rewind(name, runner, seq, n)
         for name, runner in self._others.items():
             if runner.lengths[seq] > n and (name == "llm" or name in self.links.readers("llm")):
-                runner.rewind(seq, n)
+                runner.sequences.rewind(seq, n)
         for drafter in self.drafters.values():
             drafter.rewind(seq, n)
         self.links.rewind(seq, n)
@@ -677,7 +677,7 @@ class Speculation:
         for drafter in self.drafters.values():
             drafter.remove(new)
         for runner in self._others.values():
-            runner.fork(seq, new)
+            runner.sequences.fork(seq, new)
         for drafter in self.drafters.values():
             drafter.fork(seq, new)
         self.links.fork(seq, new)
@@ -687,7 +687,7 @@ class Speculation:
     def remove(self, seq: int) -> None:
         """Forget a whole sequence, in every role; an empty one stays empty."""
         for runner in self._others.values():
-            runner.remove(seq)
+            runner.sequences.remove(seq)
         for drafter in self.drafters.values():
             drafter.remove(seq)
         self.links.remove(seq)

@@ -121,18 +121,18 @@ class Drafter:
         """Forget the entries from place ``n`` on, and the rows that they were made of."""
         for runner in self.runners.values():
             if runner.lengths[seq] > n:
-                runner.rewind(seq, n)
+                runner.sequences.rewind(seq, n)
 
     def fork(self, seq: int, new: int) -> None:
         """Let ``new`` be a copy of ``seq``."""
         for runner in self.runners.values():
             if runner.host is None:
-                runner.fork(seq, new)
+                runner.sequences.fork(seq, new)
 
     def remove(self, seq: int) -> None:
         """Forget a sequence."""
         for runner in self.runners.values():
-            runner.rewind(seq, 0)
+            runner.sequences.rewind(seq, 0)
 
     def _pause(self, seq: int, place: int) -> None:
         """Count a sequence that gets no further draft; warn of the first one."""

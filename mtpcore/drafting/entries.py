@@ -130,7 +130,7 @@ class Entries:
         """Hold no more than ``n`` entries; nothing where there is no memory."""
         n = n if self.remembers else 0
         if self.runner.lengths[seq] > n:
-            self.runner.rewind(seq, n)
+            self.runner.sequences.rewind(seq, n)
 
 
 def _ends(tokens: list[int]) -> tuple[int, int]:

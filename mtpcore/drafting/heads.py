@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from mtpcore.declarations.draft_tree import Draft
@@ -100,14 +101,14 @@ class HeadDrafter(RoundDrafter):
         """
         drafts: dict[int, Draft] = {job.seq: [] for job in jobs}
         self.upstream.fill({job.seq: job.history[:-1] for job in jobs})
-        wanted = [(job, self._reach(job)) for job in jobs]
-        wanted = [(job, k) for job, k in wanted if k > 0]
-        most = max((k for _, k in wanted), default=1)
+        jobs = [replace(job, k=self._reach(job)) for job in jobs]
+        jobs = [job for job in jobs if job.k > 0]
+        most = max((job.k for job in jobs), default=1)
         if self.spec.tree is not None:
             most = 1 + self.spec.tree.n_branches
         n_together = max(self._n_batch // most, 1)
-        for begin in range(0, len(wanted), n_together):
-            drafts |= self._draft_together(wanted[begin : begin + n_together], verify)
+        for begin in range(0, len(jobs), n_together):
+            drafts |= self._draft_together(jobs[begin : begin + n_together], verify)
         return drafts
 
     def _reach(self, job: DraftJob) -> int:
@@ -129,18 +130,15 @@ class HeadDrafter(RoundDrafter):
         """Return the places that a head has to read, those of drafts with the target's rows too."""
         return self._heads[head].missing(job.seq, len(job.history) + head * self._reads_target)
 
-    def _draft_together(
-        self, wanted: list[tuple[DraftJob, int]], verify: Verify | None
-    ) -> dict[int, Draft]:
-        """Draft up to k tokens for each (job, k), in one call without the GIL."""
-        jobs, lengths = [job for job, _ in wanted], [k for _, k in wanted]
-        room = [self._room(job, len(jobs)) for job in jobs]
+    def _draft_together(self, jobs: Sequence[DraftJob], verify: Verify | None) -> dict[int, Draft]:
+        """Draft up to k tokens for each job, in one call without the GIL."""
+        lengths, room = [job.k for job in jobs], [self._room(job, len(jobs)) for job in jobs]
         has_paths = self.spec.tree is None or self._remembers
         levels = levels_for(self.spec.tree, lengths, room, has_paths=has_paths)
-        self._catch_up(wanted)
+        self._catch_up(jobs)
         heads = self._heads[: max(lengths)]
         reserved = [
-            ReservedRows(entries.runner, self._batch(head, wanted, levels))
+            ReservedRows(entries.runner, self._batch(head, jobs, levels))
             for head, entries in enumerate(heads)
         ]
         passes = [rows.given for rows in reserved]
@@ -157,16 +155,16 @@ class HeadDrafter(RoundDrafter):
         longest = min(runner.longest_draft for runner in runners)
         return max(min(n_ctx - len(job.history), self._n_batch // n_jobs - 1, longest), 0)
 
-    def _catch_up(self, wanted: list[tuple[DraftJob, int]]) -> None:
+    def _catch_up(self, jobs: Sequence[DraftJob]) -> None:
         """Let heads read accepted entries that do not fit the rows of a draft, or of a tree."""
-        room = self._n_batch // len(wanted)
-        for job, k in wanted:
-            for head, entries in enumerate(self._heads[:k]):
+        room = self._n_batch // len(jobs)
+        for job in jobs:
+            for head, entries in enumerate(self._heads[: job.k]):
                 lacking = entries.missing(job.seq, len(job.history) + head)
                 if self.spec.tree is not None or len(lacking) > room:
                     entries.settle(job.seq, job.history[:-1])
 
-    def _batch(self, head: int, wanted: list[tuple[DraftJob, int]], levels: Levels) -> Batch:
+    def _batch(self, head: int, jobs: Sequence[DraftJob], levels: Levels) -> Batch:
         """Return what a head reads: accepted entries it lacks, the pending token, the drafts.
 
         The tokens of drafts, and the rows that heads before make, are filled in by the loop.
@@ -180,7 +178,7 @@ class HeadDrafter(RoundDrafter):
         outputs: list[bool] = []
         slots: dict[str, list[F32]] = {slot: [] for slot in widths}
         branches = self.spec.tree is not None
-        for text, (job, _) in enumerate(wanted):
+        for text, job in enumerate(jobs):
             if not levels.choosing(text, head):
                 continue
             depths, pending = self._depths(head, text, levels), len(job.history) - 1

@@ -356,7 +356,7 @@ class Context(Uncopied):
         """
         self._check_free("accept")
         with self._transaction(()) as transaction:
-            transaction.commit(self.runner.decide(seq, path))
+            transaction.commit(self.runner.sequences.decide(seq, path))
 
     @act
     def rewind(self, seq: int, length: int) -> None:
@@ -370,7 +370,7 @@ class Context(Uncopied):
         """
         self._check_free("rollback")
         with self._transaction(()):
-            self.runner.rewind(seq, length)
+            self.runner.sequences.rewind(seq, length)
 
     @act
     def remove(self, seq: int) -> None:
@@ -383,7 +383,7 @@ class Context(Uncopied):
         """
         self._check_free("remove")
         with self._transaction(()):
-            self.runner.remove(seq)
+            self.runner.sequences.remove(seq)
 
     @act
     def fork(self, seq: int, new: int) -> None:
@@ -396,7 +396,7 @@ class Context(Uncopied):
         """
         self._check_free("fork")
         with self._transaction(()):
-            self.runner.fork(seq, new)
+            self.runner.sequences.fork(seq, new)
 
     @act
     def digest(self, seq: int) -> bytes:
@@ -405,7 +405,7 @@ class Context(Uncopied):
         with self._transaction((seq,)):
             if self.owner is not None:
                 self.owner.settle(self.runner, seq)
-            return self.runner.digest(seq)
+            return self.runner.sequences.digest(seq)
 
     @overload
     def save(self, seq: int, path: None = None) -> bytes: ...

@@ -357,35 +357,3 @@ class GraphRunner:
             for seq, (begin, _) in ranges.items():
                 self.memory.rewind(seq, begin)
         return Output(checked.seq, checked.place, checked.outputs, rows_of_seq, arrays)
-
-    def rewind(self, seq: int, length: int) -> None:
-        """Forget the rows of a sequence from place ``length`` on; see ``Sequences.rewind``."""
-        self.sequences.rewind(seq, length)
-
-    def keep(self, seq: int, path: Sequence[int]) -> None:
-        """Keep of a draft tree's rows only this path, as a chain; see ``Context.keep``."""
-        self.sequences.keep(*self.sequences.check_path(seq, path))
-
-    def decide(self, seq: int, path: Sequence[int]) -> Callable[[], None]:
-        """Return what keeps a path, checked; called twice it keeps it once."""
-        return partial(self.sequences.keep, *self.sequences.check_path(seq, path))
-
-    def remove(self, seq: int) -> None:
-        """Forget a whole sequence, and what was delivered to it."""
-        self.sequences.remove(seq)
-
-    def fork(self, seq: int, new: int) -> None:
-        """Let the empty sequence ``new`` continue from where ``seq`` is."""
-        self.sequences.fork(seq, new)
-
-    def digest(self, seq: int) -> bytes:
-        """Return a hash of what is stored for a sequence."""
-        return self.sequences.digest(seq)
-
-    def save(self) -> Any:
-        """Return what ``restore`` needs to take back the rows of an act."""
-        return self.sequences.save()
-
-    def restore(self, saved: Any) -> None:
-        """Hold the rows that there were at the last ``save``."""
-        self.sequences.restore(saved)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
@@ -87,8 +88,8 @@ class Sequences:
             return length
         return self.memory.nearest(seq, length)
 
-    def check_path(self, seq: int, path: Sequence[int]) -> tuple[int, int, list[int]]:
-        """Return the sequence, where its draft tree begins, and a path through it.
+    def decide(self, seq: int, path: Sequence[int]) -> Callable[[], None]:
+        """Return what keeps of a draft tree's rows only this path; called twice it keeps it once.
 
         Raises
         ------
@@ -111,7 +112,7 @@ class Sequences:
                 wanted=f"0..{end - begin - 1}",
                 got=steps,
             )
-        return seq, begin, steps
+        return partial(self._keep, seq, begin, steps)
 
     def extend(
         self,
@@ -176,8 +177,7 @@ class Sequences:
         delivered.reserve({seq: (0, n)})
         return delivered
 
-    def keep(self, seq: int, begin: int, steps: list[int]) -> None:
-        """Keep of the tree at ``begin`` these rows alone; done twice it is done once."""
+    def _keep(self, seq: int, begin: int, steps: list[int]) -> None:
         if self.memory:
             self.memory.keep(seq, begin, steps)
         self.positions.keep(seq, begin, steps)

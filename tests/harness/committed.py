@@ -113,7 +113,7 @@ def digest_before(context, seq, end):
 
 def check_pages(context):
     """No page is lost, once the next act has begun and given up what is not kept."""
-    context.runner.save()
+    context.runner.sequences.save()
     for group in context.runner.memory.groups if context.runner.memory else ():
         pages = group.pages
         held = pages.tables[pages.tables >= 0]

@@ -187,7 +187,7 @@ def test_a_drafter_on_fed_rows_drafts_as_on_delivered_ones():
     cross.feed("llm", "hidden", 0, 0, rows)
     assert cross.draft(0, 4) == drafts
     cross.feed("llm", "hidden", 0, 0, rows[:2])
-    cross.contexts["draft"].runner.rewind(0, 0)
+    cross.contexts["draft"].runner.sequences.rewind(0, 0)
     with pytest.raises(LinkError) as caught:
         cross.draft(0, 4)
     assert "sequence 0, place 2" in caught.value.where

@@ -49,7 +49,7 @@ class Entries:
         )
         if len(tokens):
             fresh.process(Batch(tokens, pos=1, slots={"fused": rows}, outputs="none"))
-        return self.draft.runner.digest(0) == fresh.digest(0)
+        return self.draft.runner.sequences.digest(0) == fresh.digest(0)
 
 
 @pytest.fixture

@@ -151,7 +151,7 @@ def test_what_was_noted_can_be_forked_and_taken_back():
     saved = sequences.save()
     sequences.rewind(0, 3)
     sequences.extend({0: (3, 5), 1: (0, 10)}, {0: image[:2] + 50, 1: image}, branching=True)
-    sequences.keep(0, 3, [1])
+    sequences.decide(0, [1])()
     assert [sequences.next_position(seq) for seq in (0, 1)] == [52, 10]
     for _ in range(2):
         sequences.restore(saved)
