@@ -888,7 +888,215 @@ def _of_paddle() -> dict[str, Any]:
     )
 
 
+def _of_cogvlm() -> dict[str, Any]:
+    """Return CogVLM, whose rows of text and of an image go through matrices of their own."""
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_heads": 2}
+    config = _config(
+        "CogVLMForCausalLM",
+        "cogvlm",
+        num_key_value_heads=4,
+        rms_norm_eps=1e-5,
+        hidden_act="silu",
+        template_version="chat",
+        tie_word_embeddings=False,
+        vision_config=vision | {"image_size": 8, "patch_size": 4, "layer_norm_eps": 1e-6},
+    )
+    layer: Shapes = dict(_NORMS)
+    for kind in ("language", "vision"):
+        layer |= {
+            f"self_attn.{kind}_expert_query_key_value.weight": [3 * WIDTH, WIDTH],
+            f"self_attn.{kind}_expert_dense.weight": [WIDTH, WIDTH],
+            **_matrices(f"mlp.{kind}_mlp.", 48),
+        }
+    return _model(config, [layer] * 2)
+
+
+def _of_plamo() -> dict[str, Any]:
+    """Return PLaMo (1), of whose heads two share a key head."""
+    config = _config(
+        "PlamoForCausalLM",
+        "plamo",
+        num_key_value_heads=4,
+        n_shared_head=2,
+        max_position_embeddings=None,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=False,
+    )
+    layer = {"norm.weight": [WIDTH], **_attention(), **_matrices("mlp.", 48)}
+    return _model(config, [layer] * 2, "model.layers.layers.")
+
+
+_OF_GROK = {
+    "intermediate_size": 24,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "embedding_multiplier_scale": 5.65,
+    "output_multiplier_scale": 0.5,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def _of_grok1() -> dict[str, Any]:
+    """Return Grok 1."""
+    config = _config(
+        "GrokForCausalLM",
+        "grok-1",
+        **_OF_GROK,
+        hidden_act="gelu",
+        attn_output_multiplier=0.3,
+        max_attn_value=30.0,
+    )
+    layer: Shapes = {
+        **{f"rms_norm{i}.weight": [WIDTH] for i in ("", "_1", "_2", "_3")},
+        "multi_head_attention.query.weight": [WIDTH, WIDTH],
+        "multi_head_attention.key.weight": [16, WIDTH],
+        "multi_head_attention.value.weight": [16, WIDTH],
+        "multi_head_attention.linear.weight": [WIDTH, WIDTH],
+        "router.weight": [4, WIDTH],
+        **_experts("moe.", ("linear", "linear_v", "linear_1")),
+    }
+    return _model(
+        config,
+        [layer] * 2,
+        "transformer.decoder_layer.",
+        **_NO_TABLES,
+        transformer__in_out_embed=[N_VOCAB, WIDTH],
+        transformer__rms_norm=[WIDTH],
+    )
+
+
+def _of_grok2() -> dict[str, Any]:
+    """Return Grok 2, with a dense part beside the experts."""
+    config = _config(
+        "Grok1ForCausalLM",
+        "grok-2",
+        **_OF_GROK | {"intermediate_size": 48},
+        moe_intermediate_size=24,
+        residual_moe=True,
+        head_dim=8,
+        final_logit_softcapping=50,
+        attn_logit_softcapping=30.0,
+        router_logit_softcapping=30.0,
+        rope_theta=208533496,
+        attn_temperature_len=1024,
+        sliding_window_size=-1,
+        global_attn_every_n=1,
+        rope_type="original",
+        original_max_position_embeddings=8,
+        scaling_factor=16.0,
+        extrapolation_factor=1.0,
+        attn_factor=1.0,
+        beta_fast=8,
+        beta_slow=1,
+    )
+    layer: Shapes = {
+        **{f"{at}_{of}_norm.weight": [WIDTH] for at in ("pre", "post") for of in ("attn", "moe")},
+        **_attention(),
+        **_matrices("mlp.", 48),
+        "block_sparse_moe.gate.weight": [4, WIDTH],
+        **_experts("block_sparse_moe.experts.", ("w1", "w3", "w2")),
+    }
+    return _model(config, [layer] * 2)
+
+
+def _of_dots3() -> dict[str, Any]:
+    """Return the text of dots.note 3: a dense layer, one with a window and experts, a head."""
+    near = {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "kv_lora_rank": 24,
+        "q_lora_rank": 24,
+        "v_head_dim": 8,
+    }
+    near |= {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "head_dim": 16}
+    full = near | {"num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 16}
+    full |= {"v_head_dim": 16, "qk_nope_head_dim": 16, "head_dim": 24}
+    config = _config(
+        "Dots3NoteForCausalLM",
+        "dots3_note_text",
+        **full,
+        **{f"swa_{name}": value for name, value in near.items()},
+        layer_types=["full_attention", "sliding_attention"],
+        sliding_window_size=5,
+        rope_theta=1000000.0,
+        swa_rope_theta=10000.0,
+        rms_norm_eps=1e-6,
+        use_dsa=True,
+        index_n_heads=2,
+        index_head_dim=16,
+        index_topk=64,
+        apply_mla_qkv_lora_rescale=True,
+        k_rope_only_layernorm=True,
+        attention_gate_type="headwise",
+        swa_attention_gate_type="headwise",
+        first_k_dense_replace=1,
+        moe_intermediate_size=24,
+        moe_shared_expert_intermediate_size=24,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+        scoring_func="sigmoid",
+        topk_method="noaux_tc",
+        tie_word_embeddings=False,
+    )
+
+    def attention(sizes: dict[str, int]) -> Shapes:
+        rank, rotated, n_heads = (
+            sizes[name] for name in ("kv_lora_rank", "qk_rope_head_dim", "num_attention_heads")
+        )
+        key, value = sizes["head_dim"], sizes["v_head_dim"]
+        return {
+            **_NORMS,
+            "self_attn.q_a_proj.weight": [24, WIDTH],
+            "self_attn.q_a_layernorm.weight": [24],
+            "self_attn.q_b_proj.weight": [n_heads * key, 24],
+            "self_attn.kv_a_proj_with_mqa.weight": [rank + rotated, WIDTH],
+            "self_attn.kv_a_layernorm.weight": [rank],
+            "self_attn.kv_b_proj.weight": [n_heads * (key - rotated + value), rank],
+            "self_attn.k_rope_only_layernorm.weight": [rotated],
+            "self_attn.o_proj.weight": [WIDTH, n_heads * value],
+            "self_attn.g_proj.weight": [n_heads, WIDTH],
+        }
+
+    indexer = {
+        "self_attn.indexer.k_norm.weight": [16],
+        "self_attn.indexer.k_norm.bias": [16],
+        "self_attn.indexer.weights_proj.weight": [2, WIDTH],
+        "self_attn.indexer.wk.weight": [16, WIDTH],
+        "self_attn.indexer.wq_b.weight": [32, 24],
+    }
+    sparse = {
+        "mlp.gate.weight": [4, WIDTH],
+        "mlp.gate.e_score_correction_bias": [4],
+        **_matrices("mlp.shared_experts.", 24),
+        **_experts("mlp.experts."),
+    }
+    head = {
+        "enorm.weight": [WIDTH],
+        "hnorm.weight": [WIDTH],
+        "eh_proj.weight": [WIDTH, 2 * WIDTH],
+        "shared_head.norm.weight": [WIDTH],
+    }
+    dense = _matrices("mlp.", 48)
+    layers = (
+        attention(full) | indexer | dense,
+        attention(near) | sparse,
+        attention(near) | dense | head,
+    )
+    cls = "Dots3NoteForCausalLM"
+    return _model(config, layers, cls=cls, model__mtp__embed_tokens=[N_VOCAB, WIDTH])
+
+
 WITHOUT_CLASS: dict[str, dict[str, Any]] = {
+    "CogVLMForCausalLM": _of_cogvlm(),
+    "PlamoForCausalLM": _of_plamo(),
+    "GrokForCausalLM": _of_grok1(),
+    "Grok1ForCausalLM": _of_grok2(),
+    "Dots3NoteForCausalLM": _of_dots3(),
     "JAISLMHeadModel": _of_jais(),
     "GPTRefactForCausalLM": _of_refact(),
     "TalkieForCausalLM": _of_talkie(),

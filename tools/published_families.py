@@ -201,6 +201,25 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "SeedOssForCausalLM": {"head_dim": 16},
     "Exaone4ForCausalLM": {"sliding_window": None, "layer_types": ["full_attention"] * 2},
     "HunYuanDenseV1ForCausalLM": {"head_dim": 16},
+    "HunYuanVLForConditionalGeneration": of_text(
+        {
+            "head_dim": 16,
+            "tie_word_embeddings": False,
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 1e4,
+                "alpha": 1000.0,
+                "factor": 1.0,
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "mrope_section": [2, 2, 2, 2],
+            },
+        },
+        VISION | {"out_hidden_size": 32, "text_hidden_size": 32},
+        image_token_id=3,
+    ),
     "HunYuanDenseV1ForCausalLM, long": {
         "head_dim": 16,
         "max_position_embeddings": 32768,
@@ -362,6 +381,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_latent_size": 16,
         "routed_scaling_factor": 2.5,
     },
+    "BambaForCausalLM": MAMBA | {"attn_layer_indices": [1]},
     "FalconH1ForCausalLM": {
         **MAMBA,
         "num_hidden_layers": 2,
@@ -557,10 +577,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 
-OF_THE_CLASS = {"Gemma3nForCausalLM, short table", "GlmForCausalLM", "MiniMaxForCausalLM"}
-"""Held against transformers alone: llama.cpp's converter fills up a table with zeros, where the
-class reads its first row, and does not know MiniMax-01 and the context and the number in norms of
-GLM-4 as transformers writes them."""
+OF_THE_CLASS = {
+    "BambaForCausalLM",
+    "Gemma3nForCausalLM, short table",
+    "GlmForCausalLM",
+    "MiniMaxForCausalLM",
+}
+"""Held against transformers alone: llama.cpp's converter orders what Bamba does not rotate as if it
+were rotated, fills up a table with zeros, where the class reads its first row, and does not know
+MiniMax-01 and the context and the number in norms of GLM-4 as transformers writes them."""
 
 _ROTATION_OF_PHI = {"original_max_position_embeddings": 64}
 _NO_EXPERTS = dict.fromkeys(("num_experts_per_tok", "n_routed_experts", "n_group", "topk_group"))
@@ -595,6 +620,8 @@ SPELLED: dict[str, dict[str, Any]] = {
             "sparse_local_block": 1,
         },
     },
+    "GlmMoeDsaForCausalLM": {"num_nextn_predict_layers": 1},
+    "DeepseekV32ForCausalLM": {"num_nextn_predict_layers": 1},
     "ExaoneMoeForCausalLM": {"scoring_func": "sigmoid"},
     "KimiLinearForCausalLM": {
         "linear_attn_config": {
@@ -623,9 +650,22 @@ def head_of_ling(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
     return made | {f"{own}eh_proj.weight": [32, 64]}
 
 
+def head_of_glm(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Return those of GLM-5, whose head has an indexer, too."""
+    last, own = "model.layers.2.", "model.layers.3."
+    made = {own + key[len(last) :]: shape for key, shape in shapes.items() if key.startswith(last)}
+    for norm in ("enorm", "hnorm", "shared_head.norm"):
+        made[f"{own}{norm}.weight"] = [32]
+    return made | {f"{own}eh_proj.weight": [32, 64]}
+
+
 FIXED = ("_decay", ".slope_rate")
 """What names of tensors end in that follow from the configuration (MiniMax-01)."""
-HEADS = {"BailingHybridForCausalLM": head_of_ling}
+HEADS = {
+    "BailingHybridForCausalLM": head_of_ling,
+    "GlmMoeDsaForCausalLM": head_of_glm,
+    "DeepseekV32ForCausalLM": head_of_glm,
+}
 """Tensors of heads that checkpoints have beside what transformers writes."""
 
 
@@ -717,8 +757,7 @@ def write_by_converter(
     hparams = {key: value for key, value in hparams.items() if spelled.get(key, key) is not None}
     architecture = base.get_model_architecture(hparams, base.ModelType.TEXT)
     cls = conversion.get_model_class(architecture)
-    if architecture == "BaichuanForCausalLM":
-        repair(cls, base.TextModel)
+    repair(architecture, cls, base.TextModel)
     with torch.inference_mode():
         model = cls(folder, gguf.LlamaFileType.ALL_F32, path, hparams=hparams)
         for one in (model, getattr(model, "impl", model)):
@@ -737,15 +776,45 @@ def write_by_converter(
     return gguf.GGUFReader(path)
 
 
-def repair(cls: Any, above: Any) -> None:
-    """Let the converter of Baichuan, which calls itself without end, call the class above it."""
-    unpack = cls.modify_tensors
+def repair(architecture: str, cls: Any, above: Any) -> None:
+    """Let converters run that stop: see the page of the architectures."""
+    if architecture == "BaichuanForCausalLM":  # which calls itself without end
+        unpack = cls.modify_tensors
 
-    def modify_tensors(self: Any, values: Any, name: str, bid: int | None) -> Any:
-        method = unpack if "W_pack" in name else above.modify_tensors
-        return method(self, values, name, bid)
+        def modify_tensors(self: Any, values: Any, name: str, bid: int | None) -> Any:
+            method = unpack if "W_pack" in name else above.modify_tensors
+            return method(self, values, name, bid)
 
-    cls.modify_tensors = modify_tensors
+        cls.modify_tensors = modify_tensors
+    elif architecture == "CogVLMForCausalLM":  # which drops what its graph asks for
+        keep = cls.filter_tensors.__func__
+
+        def filter_tensors(cls: Any, item: tuple[str, Any]) -> Any:
+            name, values = item
+            kept = keep(cls, (name.replace("vision_", "sight_"), values))
+            return kept and (kept[0].replace("sight_", "vision_"), values)
+
+        cls.filter_tensors = classmethod(filter_tensors)
+    elif architecture == "PlamoForCausalLM":  # which knows one size
+        cls.shuffle_attn_q_weight = lambda self, q: by_key_head(self, q)
+        cls.shuffle_attn_output_weight = lambda self, o: by_key_head(self, o.T).T
+        set_parameters = cls.set_gguf_parameters
+
+        def set_gguf_parameters(self: Any) -> None:
+            set_parameters(self)
+            n_heads, n_shared = (
+                self.hparams[name] for name in ("num_attention_heads", "n_shared_head")
+            )
+            self.gguf_writer.add_head_count_kv(n_heads // n_shared)
+
+        cls.set_gguf_parameters = set_gguf_parameters
+
+
+def by_key_head(model: Any, rows: Any) -> Any:
+    """Return rows of PLaMo's heads as its converter orders those of the published size."""
+    n_heads, n_shared = (model.hparams[name] for name in ("num_attention_heads", "n_shared_head"))
+    heads = rows.reshape(n_shared, n_heads // n_shared, -1, rows.shape[1])
+    return torch.permute(heads, (1, 0, 2, 3)).reshape(rows.shape)
 
 
 def converted(folder: Path, sources: Path, spelled: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -806,6 +875,7 @@ def main() -> None:
                     write_by_converter(folder, options.converter, spelled, path, **changed)
                 arrays[name] = computed(options.program, path)
                 found[name]["witness"] = "llama.cpp"
+    every = tuple(name for name in every if name in arrays)  # some may not be made yet
     lines = (f"{json.dumps(name)}: {json.dumps(found[name], sort_keys=True)}" for name in every)
     (data.FOLDER / "families.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
     written: dict[str, Any] = {name: arrays[name].astype(np.float32) for name in every}

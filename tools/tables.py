@@ -158,8 +158,9 @@ def conversions() -> Iterable[str]:
         witness = family.get("witness", "transformers")
         yield _row(f"`{name}`", f"`{architecture}`", compared, witness)
     without = {name for name, spec in known.items() if spec.checkpoint is None and not spec.layouts}
-    yield ""
-    yield f"Without a table of names so far are {_code(sorted(without))}."
+    if without:
+        yield ""
+        yield f"Without a table of names so far are {_code(sorted(without))}."
 
 
 def effort() -> Iterable[str]:

@@ -6,6 +6,7 @@ Those rows are refused: which matrices a row meets would depend on what it is.
 from __future__ import annotations
 
 from mtpcore.graph import GraphBuilder, Inputs, Outputs
+from mtpcore.models.checkpoints.vision import COGVLM as CHECKPOINT
 from mtpcore.models.variants import (
     Variant,
     VariantHparams,
@@ -27,5 +28,6 @@ COGVLM = variant_spec(
     "cogvlm",
     Variant(ignored=("rope_freqs.weight",), scaled=("blk.{n}.attn_output", "output")),
     build=_build,
+    checkpoint=CHECKPOINT,
     unread=(("blk.{n}.vis_*", "matrices for rows of images, which the graph does not take"),),
 )

@@ -18,6 +18,8 @@ from mtpcore.gguf import Tensor
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
 from mtpcore.models.blocks import OUTPUT_TIE, ROUTER_TYPE, feed_forward_block
+from mtpcore.models.checkpoints.dots3note import DOTS3_NOTE as CHECKPOINT
+from mtpcore.models.checkpoints.dots3note import DOTS3_NOTE_NEXTN
 from mtpcore.models.decoder import decoder, trunk_fit
 from mtpcore.models.hparams import Experts, Hparams
 from mtpcore.models.indexer import UNREAD_INDEXER, limit_to_chosen
@@ -105,5 +107,8 @@ DOTS3_NOTE = ModelSpec(
         *SHARED_EXPERT_SCALES,
     ),
     unread=UNREAD_INDEXER,
+    checkpoint=CHECKPOINT,
 )
-DOTS3_NOTE_HEAD = nextn_spec("dots3note", head, source="SGLang's Dot3NoteModelNextN")
+DOTS3_NOTE_HEAD = nextn_spec(
+    "dots3note", head, source="SGLang's Dot3NoteModelNextN", checkpoint=DOTS3_NOTE_NEXTN
+)

@@ -10,6 +10,7 @@ import math
 
 from msgspec.structs import replace
 
+from mtpcore.boundary.sizes import Count
 from mtpcore.declarations.spec import (
     ATTENTION_SCALES,
     EXPERT_SCALES,
@@ -59,6 +60,18 @@ def _with_softcap(fields: Fields) -> Fields:
     """Put the softcap of logits where the first files of Gemma 2 say nothing."""
     key = "{arch}.final_logit_softcapping"
     return fields.replace({key: fields.get(key, float, 30.0)})
+
+
+def _with_raised_base(fields: Fields) -> Fields:
+    """Raise the base of the rotation by alpha, for contexts longer than trained (NTK-aware)."""
+    alpha = fields.get("{arch}.rope.scaling.alpha", float, 0.0)
+    if alpha <= 0:
+        return fields
+    base = fields.get("{arch}.rope.freq_base", float, 10000.0)
+    width = fields.require("{arch}.attention.key_length", Count)
+    if width <= 2:
+        raise fields.error("{arch}.attention.key_length", "no base is raised for it", got=width)
+    return fields.replace({"{arch}.rope.freq_base": base * alpha ** (width / (width - 2))})
 
 
 def _three_of_four(h: VariantHparams, n: int) -> bool:
@@ -165,7 +178,12 @@ FAMILIES = [
     variant_spec("smollm3", replace(_PAIRS, rotates=_three_of_four), checkpoint=dense.SMOLLM3),
     variant_spec("hunyuan-dense", _NORMS_ROTATED, checkpoint=hunyuan.HUNYUAN_DENSE),
     variant_spec("hunyuan-moe", _NORMS_ROTATED, checkpoint=hunyuan.HUNYUAN_MOE),
-    variant_spec("hunyuan_vl", _NORMS_ROTATED),
+    variant_spec(
+        "hunyuan_vl",
+        replace(_NORMS_ROTATED, turns_fourth_axis=True),
+        adapt=_with_raised_base,
+        checkpoint=hunyuan.HUNYUAN_VL,
+    ),
     # Rotations for long contexts (LongRoPE)
     variant_spec("phi3", Variant(fuses_gate=True), unread=_PHI_WINDOW, checkpoint=dense.PHI3),
     variant_spec("phimoe", Variant(), checkpoint=experts.PHIMOE),
@@ -347,6 +365,6 @@ FAMILIES = [
         checkpoint=layer_norm.FALCON,
     ),
     variant_spec("phi2", replace(_GELU, is_parallel=True), checkpoint=layer_norm.PHI2),
-    variant_spec("plamo", Variant(is_parallel=True)),
+    variant_spec("plamo", Variant(is_parallel=True), checkpoint=plamo.PLAMO),
 ]
 """Declarations, in no order."""

@@ -8,6 +8,7 @@ from functools import partial
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Value
 from mtpcore.models.blocks import moe, swiglu
+from mtpcore.models.checkpoints.grok import GROK1, GROK2
 from mtpcore.models.variants import (
     Variant,
     VariantHparams,
@@ -57,6 +58,8 @@ GROK = variant_spec(
     also=("blk.0.ffn_gate_inp.weight",),
     build=partial(build, layer=_layer),
     adapt=_adapt,
+    checkpoint=GROK2,
+    layouts=(GROK1,),
     unread=(
         ("{arch}.router_logit_softcapping", "llama.cpp does not compute with it"),
         ("{arch}.attention.temperature_length", "llama.cpp does not compute with it"),

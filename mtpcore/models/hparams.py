@@ -156,6 +156,7 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
         style: Style,
         *,
         interleaves_axes: bool = False,
+        turns_fourth_axis: bool = False,
         raises_scores: bool = False,
     ) -> Self:
         """Read what all families have."""
@@ -172,6 +173,7 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
                 hparams.head_width,
                 style,
                 interleaved=interleaves_axes,
+                turns_fourth=turns_fourth_axis,
                 rounds_ramp=fields.get("{arch}.rope.scaling.truncate", bool, cls.rounds_ramp),
                 raises_scores=raises_scores,
             ),

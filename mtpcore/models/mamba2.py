@@ -1,6 +1,6 @@
 """Decoders with layers of Mamba-2 alone, in place of attention, or beside it.
 
-Mamba-2 itself, Granite 4, Falcon-H1.
+Mamba-2 itself, Granite 4 and Bamba, Falcon-H1.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ GRANITE_HYBRID = variant_spec(
     min_types=(SSM_EXACT,),
     unread=(("rope_freqs.weight", "in most models no layer rotates"),),
     checkpoint=checkpoints.GRANITE_HYBRID,
+    layouts=(checkpoints.BAMBA,),
 )
 FALCON_H1 = variant_spec(
     "falcon-h1",

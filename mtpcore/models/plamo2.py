@@ -36,7 +36,8 @@ def _mixed(g: GraphBuilder, a: Value, positions: Value, n: int, h: MambaHparams)
 
 PLAMO2 = variant_spec(
     "plamo2",
-    Variant(fuses_gate=True, scaled=("blk.{n}.attn_output", "output")),
+    # Files of llama.cpp's converter have no windows, and all layers that attend see all.
+    Variant(fuses_gate=True, window_period=0, scaled=("blk.{n}.attn_output", "output")),
     hparams=MambaHparams,
     min_types=(SSM_EXACT,),
     build=partial(build, layer=partial(layer, mixer=_mixed)),

@@ -46,6 +46,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
         *,
         width_key: str = "dimension_count",
         interleaved: bool = False,
+        turns_fourth: bool = False,
         rounds_ramp: bool = True,
         raises_scores: bool = False,
         scaled: bool = True,
@@ -66,6 +67,9 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
         interleaved : bool
             Whether the axes of a position take turns (``interleaved_axes``) or each has pairs side
             by side (``section_axes``).
+        turns_fourth : bool
+            Whether the fourth axis turns its pairs. In other families everything stands at 0 there:
+            text, images and sound.
         rounds_ramp : bool
             Whether YaRN's ramp begins and ends at whole pairs; see ``yarn``.
         raises_scores : bool
@@ -94,9 +98,8 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
             frequencies, magnitude = _scale(fields, frequencies, base, rounds_ramp, raises_scores)
         sections: list[int] = fields.get(prefix + "dimension_sections", list[_RopeCount], [])
         axes = (interleaved_axes if interleaved else section_axes)(sections, width // 2)
-        # On the fourth axis everything stands at 0: text, images and sound (llama.cpp).
         frequencies = tuple(
-            0.0 if axis == 3 else frequency
+            0.0 if axis == 3 and not turns_fourth else frequency
             for frequency, axis in zip(frequencies, axes, strict=True)
         )
         return cls(frequencies=frequencies, style=style, axes=axes, magnitude=magnitude)

@@ -46,6 +46,13 @@ _OF_SCALING = (
 _UNSCALED = (None, "default", "none", "mrope")  # the axes of an M-RoPE position agree in text
 
 
+_NEAR_BASES = (
+    *("rope_local_base_freq", "rope_local_theta", "local_rope_theta", "rope_theta_local"),
+    "swa_rope_theta",
+)
+"""Names of the base of layers with a window, where it is not within an object."""
+
+
 def _scaling(name: str) -> tuple[str, str]:
     """Return the paths of a value of the rotation's scaling, new configurations' first."""
     return f"rope_parameters.{name}", f"rope_scaling.{name}"
@@ -243,7 +250,7 @@ def layered_rope_keys(near_base: float | None = None) -> MetadataKeys:
                 got=kind,
                 fix="take a checkpoint without it",
             )
-        stated = number(f"{at}.rope_theta", "rope_local_base_freq")(config)
+        stated = number(f"{at}.rope_theta", *_NEAR_BASES)(config)
         return stated or near_base or of_full(config)
 
     keys = ((key, of_full_attention(source)) for key, source in rope_keys())

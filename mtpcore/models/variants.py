@@ -77,6 +77,8 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
         The same where a position has several axes, if it is another.
     interleaves_axes : bool
         How sections of a position's axes lie; see ``Rope.read``.
+    turns_fourth_axis : bool
+        Whether the fourth of them counts.
     rotates : callable, optional
         ``rotates(h, n)`` says whether layer n rotates queries and keys; default: all do, or as
         files say.
@@ -151,6 +153,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     rope_style: Style = "halves"
     axes_style: Style | None = None
     interleaves_axes: bool = False
+    turns_fourth_axis: bool = False
     rotates: Callable[[VariantHparams, int], bool] | None = None
     rotates_by: str = ""
     norm: Literal["rms", "layer", "plain", "plain_rms"] = "rms"
@@ -224,6 +227,7 @@ class VariantHparams(Hparams, frozen=True, kw_only=True):
             tensors,
             variant.rope_style,
             interleaves_axes=variant.interleaves_axes,
+            turns_fourth_axis=variant.turns_fourth_axis,
             raises_scores=variant.raises_queries,
         )
         norms = "layer_norm_rms_epsilon" if "rms" in variant.norm else "layer_norm_epsilon"
@@ -433,8 +437,6 @@ def attention(
     parts = projections(g, a, n, kind.n_heads * width, kind.n_kv_heads * width)
     q, k, values = (g.clamp(part, h.clamp) for part in parts) if h.clamp else parts
     rotates = v.rotates(h, n) if v.rotates else h.rotated[n]
-    factors = None if "rope_freqs.weight" in v.ignored else "rope_freqs.weight"
-
     factors = None if ROPE_FACTORS in v.ignored else ROPE_FACTORS
 
     def rotated(heads: Value) -> Value:

@@ -24,6 +24,7 @@ APPROXIMATE = dict.fromkeys(
     (
         *("GPTNeoXForCausalLM", "FalconForCausalLM", "FalconForCausalLM, one key head"),
         *("MptForCausalLM", "MiniMaxForCausalLM", "CodeShellForCausalLM", "Spark2_5ForCausalLM"),
+        *("GrokForCausalLM", "Grok1ForCausalLM"),
     ),
     1e-6,
 )
@@ -150,7 +151,17 @@ def test_metadata_is_that_of_the_peer(model):
          "heads of blocks with a window are 8 wide"),
         ("MuseGlimmerForConditionalGeneration", {"layer_rope_theta": [5e5] * 4},
          "layers with a window are not those that rotate"),
-        ("Plamo2ForCausalLM", {"attention_window_size": 8}, "1 layers have a sliding window"),
+        ("PlamoForCausalLM", {"n_shared_head": 3}, "4 heads, of which 3 share one key head"),
+        ("Grok1ForCausalLM", {"rope_type": "dynamic"}, "another scaling of the rotation"),
+        ("GrokForCausalLM", {"hidden_act": "silu"}, "hidden_act"),
+        ("Dots3NoteForCausalLM", {"swa_q_lora_rank": 16}, "swa_q_lora_rank is 16"),
+        ("Dots3NoteForCausalLM", {"swa_head_dim": 24}, "swa_head_dim is not 16"),
+        ("Dots3NoteForCausalLM", {"layer_types": ["full_attention"]}, "layer_types has 1 entries"),
+        ("Dots3NoteForCausalLM", {"layer_types": ["indexed_attention"] * 2}, "layer_types"),
+        ("Dots3NoteForCausalLM", {"n_group": 2}, "n_group"),
+        ("CogVLMForCausalLM", {"num_multi_query_heads": 2}, "num_multi_query_heads"),
+        ("HunYuanVLForConditionalGeneration",
+         {"rope_parameters": {"rope_type": "xdrope", "rope_theta": 1e4}}, "without alpha"),
         ("Plamo3ForCausalLM", {"rope_scaling_factor": 4}, "rope_scaling_factor"),
         ("ChatGLMModel", {"kv_channels": 16}, "kv_channels is 16"),
         ("ChatGLMModel", {"rmsnorm": False}, "rmsnorm"),
@@ -264,6 +275,24 @@ def test_older_spellings_mean_the_same(tmp_path, name, said):
 def as_plain(value):
     value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
     return float(np.float32(value)) if isinstance(value, float) else value
+
+
+def test_windows_of_plamo_2_are_read(tmp_path):
+    """Files of llama.cpp's converter have none, and its graph sees all tokens."""
+    name, window = "Plamo2ForCausalLM", 6
+    family, found = FAMILIES[name], {}
+    for listed in ([], [1]):
+        config = family["config"] | {"attention_window_size": window, "full_attention_idx": listed}
+        write_checkpoint(tmp_path / "hf", config, tensors(family["shapes"]), tokenizer(N_VOCAB))
+        convert(tmp_path / "hf", tmp_path / "model.gguf", outtype="f32")
+        with load_model(tmp_path / "model.gguf") as loaded:
+            context = Context(loaded, n_ctx=64, kv_dtype="f32", threads=1)
+            found[len(listed)] = context.process(Batch.of(tokens(), outputs="all")).logits
+            assert [kind.window for kind in loaded.hparams.kinds] == [0, 0 if listed else window, 0]
+    wanted = logits(name)
+    np.testing.assert_allclose(found[1], wanted, atol=1e-3)
+    np.testing.assert_allclose(found[0][:window], wanted[:window], atol=1e-3)
+    assert (np.abs(found[0] - wanted)[window:].max(1) > 1e-2).all()
 
 
 def of_output(tmp_path, name, **said):

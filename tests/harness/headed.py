@@ -139,6 +139,8 @@ HEADED: dict[str, tuple[str, dict[str, object], Callable[[Shapes, int], Shapes]]
         },
         _of_layer(0),
     ),
+    "deepseek32": ("deepseek32-moe", {"expert_weights_norm": True}, _of_layer(-1)),
+    "glm-dsa": ("glm-dsa-moe", {"expert_weights_norm": True}, _of_layer(-1)),
     "cohere2moe": ("cohere2moe-moe", {"logit_scale": 0.25, **_NEAR_LAST}, _of_layer(-1)),
     "hy_v3": ("hy_v3-moe", {"expert_weights_norm": True, **_NEAR_LAST}, _of_layer(-1)),
     "step35": (

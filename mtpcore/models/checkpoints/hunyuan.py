@@ -1,4 +1,4 @@
-"""Hunyuan, dense and with experts; its rotation is slower for contexts longer than trained."""
+"""Hunyuan, dense, with experts and with images; its rotation is slower for longer contexts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from mtpcore.boundary.sizes import Count
-from mtpcore.declarations.checkpoint import Checkpoint, Config
+from mtpcore.declarations.checkpoint import Checkpoint, Config, number
 from mtpcore.models.checkpoints.dense import FFN_NORM, lacks_attention_bias
 from mtpcore.models.published import (
     ATTENTION,
@@ -24,10 +24,11 @@ from mtpcore.models.published import (
 )
 from mtpcore.models.rope_conversion import rope_keys
 
-__all__ = ["HUNYUAN_DENSE", "HUNYUAN_MOE"]
+__all__ = ["HUNYUAN_DENSE", "HUNYUAN_MOE", "HUNYUAN_VL"]
 
 _LONG = 1 << 18
 """Tokens for which such a rotation is meant, as llama.cpp's converter has it; files say fewer."""
+_RAISING = ("dynamic", "xdrope")
 _OF_NO_USE = ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 
 
@@ -43,7 +44,7 @@ def _alpha(config: Config) -> float | None:
     ValueError
         A dynamic scaling without it, which depends on the length of the text.
     """
-    if config.get(*_either("rope_type", "type")) != "dynamic":
+    if config.get(*_either("rope_type", "type")) not in _RAISING:
         return None
     for path in _either(*_OF_NO_USE):
         config.get(path)
@@ -164,5 +165,44 @@ HUNYUAN_MOE = replace(
         ("{arch}.expert_feed_forward_length", _equal("moe_intermediate_size", "intermediate_size")),
         ("{arch}.expert_shared_feed_forward_length", "intermediate_size"),
         ("{arch}.expert_shared_count", _equal("num_shared_expert", default=1)),
+    ),
+)
+
+
+def _sections(config: Config) -> list[int] | None:
+    """Return how many pairs turn with each of four axes of a position."""
+    return config.get(*_either("xdrope_section", "mrope_section"), type=list[int])
+
+
+def _unscaled(key: str, plain: Callable[[Config], object]) -> tuple[str, object]:
+    """Return a key of the rotation whose base is raised where the file is read."""
+
+    def read(config: Config) -> object:
+        value = plain(config)
+        if _alpha(config) is None or key.endswith("freq_base"):
+            return value
+        return _OF_READER[key](config) if key in _OF_READER else None
+
+    return key, read
+
+
+_OF_READER: dict[str, Callable[[Config], object]] = {
+    "{arch}.rope.scaling.type": lambda config: "none",
+    "{arch}.rope.scaling.factor": number(*_either("factor"), default=1.0),
+    "{arch}.rope.scaling.original_context_length": lambda config: config.require(
+        "max_position_embeddings", Count
+    ),
+}
+HUNYUAN_VL = replace(
+    HUNYUAN_DENSE,
+    architectures=frozenset({"HunYuanVLForConditionalGeneration"}),
+    nested=("text_config",),
+    prefixes=(("model.language_model.", "model."),),
+    dropped=("vit.*", "model.vit.*", "model.visual.*", "visual.*"),
+    metadata=(
+        *DECODER,
+        *(_unscaled(key, plain) for key, plain in rope_keys(*_RAISING)),
+        ("{arch}.rope.scaling.alpha", _alpha),
+        ("{arch}.rope.dimension_sections", _sections),
     ),
 )

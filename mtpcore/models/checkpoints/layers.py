@@ -12,6 +12,7 @@ from mtpcore.models.published import head_width
 from mtpcore.models.rope_conversion import scaling_type
 
 __all__ = [
+    "LayerTypes",
     "dense_before",
     "first_layers",
     "later_layers",
@@ -23,7 +24,7 @@ __all__ = [
     "window_pattern",
 ]
 
-_LayerTypes = Annotated[
+LayerTypes = Annotated[
     list[Literal["full_attention", "sliding_attention"]], msgspec.Meta(max_length=1 << 10)
 ]
 _MlpTypes = Annotated[list[Literal["dense", "sparse"]], msgspec.Meta(max_length=1 << 10)]
@@ -46,7 +47,7 @@ def layer_kinds(config: Config, period: int, *paths: str) -> list[bool]:
     ValueError
         The list is not as long as there are layers.
     """
-    kinds = config.get("layer_types", type=_LayerTypes)
+    kinds = config.get("layer_types", type=LayerTypes)
     period = config.get(*paths, default=period, type=_Period) if paths else period
     if kinds is None:
         return [(n + 1) % period != 0 for n in range(config.n_layers)]

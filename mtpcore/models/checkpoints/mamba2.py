@@ -1,11 +1,12 @@
-"""Families with layers of Mamba-2: Granite 4, Falcon-H1, Nemotron-H and Mamba-2 itself."""
+"""Families with layers of Mamba-2: Granite 4, Bamba, Falcon-H1, Nemotron-H and Mamba-2 itself."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -33,6 +34,7 @@ from mtpcore.models.published import (
 from mtpcore.models.rope_conversion import ROPE_KEYS
 
 __all__ = [
+    "BAMBA",
     "FALCON_H1",
     "GRANITE_HYBRID",
     "GRANITE_OF_ATTENTION",
@@ -41,6 +43,7 @@ __all__ = [
     "NEMOTRON_H_MOE",
 ]
 
+_Layers = Annotated[list[int], msgspec.Meta(max_length=1 << 10)]
 _UNROTATED = 1 << 20
 """The context that files of models without positions state; there is nothing that limits it."""
 _UNBOUNDED: tuple[tuple[str, tuple[object, ...]], ...] = (
@@ -232,6 +235,91 @@ GRANITE_OF_ATTENTION = replace(
     ),
 )
 """Small members of the family, in which all layers attend."""
+
+
+def _rotated(config: Config) -> int:
+    """Return how much of a head Bamba rotates: half of it where nothing else is said."""
+    said: int | None = config.get("attn_rotary_emb", type=Count)
+    return said or head_width(config) // 2
+
+
+def _interleaved_part(heads: str) -> Callable[[TensorValues, Config], TensorValues]:
+    """Return a change: in what is rotated of each head halves of pairs become neighbours."""
+
+    def change(values: TensorValues, config: Config) -> TensorValues:
+        n_heads, n_rotated = config.require(heads, Count), _rotated(config)
+        rows = values.reshape(n_heads, -1, values.shape[-1])
+        pairs = rows[:, :n_rotated].reshape(n_heads, 2, -1, values.shape[-1]).swapaxes(1, 2)
+        turned = pairs.reshape(n_heads, n_rotated, -1)
+        return np.concatenate([turned, rows[:, n_rotated:]], axis=1).reshape(values.shape)
+
+    return change
+
+
+def _attending_in_bamba(config: Config) -> list[int]:
+    return list(config.get("attn_layer_indices", default=[], type=_Layers))
+
+
+def _recurrent_in_bamba(config: Config) -> list[int]:
+    return sorted({*range(config.n_layers)} - {*_attending_in_bamba(config)})
+
+
+BAMBA = Checkpoint(
+    architectures=frozenset({"BambaForCausalLM"}),
+    defaults=(*STATED, ("rms_norm_eps", 1e-5), ("mamba_expand", 2), *_SIZES),
+    tensors=(
+        TABLES[0],
+        Rename("model.final_layernorm.weight", "output_norm.weight"),
+        TABLES[2],
+        *_NORM,
+        *block_renames(
+            {
+                "pre_ff_layernorm.weight": "ffn_norm.weight",
+                **{
+                    f"feed_forward.{part}_proj.weight": f"ffn_{part}.weight"
+                    for part in ("gate", "up", "down")
+                },
+            }
+        ),
+        *on_layers(
+            _attending_in_bamba,
+            block_renames(
+                {
+                    "self_attn.v_proj.weight": "attn_v.weight",
+                    "self_attn.o_proj.weight": "attn_output.weight",
+                }
+            ),
+            block_renames(
+                {"self_attn.q_proj.weight": "attn_q.weight"},
+                change=_interleaved_part("num_attention_heads"),
+            ),
+            block_renames(
+                {"self_attn.k_proj.weight": "attn_k.weight"},
+                change=_interleaved_part("num_key_value_heads"),
+            ),
+        ),
+        *on_layers(_recurrent_in_bamba, _layer_of_mamba("mamba", "mamba_conv_bias")),
+    ),
+    constants=(*CONSTANTS, *_UNBOUNDED, ("mamba_proj_bias", (False,))),
+    harmless=(
+        ("mamba_chunk_size", _CHUNKS),
+        ("mamba_d_head", "it follows from other sizes"),
+        ("layers_block_type layer_types", "attn_layer_indices says it"),
+        ("num_logits_to_keep", "how transformers runs a model"),
+        ("z_loss_coefficient", "of training"),
+        ("rope_parameters.partial_rotary_factor partial_rotary_factor", "half of a head, always"),
+    ),
+    metadata=(
+        *DECODER,
+        *ROPE_KEYS,
+        *_SSM_KEYS,
+        ("{arch}.ssm.inner_size", _expanded_width),
+        ("{arch}.attention.head_count_kv", _key_heads(_attending_in_bamba)),
+        ("{arch}.rope.scaling.finetuned", lambda config: True),
+        ("{arch}.rope.dimension_count", _rotated),
+        ("{arch}.vocab_size", "vocab_size"),
+    ),
+)
 
 
 def _scaled(*paths: str) -> Callable[[Any, Config], Any]:

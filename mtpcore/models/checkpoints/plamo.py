@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+from msgspec.structs import replace
 
 from mtpcore.boundary.sizes import Count
-from mtpcore.declarations.checkpoint import Checkpoint, Config, Key, Rename, number
-from mtpcore.errors import ModelFileError
+from mtpcore.declarations.checkpoint import (
+    Checkpoint,
+    Config,
+    Key,
+    Rename,
+    TensorValues,
+    number,
+)
 from mtpcore.models.checkpoints.mamba import rates, without_axis
 from mtpcore.models.published import (
+    ATTENTION,
+    CONSTANTS,
     DECODER,
     STATED,
+    SWIGLU,
     TABLES,
     block_renames,
     on_layers,
@@ -18,10 +31,73 @@ from mtpcore.models.published import (
 )
 from mtpcore.models.rope_conversion import ROPE_KEYS
 
-__all__ = ["PLAMO2", "PLAMO3"]
+__all__ = ["PLAMO", "PLAMO2", "PLAMO3"]
 
-
+_Layers = Annotated[list[int], msgspec.Meta(max_length=1 << 10)]
 _PREFIXES = (("model.layers.layers.", "model.layers."),)
+
+
+def _n_key_heads(config: Config) -> int:
+    """Return how many key heads there are: query heads that share one are counted.
+
+    Raises
+    ------
+    ValueError
+        Not all key heads have as many.
+    """
+    n_heads, n_shared = (
+        config.require(name, Count) for name in ("num_attention_heads", "n_shared_head")
+    )
+    if n_heads % n_shared:
+        raise ValueError(f"{n_heads} heads, of which {n_shared} share one key head")
+    return int(n_heads // n_shared)
+
+
+def _by_key_head(axis: int) -> Callable[[TensorValues, Config], TensorValues]:
+    """Return a change: query heads that share a key head lie side by side along an axis.
+
+    In checkpoints head i has key head i modulo their number.
+    """
+
+    def change(values: TensorValues, config: Config) -> TensorValues:
+        n_shared, n_keys = config.require("n_shared_head", Count), _n_key_heads(config)
+        before, after = values.shape[:axis], values.shape[axis + 1 :]
+        heads = values.reshape(*before, n_shared, n_keys, -1, *after)
+        return heads.swapaxes(axis, axis + 1).reshape(values.shape)
+
+    return change
+
+
+_QUERIES, _OUTPUT = "attn_q.weight", "attn_output.weight"
+PLAMO = Checkpoint(
+    architectures=frozenset({"PlamoForCausalLM"}),
+    prefixes=_PREFIXES,
+    defaults=(
+        ("intermediate_size", None),
+        ("n_shared_head", 8),
+        ("rms_norm_eps", 1e-6),
+        ("tie_word_embeddings", False),
+    ),
+    tensors=(
+        *TABLES[:2],
+        replace(TABLES[2], optional=False, copy_of=""),
+        *block_renames({"norm.weight": "attn_norm.weight"}),
+        *(one for one in ATTENTION if not one.tensor.endswith(("norm.weight", _QUERIES, _OUTPUT))),
+        *block_renames({"self_attn.q_proj.weight": _QUERIES}, change=_by_key_head(0)),
+        *block_renames({"self_attn.o_proj.weight": _OUTPUT}, change=_by_key_head(1)),
+        *SWIGLU,
+    ),
+    dropped=("model.layers.{n}.self_attn.rotary_emb.inv_freq",),
+    constants=CONSTANTS,
+    harmless=(("num_key_value_heads", "that of query heads: n_shared_head says how many share"),),
+    metadata=(
+        *(pair for pair in DECODER if not pair[0].endswith(("context_length", "head_count_kv"))),
+        ("{arch}.context_length", Key("max_position_embeddings", 4096)),
+        ("{arch}.attention.head_count_kv", _n_key_heads),
+        *ROPE_KEYS,
+    ),
+)
+_TURN = (("eot", "<|plamo:op|>"),)
 _FINAL_NORM = Rename("model.norm.weight", "output_norm.weight", plus(1.0))
 _NORMS = tuple(
     one
@@ -67,26 +143,15 @@ def _heads(path: str) -> Callable[[Config], list[int]]:
     ]
 
 
-def _without_window(config: Config) -> None:
-    """Refuse the window of layers that attend, which files do not hold.
+def _near_layers(config: Config) -> list[bool] | None:
+    """Return which layers attend with a window: all that attend but those which are listed.
 
-    Raises
-    ------
-    ModelFileError
-        A layer has one that is shorter than the context.
+    None where there is no window.
     """
-    window = config.get("attention_window_size", type=Count)
-    seeing_all = config.get("full_attention_idx", default=[], type=list[int])
-    near = {*_of_attention(config)} - {*seeing_all}
-    if near and window is not None and window < config.require("max_position_embeddings", int):
-        raise ModelFileError(
-            f"{len(near)} layers have a sliding window, and the file would not hold it: the model "
-            "would see all positions",
-            where=f"{config.file}: attention_window_size",
-            got=window,
-            fix=f"for texts of up to {window} tokens it changes nothing: convert with --ignore "
-            "attention_window_size",
-        )
+    if config.get("attention_window_size", type=Count) is None:
+        return None
+    near = {*_of_attention(config)} - {*config.get("full_attention_idx", default=[], type=_Layers)}
+    return [n in near for n in range(config.n_layers)]
 
 
 PLAMO2 = Checkpoint(
@@ -97,6 +162,7 @@ PLAMO2 = Checkpoint(
         *((f"mamba_{name}", None) for name in ("step", "enabled", "d_state", "d_conv")),
         ("mamba_num_heads", None),
         ("hidden_size_per_head", None),
+        ("attention_window_size", None),
         ("rms_norm_eps", 1e-6),
         ("tie_word_embeddings", True),
     ),
@@ -155,7 +221,8 @@ PLAMO2 = Checkpoint(
         ("{arch}.attention.key_length", "hidden_size_per_head"),
         ("{arch}.attention.value_length", "hidden_size_per_head"),
         ("{arch}.attention.layer_norm_rms_epsilon", number("rms_norm_eps")),
-        ("{arch}.attention.sliding_window", _without_window),
+        ("{arch}.attention.sliding_window", Key("attention_window_size")),
+        ("{arch}.attention.sliding_window_pattern", _near_layers),
         *ROPE_KEYS,
         ("{arch}.ssm.state_size", "mamba_d_state"),
         ("{arch}.ssm.conv_kernel", "mamba_d_conv"),
@@ -169,6 +236,7 @@ PLAMO2 = Checkpoint(
         ),
         ("{arch}.ssm.group_count", lambda config: 0),
     ),
+    special_tokens=_TURN,
 )
 
 
@@ -221,4 +289,5 @@ PLAMO3 = Checkpoint(
         ("{arch}.attention.sliding_window", Key("window_size")),
         ("{arch}.attention.sliding_window_pattern", _period),
     ),
+    special_tokens=_TURN,
 )

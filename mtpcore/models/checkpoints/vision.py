@@ -19,13 +19,14 @@ from mtpcore.models.published import (
     SWIGLU,
     TABLES,
     block_renames,
+    head_width,
     on_layers,
     switched_window,
 )
 from mtpcore.models.qwen3moe import dense_layers, sparse_layers
 from mtpcore.models.rope_conversion import ROPE_KEYS
 
-__all__ = ["PADDLEOCR", "QWEN2_VL", "QWEN3_VL", "QWEN3_VL_MOE"]
+__all__ = ["COGVLM", "PADDLEOCR", "QWEN2_VL", "QWEN3_VL", "QWEN3_VL_MOE"]
 
 
 def _sections(config: Config) -> list[int] | None:
@@ -149,3 +150,43 @@ QWEN3_VL_MOE = replace(
         ("{arch}.expert_feed_forward_length", "moe_intermediate_size"),
     ),
 )
+
+
+def _of_rows(kind: str, mlp: str, attention: str) -> tuple[Rename, ...]:
+    """Return the renames of the matrices that rows of text, or of an image, go through.
+
+    ``mlp`` and ``attention`` are what the file's names have before their last words.
+    """
+    return block_renames(
+        {
+            f"self_attn.{kind}_expert_query_key_value.weight": f"{attention}qkv.weight",
+            f"self_attn.{kind}_expert_dense.weight": f"{attention}output.weight",
+            **{
+                f"mlp.{kind}_mlp.{part}_proj.weight": f"{mlp}{part}.weight"
+                for part in ("gate", "up", "down")
+            },
+        }
+    )
+
+
+COGVLM = Checkpoint(
+    architectures=frozenset({"CogVLMForCausalLM"}),
+    defaults=(("intermediate_size", None), ("rms_norm_eps", 1e-5)),
+    tensors=(
+        *TABLES,
+        *block_renames({"input_layernorm.weight": "attn_norm.weight"}),
+        *_FFN_NORM,
+        *_of_rows("language", "ffn_", "attn_"),
+        *_of_rows("vision", "vis_", "vis_attn_"),
+    ),
+    dropped=("model.vision.*", "model.layers.{n}.self_attn.rotary_emb.inv_freq"),
+    constants=CONSTANTS,
+    harmless=(("template_version", "how a text is asked about an image: the template says it"),),
+    metadata=(
+        *DECODER,
+        *ROPE_KEYS,
+        ("{arch}.vocab_size", "vocab_size"),
+        ("{arch}.rope.dimension_count", head_width),
+    ),
+)
+"""Its first generation; the second, of Llama 3, has fewer key heads and another rotation."""

@@ -287,8 +287,8 @@ DSA_CHECKPOINT = msgspec.structs.replace(
     special_tokens=SPEAKER_TOKENS,
 )
 HEAD_CHECKPOINT = Checkpoint(
-    architectures=PUBLISHED,
+    architectures=PUBLISHED | V32_CHECKPOINT.architectures | DSA_CHECKPOINT.architectures,
     heads="model.layers.{n}.eh_proj.weight",
     counts=("num_nextn_predict_layers",),
-    tensors=(*NEXTN, *BLOCK, *MIXTURE),
+    tensors=(*NEXTN, *BLOCK, *MIXTURE, *optional(True, INDEXER)),
 )
