@@ -31,8 +31,8 @@ class Cutter:
 class Segmenter:
     """Cuts a text into the pieces whose scores have the largest sum (Viterbi).
 
-    That is what SentencePiece does with a unigram model (``unigram_model.cc``): a character that is
-    no piece scores 10 less than the worst piece, and of equal sums the longest last piece wins.
+    That is what SentencePiece does with a unigram model (``unigram_model.cc``): of equal sums the
+    longest last piece wins.
 
     Parameters
     ----------
@@ -42,10 +42,16 @@ class Segmenter:
         Of each piece.
     scores : float64 [n_pieces]
         Logarithms of their probabilities.
+    unknown : float, optional
+        What a character scores that is no piece. Default: 10 less than the worst piece.
     """
 
     def __init__(
-        self, texts: list[str], tokens: list[int], scores: NDArray[np.float64]
+        self,
+        texts: list[str],
+        tokens: list[int],
+        scores: NDArray[np.float64],
+        unknown: float | None = None,
     ) -> None: ...
     def cut(self, text: str) -> list[str | int]:
         """Return the tokens of a text's pieces, and as text what is between and no piece.

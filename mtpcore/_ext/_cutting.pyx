@@ -133,7 +133,11 @@ cdef class Segmenter:
     cdef Trie trie
 
     def __init__(
-        self, list texts not None, list tokens not None, const double[::1] scores not None
+        self,
+        list texts not None,
+        list tokens not None,
+        const double[::1] scores not None,
+        unknown=None,
     ):
         cdef Py_ssize_t i
         if not PyList_GET_SIZE(tokens) == PyList_GET_SIZE(texts) == scores.shape[0]:
@@ -145,6 +149,8 @@ cdef class Segmenter:
         for i in range(scores.shape[0]):
             self.unknown = min(self.unknown, scores[i])
         self.unknown -= PENALTY
+        if unknown is not None:
+            self.unknown = unknown
 
     cdef void look(self, str text, Py_ssize_t n, Best *best) noexcept:
         """Note for each place of a text what ends there in the likeliest pieces up to it."""

@@ -33,12 +33,12 @@ from mtpcore.conversion.tokenizer_json import (
     read_tokenizer_json,
 )
 from mtpcore.conversion.unigram import (
-    Unigram,
     unigram_metadata,
     unigram_of_json,
     unigram_of_sentencepiece,
 )
 from mtpcore.conversion.vocabulary_files import VOCABULARY, read_vocabulary_files
+from mtpcore.conversion.vocabulary_lines import LINES, special_of_lines, vocabulary_of_lines
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import MetadataValue
 from mtpcore.gguf.pretokenizers import find_pretokenizer, name_pretokenizer
@@ -101,7 +101,14 @@ def tokenizer_metadata(
             check_small_files(folder)
             check_settings(folder)
             unigram = unigram_of_sentencepiece(pieces_path)
-            return _with_special(unigram, folder, pieces_path, n_vocab, special_tokens)
+            metadata = unigram_metadata(unigram, n_vocab, pieces_path)
+            return _with_special(metadata, folder, pieces_path, special_tokens)
+        if os.path.lexists(lines_path := folder / LINES):
+            check_small_files(folder)
+            check_settings(folder)
+            metadata = vocabulary_of_lines(lines_path, n_vocab)
+            special_tokens = (*special_of_lines(folder), *special_tokens)
+            return _with_special(metadata, folder, lines_path, special_tokens)
         if not os.path.lexists(folder / VOCABULARY):
             raise ModelFileError(
                 "no tokenizer",
@@ -116,8 +123,8 @@ def tokenizer_metadata(
     kind = (source.model or {}).get("type")
     if kind == "Unigram":
         check_around(source, path)
-        unigram = unigram_of_json(source, path)
-        return _with_special(unigram, folder, path, n_vocab, special_tokens, source)
+        metadata = unigram_metadata(unigram_of_json(source, path), n_vocab, path)
+        return _with_special(metadata, folder, path, special_tokens, source)
     if kind != "BPE":
         raise tokenizer_error(
             path,
@@ -156,7 +163,7 @@ def tokenizer_metadata(
     types = [_type(i, texts, added, unknown, pieces) for i in range(n_tokens)]
     pairs = _split(model.merges or [], model, path)
     special = _find_special(folder, path, n_tokens, load_merges=not (pieces or pairs))
-    metadata: dict[str, MetadataValue] = {
+    metadata = {
         f"{_KEY}model": "llama" if pieces else "gpt2",
         f"{_KEY}pre": "default" if pieces else _pretokenizer(source, model, special, path),
         f"{_KEY}tokens": [*tokens],
@@ -201,23 +208,22 @@ def _name_special(
 
 
 def _with_special(
-    unigram: Unigram,
+    metadata: dict[str, MetadataValue],
     folder: Path,
     path: Path,
-    n_vocab: int | None,
     special_tokens: Iterable[tuple[str, str]],
     source: TokenizerFile | None = None,
 ) -> dict[str, MetadataValue]:
-    """Return the metadata of a unigram vocabulary, special ids and chat template included."""
-    metadata = unigram_metadata(unigram, n_vocab, path)
-    n_tokens = len(unigram.texts) if n_vocab is None else n_vocab
-    special = _find_special(folder, path, n_tokens, load_merges=False)
-    ids = {text: token for token, text in enumerate(unigram.texts)}
+    """Return the metadata of a vocabulary with scores, special ids and chat template included."""
+    tokens = metadata[f"{_KEY}tokens"]
+    assert isinstance(tokens, list)
+    special = _find_special(folder, path, len(tokens), load_merges=False)
+    ids = {str(text): token for token, text in enumerate(tokens)}
     _name_special(special, special_tokens, ids)
     if source is not None:
         say_template(source, ids, special.special_token_ids, path)
     end = special.special_token_ids.get("eos")
-    return metadata | _stored(special, path) | generation_metadata(folder, n_tokens, end)
+    return metadata | _stored(special, path) | generation_metadata(folder, len(tokens), end)
 
 
 def _check_normalizer(normalizer: TokenizerStep, pieces: bool, path: Path) -> None:

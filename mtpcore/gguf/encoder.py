@@ -32,6 +32,7 @@ __all__ = ["TextEncoder", "build_encoder"]
 
 log = logging.getLogger("mtpcore")
 
+_PARTS, _UNKNOWN = 1e4, -1e7  # of PLaMo: how fine scores are, and what an unknown one scores
 _SPACES = " \t\n\v\f\r"  # those of C, which llama.cpp drops
 
 
@@ -133,6 +134,23 @@ class _Joining:
         return "".join(c for c in text if self._losses.has(tokens[c]))
 
 
+class _Segmenter(Protocol):
+    """Cuts a text into pieces, as ``mtpcore._ext._cutting.Segmenter`` does."""
+
+    def cut(self, text: str) -> list[str | int]: ...
+
+
+class _BackwardSegmenter:
+    """A segmenter of texts that are read from their end: of equal sums the longest first wins."""
+
+    def __init__(self, segmenter: Segmenter) -> None:
+        self._segmenter = segmenter
+
+    def cut(self, text: str) -> list[str | int]:
+        pieces = reversed(self._segmenter.cut(text[::-1]))
+        return [piece if isinstance(piece, int) else piece[::-1] for piece in pieces]
+
+
 class _UnigramEncoder:
     """A unigram model: added tokens, and the likeliest pieces of the normalised text between."""
 
@@ -140,7 +158,7 @@ class _UnigramEncoder:
         self,
         cutter: _Cutter,
         normalise: Callable[[str], str],
-        segmenter: Segmenter,
+        segmenter: _Segmenter,
         of_bytes: dict[int, int],
         n_tokens: int,
         losses: _Losses,
@@ -175,7 +193,7 @@ def build_encoder(vocabulary: Vocabulary) -> TextEncoder:
     cutter: _Cutter = Cutter([*added], [*added.values()], special.astype(np.uint8))
     if vocabulary.rstrip:
         cutter = _Stripper(cutter, vocabulary.rstrip)
-    if vocabulary.kind == "unigram":
+    if vocabulary.kind in ("unigram", "verbatim"):
         return _unigram(vocabulary, ids, cutter)
     if vocabulary.kind == "bytes":
         letters = sorted(byte_alphabet(), key=byte_alphabet().__getitem__)
@@ -220,15 +238,39 @@ def _joiner(
 
 
 def _unigram(vocabulary: Vocabulary, ids: dict[str, int], cutter: _Cutter) -> TextEncoder:
-    """Make the pieces that are likeliest together, as SentencePiece's unigram model does."""
+    """Make the pieces that are likeliest together, as SentencePiece's model does, or PLaMo's.
+
+    Control tokens are no pieces. llama.cpp takes them for pieces of PLaMo's texts, which so might
+    end a turn.
+    """
     types, n_tokens = vocabulary.types, len(vocabulary.tokens)
     plain = [token for text, token in ids.items() if types[token] == NORMAL and text]
     texts = [vocabulary.tokens[token] for token in plain]
-    segmenter = Segmenter(texts, plain, np.array(vocabulary.scores, np.float64)[plain])
+    scores = np.array(vocabulary.scores, np.float64)[plain]
+    is_verbatim = vocabulary.kind == "verbatim"
+    segmenter: _Segmenter
+    if is_verbatim:
+        backwards = [text[::-1] for text in texts]
+        rounded = np.copysign(np.floor(np.abs(scores) * _PARTS + 0.5), scores)
+        segmenter = _BackwardSegmenter(Segmenter(backwards, plain, rounded, _UNKNOWN))
+    else:
+        segmenter = Segmenter(texts, plain, scores)
     spelt = {byte: ids.get(f"<0x{byte:02X}>") for byte in range(256)}
     of_bytes = {
         byte: token for byte, token in spelt.items() if token is not None and types[token] == BYTE
     }
+    normalise = _without_mark if is_verbatim else _normaliser(vocabulary)
+    losses = _Losses(n_tokens, vocabulary.unknown)
+    return _UnigramEncoder(cutter, normalise, segmenter, of_bytes, n_tokens, losses)
+
+
+def _without_mark(text: str) -> str:
+    """Return a text without a mark of byte order before it."""
+    return text.removeprefix("\ufeff")
+
+
+def _normaliser(vocabulary: Vocabulary) -> Callable[[str], str]:
+    """Return what SentencePiece does to a text before it is cut."""
     steps: list[normalizers.Normalizer] = []
     if vocabulary.charsmap:
         steps.append(normalizers.Precompiled(vocabulary.charsmap))
@@ -236,6 +278,7 @@ def _unigram(vocabulary: Vocabulary, ids: dict[str, int], cutter: _Cutter) -> Te
         steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
     if vocabulary.add_space_prefix:
         steps.append(normalizers.Prepend(SPACE))
-    normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
-    losses = _Losses(n_tokens, vocabulary.unknown)
-    return _UnigramEncoder(cutter, normalizer.normalize_str, segmenter, of_bytes, n_tokens, losses)
+    normalise: Callable[[str], str] = normalizers.Sequence(
+        [*steps, normalizers.Replace(" ", SPACE)]
+    ).normalize_str
+    return normalise

@@ -37,6 +37,9 @@ ADDED = (*SPECIAL, USER_DEFINED)  # stored as plain text, matched before the tex
 SPACE = "\u2581"  # spells a space in vocabularies of the SentencePiece kind
 
 
+Kind = Literal["bytes", "pieces", "unigram", "verbatim"]
+
+
 class _VocabularyKind(NamedTuple):
     """What ``tokenizer.ggml.model`` says of a vocabulary, and what holds where a file is silent.
 
@@ -47,7 +50,7 @@ class _VocabularyKind(NamedTuple):
     One that is ``named_by_pre`` is known by its pre-tokenizer, whatever else a file calls it.
     """
 
-    kind: Literal["bytes", "pieces", "unigram"]
+    kind: Kind
     has_scores: bool = False  # in place of merges
     bos: int | None = None
     eos: int | None = None
@@ -70,12 +73,12 @@ _MODELS = {
     "granite-embed-multi-311m": _VocabularyKind("pieces", named_by_pre=True, needs_bos=True),
     "sarvam-moe": _VocabularyKind("pieces", named_by_pre=True),
     "t5": _VocabularyKind("unigram", True, eos=1, unknown=2, adds_eos=True),
+    "plamo2": _VocabularyKind("verbatim", True, bos=1, eos=2, unknown=0),
 }
 # What is missing for other models that llama.cpp knows.
 _NOT_HERE = {
     "bert": "WordPiece, the longest pieces of each word",
     "rwkv": "the longest tokens, of any bytes",
-    "plamo2": "a unigram model whose scores are rounded",
     "hybriddna": "byte-level BPE with letters of DNA in sixes",
     "whitespace": "BPE of words without the spaces between",
 }
@@ -132,9 +135,9 @@ class Vocabulary:
 
     Attributes
     ----------
-    kind : "bytes", "pieces" or "unigram"
-        Byte-level BPE; SentencePiece-like BPE with tokens for single bytes; or SentencePiece's
-        unigram model.
+    kind : "bytes", "pieces", "unigram" or "verbatim"
+        Byte-level BPE; SentencePiece-like BPE with tokens for single bytes; SentencePiece's
+        unigram model; or PLaMo's, which takes a text as it is.
     tokens : list of str
         As stored; bytes that are not UTF-8 as surrogate escapes.
     ids : dict
@@ -163,7 +166,7 @@ class Vocabulary:
         Whether spaces at both ends are dropped, and several in a row are one; of ``unigram``.
     """
 
-    kind: Literal["bytes", "pieces", "unigram"]
+    kind: Kind
     tokens: list[str]
     ids: dict[str, int]
     types: list[int]
@@ -191,7 +194,8 @@ class Vocabulary:
                 return b"".join([_SPELT.get(c) or _encode(c) for c in text])
             if kind == BYTE and (byte := _BYTE_TOKEN.fullmatch(text)):
                 return bytes.fromhex(byte[1])
-            text = text.replace(SPACE, " ")
+            if self.kind != "verbatim":
+                text = text.replace(SPACE, " ")
         return _encode(text)
 
 
@@ -332,7 +336,7 @@ def _find_ends(
     ends |= _token_ids(fields, "eos_token_ids", n)
     control = {ids[name] for name in _END_NAMES if name in ids}
     strike = ids.get(_STRIKE_END)
-    if "<|tool_response>" in ids:
+    if "<|tool_response>" in ids or (eos is not None and ids.get("<|plamo:eos|>") == eos):
         ends.discard(strike)
     elif strike is not None and (strike in ends or types[strike] in ADDED):
         control.add(strike)
