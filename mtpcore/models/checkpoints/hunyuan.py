@@ -171,7 +171,10 @@ HUNYUAN_MOE = replace(
 
 def _sections(config: Config) -> list[int] | None:
     """Return how many pairs turn with each of four axes of a position."""
-    return config.get(*_either("xdrope_section", "mrope_section"), type=list[int])
+    found: list[int] | None = config.get(
+        *_either("xdrope_section", "mrope_section"), type=list[int]
+    )
+    return found
 
 
 def _unscaled(key: str, plain: Callable[[Config], object]) -> tuple[str, object]:
