@@ -22,7 +22,7 @@ _UNUSED_SCORE = -1000.0
 _SPECIAL = {"bos": "bos", "eos": "eos", "padding": "pad", "sep": "sep", "unknown": "unk"}
 
 
-class _Settings(msgspec.Struct):
+class _SpecialTexts(msgspec.Struct):
     """``tokenizer_config.json``, as far as it is needed here."""
 
     bos_token: str | None = None
@@ -70,7 +70,7 @@ def special_of_lines(folder: Path) -> list[tuple[str, str]]:
     ModelFileError
         The settings cannot be read.
     """
-    settings = msgspec.structs.asdict(read_json(folder / "tokenizer_config.json", _Settings))
+    settings = msgspec.structs.asdict(read_json(folder / "tokenizer_config.json", _SpecialTexts))
     named = ((kind, settings[f"{name}_token"]) for kind, name in _SPECIAL.items())
     return [(kind, text) for kind, text in named if text is not None]
 

@@ -37,7 +37,7 @@ ADDED = (*SPECIAL, USER_DEFINED)  # stored as plain text, matched before the tex
 SPACE = "\u2581"  # spells a space in vocabularies of the SentencePiece kind
 
 
-Kind = Literal["bytes", "pieces", "unigram", "verbatim"]
+EncoderKind = Literal["bytes", "pieces", "unigram", "verbatim"]
 
 
 class _VocabularyKind(NamedTuple):
@@ -50,7 +50,7 @@ class _VocabularyKind(NamedTuple):
     One that is ``named_by_pre`` is known by its pre-tokenizer, whatever else a file calls it.
     """
 
-    kind: Kind
+    kind: EncoderKind
     has_scores: bool = False  # in place of merges
     bos: int | None = None
     eos: int | None = None
@@ -166,7 +166,7 @@ class Vocabulary:
         Whether spaces at both ends are dropped, and several in a row are one; of ``unigram``.
     """
 
-    kind: Kind
+    kind: EncoderKind
     tokens: list[str]
     ids: dict[str, int]
     types: list[int]

@@ -8,7 +8,13 @@ from collections.abc import Callable
 import numpy as np
 
 from mtpcore.boundary.sizes import Count
-from mtpcore.declarations.checkpoint import Checkpoint, Config, Rename, TensorValues
+from mtpcore.declarations.checkpoint import (
+    Change,
+    Checkpoint,
+    Config,
+    Rename,
+    TensorValues,
+)
 from mtpcore.models.checkpoints.dense import FFN_NORM
 from mtpcore.models.checkpoints.layers import (
     LayerTypes,
@@ -34,7 +40,6 @@ __all__ = ["DOTS3_NOTE", "DOTS3_NOTE_NEXTN"]
 
 _SIGMOID = 2
 _EMBEDDINGS = "model.mtp.embed_tokens.weight"
-_Change = Callable[[TensorValues, Config], TensorValues]
 
 
 def _windows(config: Config) -> list[bool]:
@@ -71,7 +76,7 @@ def _total(*names: str, prefix: str = "") -> Callable[[Config], int]:
     return lambda config: sum(_size(name, prefix)(config) for name in names)
 
 
-def _rescaled(rank: str) -> _Change:
+def _rescaled(rank: str) -> Change:
     """Return a change: weights of the norm of a compressed row, which its width may raise."""
 
     def change(values: TensorValues, config: Config) -> TensorValues:
@@ -83,7 +88,7 @@ def _rescaled(rank: str) -> _Change:
     return change
 
 
-def _part(of_values: bool, prefix: str) -> _Change:
+def _part(of_values: bool, prefix: str) -> Change:
     """Return a change: of ``kv_b_proj`` the half of keys, by inputs, or that of values."""
 
     def change(values: TensorValues, config: Config) -> TensorValues:

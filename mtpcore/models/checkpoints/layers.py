@@ -12,6 +12,7 @@ from mtpcore.models.published import head_width
 from mtpcore.models.rope_conversion import scaling_type
 
 __all__ = [
+    "LayerNumbers",
     "LayerTypes",
     "dense_before",
     "first_layers",
@@ -24,6 +25,7 @@ __all__ = [
     "window_pattern",
 ]
 
+LayerNumbers = Annotated[list[int], msgspec.Meta(max_length=1 << 10)]
 LayerTypes = Annotated[
     list[Literal["full_attention", "sliding_attention"]], msgspec.Meta(max_length=1 << 10)
 ]

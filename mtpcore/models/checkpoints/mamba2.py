@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -19,6 +18,7 @@ from mtpcore.models.checkpoints.experts import (
     SPLIT_SHARED_EXPERT,
     SPLIT_SWIGLU,
 )
+from mtpcore.models.checkpoints.layers import LayerNumbers
 from mtpcore.models.checkpoints.mamba import rates, without_axis
 from mtpcore.models.published import (
     ATTENTION,
@@ -43,7 +43,6 @@ __all__ = [
     "NEMOTRON_H_MOE",
 ]
 
-_Layers = Annotated[list[int], msgspec.Meta(max_length=1 << 10)]
 _UNROTATED = 1 << 20
 """The context that files of models without positions state; there is nothing that limits it."""
 _UNBOUNDED: tuple[tuple[str, tuple[object, ...]], ...] = (
@@ -250,14 +249,14 @@ def _interleaved_part(heads: str) -> Callable[[TensorValues, Config], TensorValu
         n_heads, n_rotated = config.require(heads, Count), _rotated(config)
         rows = values.reshape(n_heads, -1, values.shape[-1])
         pairs = rows[:, :n_rotated].reshape(n_heads, 2, -1, values.shape[-1]).swapaxes(1, 2)
-        turned = pairs.reshape(n_heads, n_rotated, -1)
-        return np.concatenate([turned, rows[:, n_rotated:]], axis=1).reshape(values.shape)
+        rotated = pairs.reshape(n_heads, n_rotated, -1)
+        return np.concatenate([rotated, rows[:, n_rotated:]], axis=1).reshape(values.shape)
 
     return change
 
 
 def _attending_in_bamba(config: Config) -> list[int]:
-    return list(config.get("attn_layer_indices", default=[], type=_Layers))
+    return list(config.get("attn_layer_indices", default=[], type=LayerNumbers))
 
 
 def _recurrent_in_bamba(config: Config) -> list[int]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
 
-import msgspec
 from msgspec.structs import replace
 
 from mtpcore.boundary.sizes import Count
@@ -17,6 +15,7 @@ from mtpcore.declarations.checkpoint import (
     TensorValues,
     number,
 )
+from mtpcore.models.checkpoints.layers import LayerNumbers
 from mtpcore.models.checkpoints.mamba import rates, without_axis
 from mtpcore.models.published import (
     ATTENTION,
@@ -33,7 +32,6 @@ from mtpcore.models.rope_conversion import ROPE_KEYS
 
 __all__ = ["PLAMO", "PLAMO2", "PLAMO3"]
 
-_Layers = Annotated[list[int], msgspec.Meta(max_length=1 << 10)]
 _PREFIXES = (("model.layers.layers.", "model.layers."),)
 
 
@@ -150,7 +148,9 @@ def _near_layers(config: Config) -> list[bool] | None:
     """
     if config.get("attention_window_size", type=Count) is None:
         return None
-    near = {*_of_attention(config)} - {*config.get("full_attention_idx", default=[], type=_Layers)}
+    near = {*_of_attention(config)} - {
+        *config.get("full_attention_idx", default=[], type=LayerNumbers)
+    }
     return [n in near for n in range(config.n_layers)]
 
 
