@@ -37,8 +37,6 @@ import numpy as np
 
 from mtpcore._ext._sampling import Sampler
 from mtpcore.backends.batch import I32, ChangeLogits, CheckedBatch, RunsBatches, Verification
-from mtpcore.graph.parts import part_sizes
-from mtpcore.graph.program import Program
 from mtpcore.memory.base import Memory
 
 __all__ = [
@@ -58,7 +56,6 @@ __all__ = [
     "Schedule",
     "Stage",
     "Text",
-    "n_embeddings",
 ]
 
 KNOWN = -1
@@ -317,7 +314,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             for stage in self.round.stages
             if any(fill.draft != KNOWN for fill in stage.fills)
         ]
-        return min(filter(None, map(n_embeddings, programs)), default=0)
+        return min(filter(None, (program.n_embeddings for program in programs)), default=0)
 
     @property
     def takes_host(self) -> bool:
@@ -365,16 +362,3 @@ def _rows_of(stage: Stage, given: CheckedBatch) -> Rows:
         slots={slot: np.asarray(given.slots[slot])[outputs] for slot in kept},
     )
     return Rows(batch, [*enumerate(stage.fills)])
-
-
-def n_embeddings(program: Program) -> int:
-    """Return how many tokens a program has embeddings of; 0 where it reads no tokens."""
-    tables = [
-        (node.weights[0], node.attrs.get("n_parts", 1), node.attrs.get("n_first", 0))
-        for node in program.nodes
-        if node.op in ("embed", "embed_by_position")
-    ]
-    return min(
-        (max(part_sizes(table.shape[0], n, first)) for table, n, first in tables if table),
-        default=0,
-    )

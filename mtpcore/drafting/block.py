@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.schedule import n_embeddings
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.spec import DrafterSpec, Feed
 from mtpcore.drafting.base import RoundDrafter
@@ -101,7 +100,7 @@ class BlockDrafter(RoundDrafter):
     def _check(self) -> None:
         """Refuse a block that its graphs cannot run."""
         where = f"drafter {self.spec.full_name}"
-        n_tokens = n_embeddings(self.runner.program)
+        n_tokens = self.runner.program.n_embeddings
         if self._mask >= n_tokens:
             raise LinkError(
                 "the drafter's table has no row for the mask token",

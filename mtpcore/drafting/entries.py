@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.schedule import n_embeddings
 from mtpcore.declarations.spec import Feed
 from mtpcore.drafting.drafters import DraftJob
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
@@ -60,7 +59,7 @@ class Entries:
         self._ahead, self._is_fed = ahead, is_fed
         self.first = (1 + ahead) * any(feed.pairing == "next-token" for feed in feeds)
         self.remembers = runner.memory is not None
-        self._reads_tokens = n_embeddings(runner.program) > 0
+        self._reads_tokens = runner.program.n_embeddings > 0
         self._n_vocab = runner.model.hparams.n_vocab
 
     def missing(self, seq: int, n: int) -> range:

@@ -227,6 +227,19 @@ class Program(msgspec.Struct, frozen=True, dict=True):
         return self._slots
 
     @cached_property
+    def n_embeddings(self) -> int:
+        """How many tokens there are embeddings of; 0 where it reads no tokens."""
+        tables = [
+            (node.weights[0], node.attrs.get("n_parts", 1), node.attrs.get("n_first", 0))
+            for node in self.nodes
+            if node.op in ("embed", "embed_by_position")
+        ]
+        return min(
+            (max(part_sizes(table.shape[0], n, first)) for table, n, first in tables if table),
+            default=0,
+        )
+
+    @cached_property
     def _slots(self) -> dict[str, int]:
         return {
             name: int(self.values[value].shape[1])

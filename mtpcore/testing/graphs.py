@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.backends.base import F32, CheckedBatch
-from mtpcore.backends.schedule import n_embeddings
 from mtpcore.backends.select import select_backend
 from mtpcore.boundary.arguments import Finite, Length, expect, read
 from mtpcore.declarations.spec import Tap
@@ -141,7 +140,7 @@ def _rows(
         place += range(lengths[sequence], lengths[sequence] + n)
         lengths[sequence] += n
     n = len(seq)
-    tokens = rng.integers(0, n_embeddings(program) or 1, n).astype(np.int32)
+    tokens = rng.integers(0, program.n_embeddings or 1, n).astype(np.int32)
     embeddings = None
     if "embeddings" in program.inputs:
         embeddings = _normal(rng, n, program, "embeddings")

@@ -29,7 +29,7 @@ from mtpcore.backends.cpu.store import CpuStore
 from mtpcore.backends.cpu.weights import CpuWeights
 from mtpcore.backends.draft import run_schedule as run_by_definition
 from mtpcore.backends.host_rows import HostRows
-from mtpcore.backends.schedule import Drafts, Schedule, n_embeddings
+from mtpcore.backends.schedule import Drafts, Schedule
 from mtpcore.errors import BackendError, BatchError
 from mtpcore.graph.program import OUTPUTS, MemoryLayer, Program, StateLayer
 from mtpcore.memory.base import Memory, StateStore
@@ -166,7 +166,7 @@ class CpuPlan:
             offsets=offsets,
             arena_bytes=arena_bytes,
             n_ops=len(self.steps),
-            n_vocab=n_embeddings(lowered.program),
+            n_vocab=lowered.program.n_embeddings,
             stores=lowered.stores,
             states=lowered.states,
         )

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.backends.base import CheckedBatch
-from mtpcore.backends.schedule import n_embeddings
 from mtpcore.errors import BatchError
 from mtpcore.graph.program import Program
 from mtpcore.memory.base import PAGE
@@ -35,7 +34,7 @@ def check_batch(
             wanted=f"at most {n_batch} rows",
             got=f"{n} tokens, {len(batch.outputs)} outputs",
         )
-    n_tokens, least = n_embeddings(program), 0 if batch.embeddings is None else -1
+    n_tokens, least = program.n_embeddings, 0 if batch.embeddings is None else -1
     if n_tokens:
         _check(tokens, (tokens >= least) & (tokens < n_tokens), "token id out of range")
     _check(place, (place >= 0) & (seq >= 0), "place or sequence below 0")

@@ -37,7 +37,7 @@ from mtpcore.backends.cuda.rounds import EVERY_TOKEN, DeviceStage, Rounds
 from mtpcore.backends.cuda.runs import DevicePlan, PlannedRun, plan_choice, plan_runs
 from mtpcore.backends.cuda.tree_order import TreeOrder
 from mtpcore.backends.draft import run_schedule
-from mtpcore.backends.schedule import PENDING, Drafts, Pass, Schedule, n_embeddings
+from mtpcore.backends.schedule import PENDING, Drafts, Pass, Schedule
 from mtpcore.graph.program import OUTPUTS
 
 __all__ = ["DraftLoop"]
@@ -135,9 +135,10 @@ class DraftLoop:
         n_wanted, n_readable = 0, schedule.n_tokens or EVERY_TOKEN
         if verification:
             made.append(self._verifying(schedule, verification))
-            n_readable = min(n_readable, n_embeddings(verification.plan.program) or EVERY_TOKEN)
-            parents = [parent for _, parent in drafts]
-            first["wanted"] = np.setdiff1d(np.arange(len(drafts), dtype=np.int32), parents)
+            n_readable = min(n_readable, verification.plan.program.n_embeddings or EVERY_TOKEN)
+            parents = {parent for _, parent in drafts}
+            last = [number for number in range(len(drafts)) if number not in parents]
+            first["wanted"] = np.array(last, np.int32)
             n_wanted = len(first["wanted"])  # the last draft looks at them
         kept = tuple(sorted({one for keeps in order.keeps for one in keeps}))
         n_kept = order.first_kept[-1]

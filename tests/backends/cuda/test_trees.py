@@ -17,7 +17,7 @@ from mtpcore.backends.cuda.launch.passes import DRAFT
 from mtpcore.backends.cuda.launch.step import start
 from mtpcore.backends.cuda.launch.trees import NODE, RANKED, SELECTION, take_best
 from mtpcore.backends.draft import run_schedule
-from mtpcore.backends.schedule import Pass, Schedule, Text, n_embeddings
+from mtpcore.backends.schedule import Pass, Schedule, Text
 from mtpcore.declarations.spec import TreeShape
 from mtpcore.drafting.rounds import RoundInput
 from mtpcore.drafting.stages import draft_levels
@@ -153,7 +153,7 @@ def scheduled(one, shape, texts, *, has_ids, bad):
     Recurrent layers have read the tokens before the last one: they log rows of drafts.
     """
     scratch, program = Scratch(N_LOGITS, N_VOCAB + 3), one.plan.program
-    is_fed, n_tokens = "hidden" in program.slots(), n_embeddings(program)
+    is_fed, n_tokens = "hidden" in program.slots(), program.n_embeddings
     feeds = {"hidden": ("hidden",)} if is_fed else {}
     built = draft_levels(
         RoundInput(

@@ -148,6 +148,10 @@ def n_parts(n_logits: int) -> int:
     return -(-n_logits // _PART)
 
 
+_UNADJUSTED = np.zeros(0, ADJUSTMENT)
+_EVERY = int(np.iinfo(np.int64).max)
+
+
 def choosers_of(entries: Iterable[tuple[Sampler, int, int]]) -> NDArray[np.void]:
     """Return ``CHOOSER`` [n] of each sampler, the index of its token, and its row of logits."""
     settings = [(sampler.sampling, index, row) for sampler, index, row in entries]
@@ -161,7 +165,7 @@ def cuts_of(samplers: Iterable[Sampler]) -> NDArray[np.void]:
     for of in (sampler.sampling for sampler in samplers):
         is_noisy = of.temperature > 0
         is_open = is_noisy and (of.top_k > 0 or of.top_p < 1)
-        most = of.top_k or np.iinfo(np.int64).max
+        most = of.top_k or _EVERY
         cuts.append((of.top_p, of.min_p if is_noisy else 0.0, np.inf, 0, 0, most, 0, is_open))
     return np.array(cuts, CUT)
 
@@ -179,6 +183,8 @@ def adjustments_of(
         What ``logits_by_token`` returns, where logits are not those of tokens in their order.
     """
     of = sampler.sampling
+    if not (of.has_penalties or of.logit_bias):
+        return _UNADJUSTED
     seen = history if of.has_penalties else history[:0]
     biases = of.logit_bias or {}
     ids = np.unique(np.concatenate([np.array([*biases], np.int32), seen]))
