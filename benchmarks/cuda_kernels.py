@@ -35,8 +35,8 @@ MOST_SHARED_ATTENTION = 48 << 10
 """Two blocks on a multiprocessor of any device, with queries, weights and values at hand."""
 MOST_SHARED_SORT = 40 << 10
 """Of the one block that sorts slots by their experts."""
-MOST_SHARED_RING = 48 << 10
-"""Of a kernel that lets weights come through shared memory: what a block may have unasked."""
+MOST_SHARED_RING = 72 << 10
+"""Of a kernel that lets weights come through it: three blocks fit where there is most."""
 
 TITLE = """# What the CUDA kernels take
 
@@ -59,14 +59,15 @@ def label(kernel: Kernel) -> str:
         if kernel.name == "matmul" and kernel.defines[:-3] == layout.defines():
             rows, tokens, eighths = (number for _, number in kernel.defines[-3:])
             return f"{Type(kind).name}, {rows} x {tokens}" + (", long" if eighths > "1" else "")
+        if kernel.name == "matmul_few" and kernel.defines[:-2] == layout.defines():
+            return f"{Type(kind).name}, {kernel.defines[-2][1]} stages"
     return ", ".join(f"{key} {value}" for key, value in kernel.defines)
 
 
 def faults(kernel: Kernel, taken: Resources) -> Iterator[str]:
     """Say what is wrong with a compiled kernel."""
-    is_product, has_one_tile = kernel.name == "matmul", ("ROW_TILES", "1") in kernel.defines
-    is_wide = (is_product and not has_one_tile) or ("ENTRIES", "64") in kernel.defines
-    has_ring = is_product and has_one_tile
+    is_wide = kernel.name == "matmul" or ("ENTRIES", "64") in kernel.defines
+    has_ring = kernel.name == "matmul_few"
     if taken.warnings:
         yield f"warnings: {taken.warnings}"
     if taken.spilled:

@@ -13,6 +13,7 @@ import numpy as np
 from mtpcore.backends.cuda.device import DeviceArray
 
 SUCCESS, LOST = "CUDA_SUCCESS", "CUDA_ERROR_DEVICE_UNAVAILABLE"
+MOST_SHARED = object()
 
 
 class Buffer:
@@ -114,11 +115,16 @@ class Stream:
             self.n_done += 1
 
 
-def launch_config(*, grid, block, programmatic_stream_serialization):
+def launch_config(*, grid, block, shmem_size, programmatic_stream_serialization):
     """Return the options of a launch; of sizes cuda-core takes Python's integers alone."""
     assert all(type(n) is int and n >= 1 for n in (*grid, block)), (grid, block)
     early = programmatic_stream_serialization
-    return {"grid": grid, "block": block, "programmatic_stream_serialization": early}
+    return {
+        "grid": grid,
+        "block": block,
+        "shmem_size": shmem_size,
+        "programmatic_stream_serialization": early,
+    }
 
 
 class EmulatedCuda:
@@ -133,6 +139,9 @@ class EmulatedCuda:
         self.devices = [self._device(i) for i in range(n_devices)]
         self.Device = SimpleNamespace(get_all_devices=lambda: self.devices)
         self.CUresult = SimpleNamespace(CUDA_SUCCESS=SUCCESS)
+        self.CUfunction_attribute = SimpleNamespace(
+            CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=MOST_SHARED
+        )
         self.LaunchConfig = launch_config
         self.ObjectCode = SimpleNamespace(from_cubin=self._module)
 
@@ -161,7 +170,17 @@ class EmulatedCuda:
         return Buffer(self.emulated, n_bytes)
 
     def _module(self, kernel, name):
-        return SimpleNamespace(get_kernel=lambda name: self.emulated.load(kernel))
+        """Return a module whose kernel may have no more shared memory than it was allowed."""
+        loaded, shared = self.emulated.load(kernel), kernel.shared
+        made = SimpleNamespace(loaded=loaded, needs=shared, allowed=0)
+        made.handle = made
+        return SimpleNamespace(get_kernel=lambda name: made)
+
+    def cuKernelSetAttribute(self, attribute, n_bytes, kernel, number):
+        assert attribute == MOST_SHARED
+        assert number < len(self.devices)
+        kernel.allowed = n_bytes
+        return (SUCCESS,)
 
     def launch(self, stream, config, loaded, *arguments):
         if isinstance(stream, Builder):
@@ -179,7 +198,10 @@ class EmulatedCuda:
             for argument in arguments
         ]  # fmt: skip
         is_early = config["programmatic_stream_serialization"]
-        self.emulated.launch(loaded, config["grid"], config["block"], given, is_early=is_early)
+        assert loaded.needs == config["shmem_size"] == loaded.allowed, "shared memory"
+        self.emulated.launch(
+            loaded.loaded, config["grid"], config["block"], given, is_early=is_early
+        )
 
     def LegacyPinnedMemoryResource(self):
         return SimpleNamespace(allocate=self._pin)

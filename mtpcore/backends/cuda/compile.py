@@ -46,6 +46,11 @@ class Kernel(msgspec.Struct, frozen=True):
         return _INCLUDE.sub(lambda line: _text(line[1]), _text(f"{self.name}.cu"))
 
     @property
+    def shared(self) -> int:
+        """Bytes of shared memory that a launch gives a block, besides what the source declares."""
+        return int(dict(self.defines).get("SHARED", 0))
+
+    @property
     def signature(self) -> Signature:
         """What the kernel takes, as its source declares it; all variants take the same."""
         return read_signature(_text(f"{self.name}.cu"))
@@ -116,7 +121,7 @@ def measure(kernel: Kernel, architecture: str) -> Resources:
         )
     stack, stores, loads, registers, shared = (int(number or 0) for number in found.groups())
     warnings = said[: found.start()] if "warning" in said else ""
-    return Resources(registers, shared, max(stack, stores, loads), warnings)
+    return Resources(registers, shared + kernel.shared, max(stack, stores, loads), warnings)
 
 
 def _compile(

@@ -9,7 +9,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -186,6 +186,13 @@ def find_device(index: int = 0) -> CudaDevice:
     return CudaDevice(device)
 
 
+class _Loaded(NamedTuple):
+    """A kernel on a device, and the bytes of shared memory that a launch gives a block."""
+
+    kernel: Any
+    shared: int
+
+
 class CudaDevice:
     """A GPU with one stream; implements ``Device``."""
 
@@ -195,7 +202,7 @@ class CudaDevice:
         self._device = device
         self._stream, self._sending = device.create_stream(), device.create_stream()
         self._recording = threading.local()  # a thread's graph under construction
-        self._loaded: dict[Kernel, Any] = {}
+        self._loaded: dict[Kernel, _Loaded] = {}
         self.name = f"{device.name}, device {device.device_id}"
         self.dlpack_device = (_CUDA, int(device.device_id))
         self.stream: int | None = int(self._stream.handle)
@@ -328,8 +335,19 @@ class CudaDevice:
             cubin = compile_kernel(kernel, self.architecture)
             with self._working(f"kernel {kernel} could not be loaded"):
                 module = self._core.ObjectCode.from_cubin(cubin, name=kernel.name)
-                self._loaded[kernel] = module.get_kernel(kernel.name)
+                loaded = _Loaded(module.get_kernel(kernel.name), kernel.shared)
+                if loaded.shared:
+                    self._allow(loaded)
+            self._loaded[kernel] = loaded
         return self._loaded[kernel]
+
+    def _allow(self, loaded: _Loaded) -> None:
+        """Let launches of a kernel have as much shared memory as it needs."""
+        most = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        number = self._device.device_id
+        self._check(
+            self._driver.cuKernelSetAttribute(most, loaded.shared, loaded.kernel.handle, number)
+        )
 
     def launch(
         self,
@@ -358,9 +376,10 @@ class CudaDevice:
             config = self._core.LaunchConfig(
                 grid=grid,
                 block=block,
+                shmem_size=loaded.shared,
                 programmatic_stream_serialization=is_early and self._can_be_early and not is_part,
             )
-            self._core.launch(self._target, config, loaded, *given)
+            self._core.launch(self._target, config, loaded.kernel, *given)
 
     def record(self, work: Callable[[], None]) -> Any:
         """Return the launches and copies of ``work`` as a graph; none of them is done yet."""

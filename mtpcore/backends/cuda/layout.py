@@ -60,6 +60,14 @@ class Format(msgspec.Struct, frozen=True):
     minima: bool = False
     nibbles: bool = False
 
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of a block of a tile's rows, in all planes."""
+        n_sets = 1 + (self.minima and not self.nibbles)
+        parts = n_sets * (self.block // self.sub) if self.sub else 0
+        scales = (1 + self.minima) * (1 if self.exponents else 2)
+        return TILE * (self.block * (self.low + self.high) // 8 + parts + scales)
+
     def defines(self) -> tuple[tuple[str, str], ...]:
         """Return the macros of the kernel's variant."""
         words = np.array(self.table, np.int8).view(np.uint32)

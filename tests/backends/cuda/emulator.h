@@ -20,8 +20,10 @@
 #define __device__
 #define __forceinline__ inline
 #define __shared__ static __attribute__((section("shared")))
+#define ARENA __shared__ uint4 arena[SHARED / 16]
 #define __restrict__
 #define __launch_bounds__(...)
+#define __maxnreg__(...)
 
 struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(16) float4 { float x, y, z, w; };

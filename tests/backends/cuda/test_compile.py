@@ -13,9 +13,9 @@ pytest.importorskip("cuda.bindings.nvrtc", reason="needs the extra cuda")
 
 MOST_REGISTERS, MOST_SHARED = 255, 40 << 10
 """Of any kernel: what a thread can have, and what leaves room for two blocks on each device."""
-MOST_SHARED_RING = 48 << 10
-"""Of attention, and of a product with few rows, where values or weights come through a ring: what a
-block may have unasked.
+MOST_SHARED_RING = 72 << 10
+"""Of attention, and of a product with few rows, where values or weights come through a ring: what
+any device gives a block that asks, and what leaves room for three where there is most.
 """
 
 
@@ -41,7 +41,7 @@ def test_kernel_compiles_without_spills_or_warnings(kernel):
     assert taken.spilled == 0
     assert not taken.warnings
     assert 0 < taken.registers <= MOST_REGISTERS
-    has_ring = kernel.name == "attention" or ("ROW_TILES", "1") in kernel.defines
+    has_ring = kernel.name in ("attention", "matmul_few")
     assert taken.shared <= (MOST_SHARED_RING if has_ring else MOST_SHARED)
 
 

@@ -97,17 +97,23 @@ def test_warps_that_go_through_all_columns_make_the_same_sums(device, kind, monk
 
 
 def test_tiles_keep_a_gpu_busy():
-    """Few slots share their columns among warps; long rows of them need no other warp's sums."""
+    """Many slots share their columns among warps; long rows of them need no other warp's sums."""
 
     w = products.DeviceMatrix(int(Type.Q8_0), 1, 4096, 32, None, None, None, None)
 
     def tiles_of(n_slots, *n_rows):
-        return products._tiles(n_rows, products.slots_of_rows(w, n_slots))
+        return products._wide_tiles(n_rows, products.slots_of_rows(w, n_slots))
 
-    assert tiles_of(8, 4096) == products.NARROW
     assert tiles_of(32, 4096) == products.WIDE
     assert tiles_of(512, 4096) == tiles_of(512, 1024, 1024, 1024) == products.LONG
     assert tiles_of(512, 1024) == products.WIDE
+
+
+@pytest.mark.parametrize(("n_tiles", "n_ctas"), [(1, 1), (6, 6), (7, 4), (8, 4), (9, 3), (40, 4)])
+def test_few_blocks_share_many_tiles_evenly(monkeypatch, n_tiles, n_ctas):
+    monkeypatch.setattr(products, "_AT_ONCE", 6)
+    monkeypatch.setattr(products, "_SHARING", 4)
+    assert products._sharing(n_tiles) == n_ctas
 
 
 @pytest.mark.parametrize("kind", ONE_OF_EACH)

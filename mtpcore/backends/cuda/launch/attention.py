@@ -35,7 +35,7 @@ _FEW_ROWS = 128
 _CTAS_OF_FEW = 16
 """CTAs that share a row of few."""
 _MOST_LATENT = 4096
-"""Values of a latent row that a block of products has room for; see ``kernels/matmul.cu``."""
+"""Values of a latent row that a block of products has room for; see ``kernels/matmul_few.cu``."""
 _MOST_SUMS = 1 << 24
 """Values of the sums of ranges; rows are attended to in several goes where there are more."""
 
@@ -108,7 +108,7 @@ class _Rotated(msgspec.Struct, frozen=True):
         return [Launch(_COS_SIN, (n_rows, 1), arguments, is_early=True)]
 
     def _rotated_and_stored(self) -> dict[str, Any]:
-        """Return how ``kernels/matmul.cu`` rotates, and where it stores."""
+        """Return how ``kernels/matmul_few.cu`` rotates, and where it stores."""
         memory, attrs = self.step.memory, self.ropes[0].attrs
         return {
             "cos_sin": self.cos_sin,
@@ -136,7 +136,7 @@ class Heads(_Rotated, frozen=True):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Return what ``kernels/matmul.cu`` does it with."""
+        """Return what ``kernels/matmul_few.cu`` does it with."""
         q, k = self.step.inputs[:2]
         v = (*self.step.inputs, None)[2]
         return {
@@ -173,7 +173,7 @@ class Joined(_Rotated, frozen=True):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Return what ``kernels/matmul.cu`` does it with: where the parts are that it did not make.
+        """Return what ``kernels/matmul_few.cu`` does it with: where other parts are.
 
         Of keys these are the latent part and the rotated one, whose widths are those of k and v.
         """

@@ -61,7 +61,7 @@ from mtpcore.backends.cuda.launch.step import (
     n_of_row,
     n_parts_of,
 )
-from mtpcore.backends.cuda.layout import FLOATS, FORMATS, TILE
+from mtpcore.backends.cuda.layout import FLOATS, FORMATS, TILE, Format
 from mtpcore.errors import BackendError
 from mtpcore.graph.ops import ACTIVATIONS
 
@@ -83,9 +83,9 @@ __all__ = [
     "slots_of_rows",
 ]
 
-NARROW, WIDE, LONG = (1, 1, 1), (2, 4, 1), (2, 4, 8)
-"""Tiles of 16 rows and of 8 slots that a warp multiplies, and of how many eighths of the columns;
-which of them changes no bit."""
+WIDE, LONG = (2, 4, 1), (2, 4, 8)
+"""Tiles of 16 rows and of 8 slots that a warp multiplies, and of how many eighths of the columns,
+where slots are many; which of them changes no bit."""
 
 SLOTS = 8
 """Slots of a tile of 8; a wide one has several."""
@@ -94,12 +94,21 @@ MOST_FACTORS = 3
 """Matrices of one launch; see ``kernels/matmul.cu``."""
 
 _GATES, _NORM, _CENTRED_NORM, _PASSED, _HEADS, _JOINED, _NOTHING = range(7)
-"""What follows products in their launch, as ``kernels/matmul.cu`` numbers it."""
+"""What follows products in their launch, as ``kernels/matmul_few.cu`` numbers it."""
 
 _TILES = ("ROW_TILES", "TOKEN_TILES", "EIGHTHS")
 _WARPS = THREADS // 32
 _MANY = 128
 """CTAs that keep a GPU busy, about as many as it has multiprocessors."""
+_AT_ONCE, _SHARING = 3 * 132, 2 * 132
+"""CTAs of few slots that the multiprocessors of the largest GPUs hold, and as many as leave room
+for the next launch; these share the tiles where there are more than that. Which changes no bit.
+"""
+_RING_BYTES = 40 << 10
+"""Weights on their way to a CTA of few slots, where two pieces for each warp are no more."""
+_MOST_STAGES = 3
+_OWN_BYTES = 2 << 10
+"""Shared memory of a warp besides its ring; see ``kernels/matmul_few.cu``."""
 _FLOAT_ROWS = 4
 _MOST_THREADS = 1024
 _MOST_EXPERTS = 1024
@@ -109,14 +118,25 @@ _MOST_TILES_OF_FEW = 3
 _MOST_TILES = (1 << 16) - 1
 """What a grid takes along its second axis; products of more tiles are several launches."""
 
+
+def _few(layout: Format) -> Kernel:
+    """Return the kernel for few slots, and how much of the weights it has on their way."""
+    piece = layout.tile_bytes * (1 if layout.block == 256 else 4)
+    stages = min(max(_RING_BYTES // _WARPS // piece, 2), _MOST_STAGES)
+    shared = _WARPS * (stages * piece + _OWN_BYTES)
+    sizes = ("STAGES", str(stages)), ("SHARED", str(shared))
+    return Kernel("matmul_few", (*layout.defines(), *sizes))
+
+
 _MATMUL = {
     (kind, tiles): Kernel(
         "matmul",
         (*layout.defines(), *zip(_TILES, map(str, tiles), strict=True)),
     )
     for kind, layout in FORMATS.items()
-    for tiles in (NARROW, WIDE, LONG)
+    for tiles in (WIDE, LONG)
 }
+_MATMUL_FEW = {kind: _few(layout) for kind, layout in FORMATS.items()}
 _MATMUL_FLOAT = {
     kind: Kernel("matmul_float", (("TYPE", str(number)),)) for kind, number in FLOATS.items()
 }
@@ -134,6 +154,7 @@ _ROUTE_FEW = {
 }
 KERNELS = (
     *_MATMUL.values(),
+    *_MATMUL_FEW.values(),
     *_MATMUL_FLOAT.values(),
     *_ROUTE.values(),
     *_ROUTE_FEW.values(),
@@ -522,7 +543,7 @@ def _following(factors: Sequence[Factor], follows: Follows | None) -> dict[str, 
     """Return what follows these products, as arguments of the kernel."""
     products = [factor.y for factor in factors]
     if isinstance(follows, Heads) and (kinds := follows.kinds_of(products)):
-        most = sum(_n_ctas(factor.w.n_rows, NARROW) for factor in factors)
+        most = sum(_n_tiles(factor.w.n_rows) for factor in factors)
         counters = counters_for(follows.step, most)
         return {"follows": _HEADS, "counters": counters, "kinds": kinds, **follows.arguments}
     if isinstance(follows, Joined) and any(y is follows.products[0] for y in products):
@@ -535,7 +556,7 @@ def _following(factors: Sequence[Factor], follows: Follows | None) -> dict[str, 
     if isinstance(follows, Mix):
         first, second = follows.residuals
         return {
-            "counters": counters_for(follows.step, 1 + _n_ctas(factors[0].w.n_rows, NARROW)),
+            "counters": counters_for(follows.step, 1 + _n_tiles(factors[0].w.n_rows)),
             "shares": follows.shares,
             "first_residual": first,
             "second_residual": second,
@@ -632,10 +653,18 @@ def _parts_of(slots: Slots) -> list[tuple[int, int]]:
     return [(first, min(slots.n_tiles - first, _MOST_TILES)) for first in firsts]
 
 
-def _tiles(n_rows: Sequence[int], slots: Slots) -> tuple[int, int, int]:
-    """Return the tiles of products with matrices of so many rows."""
-    if not slots.is_wide:
-        return NARROW
+def _n_tiles(n_rows: int) -> int:
+    """Return how many tiles the rows of a matrix take."""
+    return -(-n_rows // TILE)
+
+
+def _sharing(n_tiles: int) -> int:
+    """Return how many CTAs of few slots share so many tiles."""
+    return n_tiles if n_tiles <= _AT_ONCE else -(-n_tiles // -(-n_tiles // _SHARING))
+
+
+def _wide_tiles(n_rows: Sequence[int], slots: Slots) -> tuple[int, int, int]:
+    """Return the tiles of products of many slots with matrices of so many rows."""
     # In LONG ones each warp goes through all columns, so that a CTA adds up no eighths. That takes
     # an eighth of the CTAs: only where these are still enough to keep a GPU busy.
     is_busy = sum(_n_ctas(n, LONG) for n in n_rows) * slots.n_tiles * slots.n_heads >= _MANY
@@ -643,7 +672,7 @@ def _tiles(n_rows: Sequence[int], slots: Slots) -> tuple[int, int, int]:
 
 
 def _n_ctas(n_rows: int, tiles: tuple[int, int, int]) -> int:
-    """Return how many CTAs the rows of a matrix take."""
+    """Return how many CTAs the rows of a matrix take, where slots are many."""
     row_tiles, _, eighths = tiles
     n_warps = -(-n_rows // (TILE * row_tiles))
     return -(-n_warps // _WARPS) if eighths > 1 else n_warps
@@ -658,10 +687,15 @@ def _multiply_together(
     n_tiles: int,
     following: dict[str, Any],
 ) -> Launch:
-    first, tiles = factors[0], _tiles([factor.w.n_rows for factor in factors], slots)
-    n_ctas = sum(_n_ctas(factor.w.n_rows, tiles) for factor in factors)
-    n_ctas += following["follows"] == _JOINED  # which has one of its own for the other parts
-    kernel = _MATMUL[first.w.type, tiles]
+    first, n_rows = factors[0], [factor.w.n_rows for factor in factors]
+    if slots.is_wide:
+        assert following["follows"] == _NOTHING, "something follows products of many slots"
+        tiles = _wide_tiles(n_rows, slots)
+        kernel, n_ctas = _MATMUL[first.w.type, tiles], sum(_n_ctas(n, tiles) for n in n_rows)
+        following = {}
+    else:
+        kernel, n_ctas = _MATMUL_FEW[first.w.type], _sharing(sum(map(_n_tiles, n_rows)))
+        n_ctas += following["follows"] == _JOINED  # which has one of its own for the other parts
     arguments = kernel.arguments(
         **_planes(first.w, ""),
         x=codes.codes,
