@@ -131,7 +131,7 @@ _LING = _config(
     norm_topk_prob=True,
     num_experts=4,
     num_experts_per_tok=2,
-    num_nextn_predict_layers=0,
+    num_nextn_predict_layers=1,
     num_shared_experts=1,
     partial_rotary_factor=0.5,
     rms_norm_eps=1e-6,
@@ -160,6 +160,10 @@ _LING_SPARSE: Shapes = {
     **_experts("mlp.experts."),
 }
 _LING_2 = _LING_ATTENTION | _LING_NORMS
+_LING_HEAD: Shapes = {
+    **{f"{norm}.weight": [WIDTH] for norm in ("enorm", "hnorm", "final_layernorm")},
+    "eh_proj.weight": [WIDTH, 2 * WIDTH],
+}
 _LING_TABLES: dict[str, Any] = {
     "model__embed_tokens": None,
     "model__word_embeddings": [N_VOCAB, WIDTH],
@@ -1219,6 +1223,7 @@ WITHOUT_CLASS: dict[str, dict[str, Any]] = {
         [
             _LING_2 | _matrices("mlp.", 48),
             *[_LING_2 | _LING_SPARSE | {"mlp.gate.expert_bias": [4]}] * 2,
+            _LING_2 | _LING_SPARSE | {"mlp.gate.expert_bias": [4]} | _LING_HEAD,
         ],
         **_LING_TABLES,
     ),

@@ -18,6 +18,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -589,6 +590,7 @@ MiniMax-01 and the context and the number in norms of GLM-4 as transformers writ
 
 _ROTATION_OF_PHI = {"original_max_position_embeddings": 64}
 _NO_EXPERTS = dict.fromkeys(("num_experts_per_tok", "n_routed_experts", "n_group", "topk_group"))
+_ONE_HEAD = {"num_nextn_predict_layers": 1}
 _MAMBA_FIRST = {"layer_types": ["mamba", "attention", "mamba"]}
 SPELLED: dict[str, dict[str, Any]] = {
     "GraniteMoeHybridForCausalLM": _MAMBA_FIRST,
@@ -620,9 +622,12 @@ SPELLED: dict[str, dict[str, Any]] = {
             "sparse_local_block": 1,
         },
     },
-    "GlmMoeDsaForCausalLM": {"num_nextn_predict_layers": 1},
-    "DeepseekV32ForCausalLM": {"num_nextn_predict_layers": 1},
-    "ExaoneMoeForCausalLM": {"scoring_func": "sigmoid"},
+    "Cohere2MoeForCausalLM": _ONE_HEAD,
+    "DeepseekV32ForCausalLM": _ONE_HEAD,
+    "ExaoneMoeForCausalLM": {"scoring_func": "sigmoid"} | _ONE_HEAD,
+    "GlmMoeDsaForCausalLM": _ONE_HEAD,
+    "HYV3ForCausalLM": _ONE_HEAD,
+    "NemotronHForCausalLM, experts": _ONE_HEAD,
     "KimiLinearForCausalLM": {
         "linear_attn_config": {
             "full_attn_layers": [3],
@@ -641,30 +646,56 @@ SPELLED: dict[str, dict[str, Any]] = {
 """What the converter reads of older files, which transformers 5 writes elsewhere; None: nothing."""
 
 
-def head_of_ling(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
-    """Return the tensors of a NextN head, which transformers does not read: as the last layer's."""
-    last, own = "model.layers.2.", "model.layers.3."
-    made = {own + key[len(last) :]: shape for key, shape in shapes.items() if key.startswith(last)}
-    for norm in ("enorm", "hnorm", "final_layernorm"):
-        made[f"{own}{norm}.weight"] = [32]
-    return made | {f"{own}eh_proj.weight": [32, 64]}
+def copied(shapes: dict[str, list[int]], begin: str, to: str) -> dict[str, list[int]]:
+    """Return the tensors of a layer under another name."""
+    return {
+        to + name.removeprefix(begin): shape
+        for name, shape in shapes.items()
+        if name.startswith(begin)
+    }
 
 
-def head_of_glm(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
-    """Return those of GLM-5, whose head has an indexer, too."""
-    last, own = "model.layers.2.", "model.layers.3."
-    made = {own + key[len(last) :]: shape for key, shape in shapes.items() if key.startswith(last)}
-    for norm in ("enorm", "hnorm", "shared_head.norm"):
-        made[f"{own}{norm}.weight"] = [32]
-    return made | {f"{own}eh_proj.weight": [32, 64]}
+def joined(at: str, *norms: str, matrix: str = "eh_proj") -> dict[str, list[int]]:
+    """Return what a NextN head has beside a layer."""
+    return {f"{at}{name}.weight": [32] for name in norms} | {f"{at}{matrix}.weight": [32, 64]}
+
+
+def head_after(*norms: str) -> Callable[[dict[str, list[int]]], dict[str, list[int]]]:
+    """Return a function that makes a head, which transformers does not read: as the last layer."""
+
+    def head(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
+        begin = "model.layers."
+        n = 1 + max(int(name.split(".")[2]) for name in shapes if name.startswith(begin))
+        made = copied(shapes, f"{begin}{n - 1}.", f"{begin}{n}.")
+        return made | joined(f"{begin}{n}.", "enorm", "hnorm", *norms)
+
+    return head
+
+
+def head_of_exaone(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Return K-EXAONE's, whose layer is dense, as the first one."""
+    norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    return copied(shapes, "model.layers.0.", "mtp.layers.0.") | joined("mtp.", *norms, matrix="fc")
+
+
+def head_of_nemotron(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Return Nemotron's: a layer that attends, and one with experts."""
+    begin = next(name for name in shapes if ".layers." in name).partition("layers.")[0] + "layers."
+    made = copied(shapes, f"{begin}1.", "mtp.layers.0.") | joined("mtp.layers.0.", "enorm", "hnorm")
+    made |= copied(shapes, f"{begin}2.", "mtp.layers.1.")
+    return made | {"mtp.layers.1.final_layernorm.weight": [32]}
 
 
 FIXED = ("_decay", ".slope_rate")
 """What names of tensors end in that follow from the configuration (MiniMax-01)."""
 HEADS = {
-    "BailingHybridForCausalLM": head_of_ling,
-    "GlmMoeDsaForCausalLM": head_of_glm,
-    "DeepseekV32ForCausalLM": head_of_glm,
+    "BailingHybridForCausalLM": head_after("final_layernorm"),
+    "Cohere2MoeForCausalLM": head_after("shared_head.norm"),
+    "DeepseekV32ForCausalLM": head_after("shared_head.norm"),
+    "ExaoneMoeForCausalLM": head_of_exaone,
+    "GlmMoeDsaForCausalLM": head_after("shared_head.norm"),
+    "HYV3ForCausalLM": head_after("final_layernorm"),
+    "NemotronHForCausalLM, experts": head_of_nemotron,
 }
 """Tensors of heads that checkpoints have beside what transformers writes."""
 

@@ -126,4 +126,5 @@ NEMOTRON_H_HEAD = nextn_spec(
     "nemotron_h_moe",
     head,
     fit=nextn_fit("nemotron_h_moe", also=("blk.{n}.nextn.shared_head_norm.weight",)),
+    checkpoint=checkpoints.NEMOTRON_H_NEXTN,
 )

@@ -7,7 +7,10 @@ from typing import Any, Literal
 
 from mtpcore.declarations.spec import DrafterSpec, Heads
 from mtpcore.graph import GraphBuilder, Inputs, Outputs
+from mtpcore.models.checkpoints.experts import HY_V3_NEXTN
+from mtpcore.models.checkpoints.experts_and_windows import COHERE2_MOE_NEXTN, EXAONE_MOE_NEXTN
 from mtpcore.models.checkpoints.gated_attention import STEP35_NEXTN
+from mtpcore.models.checkpoints.own_code import BAILING_MOE2_NEXTN
 from mtpcore.models.cohere2moe import cohere2moe_layer
 from mtpcore.models.nextn import LAYER_NORM_TIES, nextn_spec
 from mtpcore.models.step35 import step35_layer
@@ -42,12 +45,23 @@ def _head(
 
 
 HEADS = [
-    _head("bailingmoe2", layer, ties=LAYER_NORM_TIES, source="SGLang's BailingMoEModelNextN"),
-    _head("cohere2moe", cohere2moe_layer),
+    _head(
+        "bailingmoe2",
+        layer,
+        ties=LAYER_NORM_TIES,
+        source="SGLang's BailingMoEModelNextN",
+        checkpoint=BAILING_MOE2_NEXTN,
+    ),
+    _head("cohere2moe", cohere2moe_layer, checkpoint=COHERE2_MOE_NEXTN),
     # TensorRT-LLM's is as K-EXAONE's configuration says, ``mtp_layer_types``: the head sees all
     # tokens and rotates nothing.
-    _head("exaone-moe", layer, source="TensorRT-LLM's ExaoneMoeMTP"),
-    _head("hy_v3", layer),
+    _head(
+        "exaone-moe",
+        layer,
+        source="TensorRT-LLM's ExaoneMoeMTP",
+        checkpoint=EXAONE_MOE_NEXTN,
+    ),
+    _head("hy_v3", layer, checkpoint=HY_V3_NEXTN),
     _head("step35", step35_layer, "residual", "each-step", checkpoint=STEP35_NEXTN),
 ]
 """Declarations, in no order."""

@@ -10,7 +10,7 @@ import pytest
 from harness.published import tokenizer, write_checkpoint
 from harness.published_families import N_VOCAB, known, logits, tensors, tokens
 
-from mtpcore import Batch, Context, load_model
+from mtpcore import Batch, Context, Generator, link, load_model
 from mtpcore.conversion import convert
 from mtpcore.declarations.checkpoint import Config
 from mtpcore.errors import ModelFileError
@@ -66,6 +66,23 @@ def test_tensors_are_those_of_the_peer(model):
     assert found.keys() == peer["tensors"].keys()
     differing = [one for one, wanted in peer["tensors"].items() if found[one] != wanted]
     assert all(one.endswith(ROUNDED) for one in differing), differing
+
+
+HEADED = [
+    name
+    for name, family in FAMILIES.items()
+    if any(one.endswith((".eh_proj.weight", "mtp.fc.weight")) for one in family["shapes"])
+]
+
+
+@pytest.mark.parametrize("model", HEADED, indirect=True)
+def test_heads_draft(model):
+    """One after the trunk, or several in a row."""
+    with load_model(model[1]) as loaded:
+        cross = link(Context(loaded, n_ctx=64, threads=1), drafter="auto")
+        generator = Generator(cross, draft=2)
+        [*generator.generate(tokens().tolist(), max_tokens=6, ignore_eos=True)]
+    assert generator.stats.drafted > 0
 
 
 def digest(values):

@@ -37,6 +37,7 @@ from mtpcore.models.published import (
     EXPERTS,
     HEAD_NORMS,
     INTERLEAVED_ATTENTION,
+    NEXTN,
     SHARED_EXPERT,
     STATED,
     SWIGLU,
@@ -63,6 +64,7 @@ __all__ = [
     "GRANITE_MOE",
     "GRANITE_MOE_SHARED",
     "HY_V3",
+    "HY_V3_NEXTN",
     "LLAMA4",
     "MELLUM",
     "MINIMAX_M2",
@@ -317,6 +319,19 @@ PHIMOE = Checkpoint(
 """Files weight a token's two experts by a softmax, as llama.cpp does; the class by thresholds."""
 
 _hy_dense = leading_dense("first_k_dense_replace")
+_HY_EXPERTS = (
+    *(one for one in EXPERTS if "inp" not in one.tensor),
+    *block_renames(
+        {
+            "mlp.router.gate.weight": "ffn_gate_inp.weight",
+            "mlp.expert_bias": "exp_probs_b",
+        }
+    ),
+    *(
+        replace(one, source=one.source.replace("shared_experts", "shared_mlp"))
+        for one in SHARED_EXPERT
+    ),
+)
 HY_V3 = Checkpoint(
     architectures=frozenset({"HYV3ForCausalLM"}),
     defaults=(
@@ -333,20 +348,7 @@ HY_V3 = Checkpoint(
         *HEAD_NORMS,
         *FFN_NORM,
         *on_layers(first_layers(_hy_dense), SWIGLU),
-        *on_layers(
-            later_layers(_hy_dense),
-            tuple(one for one in EXPERTS if "inp" not in one.tensor),
-            block_renames(
-                {
-                    "mlp.router.gate.weight": "ffn_gate_inp.weight",
-                    "mlp.expert_bias": "exp_probs_b",
-                }
-            ),
-            tuple(
-                replace(one, source=one.source.replace("shared_experts", "shared_mlp"))
-                for one in SHARED_EXPERT
-            ),
-        ),
+        *on_layers(later_layers(_hy_dense), _HY_EXPERTS),
     ),
     constants=(
         *CONSTANTS,
@@ -377,6 +379,19 @@ HY_V3 = Checkpoint(
         ("{arch}.expert_weights_scale", number("router_scaling_factor")),
         ("{arch}.expert_gating_func", lambda config: 2),  # sigmoid
         ("{arch}.leading_dense_block_count", _hy_dense),
+    ),
+)
+HY_V3_NEXTN = Checkpoint(
+    architectures=HY_V3.architectures,
+    heads="model.layers.{n}.eh_proj.weight",
+    counts=("num_nextn_predict_layers",),
+    tensors=(
+        *(one for one in NEXTN if "shared_head_norm" not in one.tensor),
+        *block_renames({"final_layernorm.weight": "nextn.shared_head_norm.weight"}),
+        *ATTENTION,
+        *HEAD_NORMS,
+        *FFN_NORM,
+        *_HY_EXPERTS,
     ),
 )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from mtpcore.boundary.sizes import Count
-from mtpcore.declarations.checkpoint import Checkpoint, Config, Key, number
+from mtpcore.declarations.checkpoint import Checkpoint, Config, Key, Rename, number
 from mtpcore.models.checkpoints.dense import FFN_NORM, window_layers
 from mtpcore.models.checkpoints.experts import COUNTS, described_rotation
 from mtpcore.models.checkpoints.layers import (
@@ -23,18 +23,27 @@ from mtpcore.models.published import (
     DECODER,
     EXPERTS,
     HEAD_NORMS,
+    NEXTN,
     SHARED_EXPERT,
     STATED,
     SWIGLU,
     TABLES,
     block_renames,
     head_width,
+    in_heads,
     on_layers,
     optional,
 )
 from mtpcore.models.rope_conversion import ROPE_KEYS, layered_rope_keys
 
-__all__ = ["AFMOE", "COHERE2_MOE", "EXAONE_MOE", "LAGUNA"]
+__all__ = [
+    "AFMOE",
+    "COHERE2_MOE",
+    "COHERE2_MOE_NEXTN",
+    "EXAONE_MOE",
+    "EXAONE_MOE_NEXTN",
+    "LAGUNA",
+]
 
 _GATES = {"softmax": 1, "sigmoid": 2}
 _EXPERT_MATRICES = tuple(one for one in EXPERTS if "inp" not in one.tensor)
@@ -104,6 +113,24 @@ EXAONE_MOE = Checkpoint(
         ("{arch}.expert_gating_func", lambda config: _GATES["sigmoid"]),
         ("{arch}.leading_dense_block_count", _exaone_dense),
         ("{arch}.nextn_predict_layers", lambda config: config.n_drafter_blocks),
+    ),
+)
+_OF_HEAD = {
+    "fc.weight": "eh_proj.weight",
+    "pre_fc_norm_embedding.weight": "enorm.weight",
+    "pre_fc_norm_hidden.weight": "hnorm.weight",
+    "norm.weight": "shared_head_norm.weight",
+}
+EXAONE_MOE_NEXTN = Checkpoint(
+    architectures=EXAONE_MOE.architectures,
+    heads="mtp.layers.{i}.input_layernorm.weight",
+    counts=("num_nextn_predict_layers",),
+    tensors=(
+        *(
+            Rename(f"mtp.{source}", f"blk.{{n}}.nextn.{tensor}")
+            for source, tensor in _OF_HEAD.items()
+        ),
+        *in_heads("mtp.layers.{i}.", ATTENTION, HEAD_NORMS, FFN_NORM, SWIGLU),
     ),
 )
 
@@ -244,6 +271,12 @@ COHERE2_MOE = Checkpoint(
         _shared_width("intermediate_size"),
         ("{arch}.leading_dense_block_count", _cohere_dense),
     ),
+)
+COHERE2_MOE_NEXTN = Checkpoint(
+    architectures=COHERE2_MOE.architectures,
+    heads="model.layers.{n}.eh_proj.weight",
+    counts=("num_nextn_predict_layers",),
+    tensors=(*NEXTN, *ATTENTION, *EXPERTS, *_SHARED),
 )
 
 

@@ -25,10 +25,12 @@ from mtpcore.models.published import (
     CONSTANTS,
     DECODER,
     INTERLEAVED_ATTENTION,
+    NEXTN,
     STATED,
     TABLES,
     block_renames,
     head_width,
+    in_heads,
     on_layers,
 )
 from mtpcore.models.rope_conversion import ROPE_KEYS
@@ -41,6 +43,7 @@ __all__ = [
     "MAMBA2",
     "NEMOTRON_H",
     "NEMOTRON_H_MOE",
+    "NEMOTRON_H_NEXTN",
 ]
 
 _UNROTATED = 1 << 20
@@ -629,6 +632,30 @@ NEMOTRON_H_MOE = replace(
         ("{arch}.moe_latent_size", Key("moe_latent_size")),
     ),
 )
+NEMOTRON_H_NEXTN = Checkpoint(
+    architectures=NEMOTRON_H_MOE.architectures,
+    heads="mtp.layers.{i}.eh_proj.weight",
+    counts=("num_nextn_predict_layers",),
+    tensors=(
+        *in_heads(
+            "mtp.layers.{i}.",
+            tuple(one for one in NEXTN if "shared_head" not in one.tensor),
+            block_renames({"norm.weight": "attn_norm.weight"}),
+            _ATTENTION_OF_NEMOTRON,
+        ),
+        *in_heads(
+            "mtp.layers.1.",
+            block_renames(
+                {
+                    "norm.weight": "post_attention_norm.weight",
+                    "final_layernorm.weight": "nextn.shared_head_norm.weight",
+                }
+            ),
+            _experts_of_nemotron(),
+        ),
+    ),
+)
+"""One head: its first layer attends, its second one has experts."""
 
 MAMBA2 = Checkpoint(
     architectures=frozenset({"Mamba2ForCausalLM"}),

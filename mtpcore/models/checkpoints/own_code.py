@@ -36,6 +36,7 @@ from mtpcore.models.published import (
     EXPERTS,
     HEAD_NORMS,
     INTERLEAVED_ATTENTION,
+    NEXTN,
     SHARED_EXPERT,
     STATED,
     SWIGLU,
@@ -54,6 +55,7 @@ __all__ = [
     "BAICHUAN",
     "BAILING_MOE",
     "BAILING_MOE2",
+    "BAILING_MOE2_NEXTN",
     "CHATGLM",
     "DECI",
     "DEEPSEEK",
@@ -96,6 +98,23 @@ def _shared_width(config: Config) -> int:
 
 
 _ling_dense = leading_dense("first_k_dense_replace")
+_LING_ATTENTION = (
+    *FFN_NORM,
+    *block_renames(
+        {
+            "input_layernorm.weight": "attn_norm.weight",
+            "attention.query_key_value.weight": "attn_qkv.weight",
+            "attention.dense.weight": "attn_output.weight",
+            "attention.query_layernorm.weight": "attn_q_norm.weight",
+            "attention.key_layernorm.weight": "attn_k_norm.weight",
+        }
+    ),
+)
+_LING_EXPERTS = (
+    *EXPERTS,
+    *block_renames({"mlp.gate.expert_bias": "exp_probs_b.bias"}),
+    *optional(lambda config: not config.get("num_shared_experts"), SHARED_EXPERT),
+)
 BAILING_MOE2 = Checkpoint(
     architectures=frozenset({"BailingMoeV2ForCausalLM"}),
     defaults=(
@@ -105,23 +124,9 @@ BAILING_MOE2 = Checkpoint(
     ),
     tensors=(
         *_tables("model.word_embeddings.weight", "lm_head.weight"),
-        *FFN_NORM,
-        *block_renames(
-            {
-                "input_layernorm.weight": "attn_norm.weight",
-                "attention.query_key_value.weight": "attn_qkv.weight",
-                "attention.dense.weight": "attn_output.weight",
-                "attention.query_layernorm.weight": "attn_q_norm.weight",
-                "attention.key_layernorm.weight": "attn_k_norm.weight",
-            }
-        ),
+        *_LING_ATTENTION,
         *on_layers(first_layers(_ling_dense), SWIGLU),
-        *on_layers(
-            later_layers(_ling_dense),
-            EXPERTS,
-            block_renames({"mlp.gate.expert_bias": "exp_probs_b.bias"}),
-            optional(lambda config: not config.get("num_shared_experts"), SHARED_EXPERT),
-        ),
+        *on_layers(later_layers(_ling_dense), _LING_EXPERTS),
     ),
     constants=(
         *CONSTANTS,
@@ -153,6 +158,19 @@ BAILING_MOE2 = Checkpoint(
         ("{arch}.expert_weights_norm", "norm_topk_prob"),
         ("{arch}.leading_dense_block_count", _ling_dense),
         ("{arch}.nextn_predict_layers", lambda config: config.n_drafter_blocks),
+    ),
+)
+
+
+BAILING_MOE2_NEXTN = Checkpoint(
+    architectures=BAILING_MOE2.architectures,
+    heads="model.layers.{n}.eh_proj.weight",
+    counts=("num_nextn_predict_layers",),
+    tensors=(
+        *NEXTN,
+        *block_renames({"final_layernorm.weight": "layer_output_norm.weight"}),
+        *_LING_ATTENTION,
+        *_LING_EXPERTS,
     ),
 )
 
