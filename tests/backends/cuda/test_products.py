@@ -116,6 +116,19 @@ def test_few_blocks_share_many_tiles_evenly(monkeypatch, n_tiles, n_ctas):
     assert products._sharing(n_tiles) == n_ctas
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K"])
+def test_blocks_that_share_tiles_have_the_bits_of_single_ones(device, monkeypatch, kind):
+    """Of seven tiles, the last one in part; a warp has one to three pieces of a tile."""
+    shape = (6 * 16 + 3, width_of(kind, 20))
+    raw, x = raw_matrix(kind, *shape), floats(3, 5, shape[1])
+    made = []
+    for n in (7, 1, 2, 3):
+        monkeypatch.setattr(products, "_AT_ONCE", n)
+        monkeypatch.setattr(products, "_SHARING", n)
+        made.append(product(device, "matmul", kind, raw, shape, [x], (shape[0],)))
+    assert all(one.tobytes() == made[0].tobytes() for one in made[1:])
+
+
 @pytest.mark.parametrize("kind", ONE_OF_EACH)
 def test_row_has_the_same_bits_alone_and_in_batches(device, kind):
     shape = (18, width_of(kind, 3))
