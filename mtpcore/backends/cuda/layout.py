@@ -9,7 +9,6 @@ these take eight.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from mtpcore.errors import BackendError
 
-__all__ = ["FLOATS", "FORMATS", "NATIVE_TYPES", "TILE", "Format", "PackedMatrix", "pack"]
+__all__ = ["FLOATS", "FORMATS", "NATIVE_TYPES", "TILE", "Field", "Format", "PackedMatrix", "pack"]
 
 TILE = 16
 STEP = 32
@@ -33,25 +32,39 @@ _FOUR_BITS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 8
 _FLOAT4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
-class Parts(NamedTuple):
-    """Blocks [..., bytes] of a file taken apart.
+class Field(NamedTuple):
+    """Numbers in a block's bytes from ``at`` on, of ``width`` bits each.
 
-    ``codes`` uint8[..., columns]; ``scales`` uint8[..., bytes], of the scale and, where a type has
-    minima, of their scale; ``factors`` and ``minima`` uint8[..., parts].
+    They come in runs of ``run`` bytes: those in the lowest bits of all of its bytes, then the next.
     """
 
-    codes: U8
-    scales: U8
-    factors: U8 | None = None
-    minima: U8 | None = None
+    width: int
+    at: int
+    run: int
+
+    def read(self, blocks: U8, n: int) -> U8:
+        """Return the first n numbers of blocks [..., bytes] as uint8[..., n]."""
+        raw = blocks[..., self.at : self.at + n * self.width // 8]
+        runs = raw.reshape(*raw.shape[:-1], -1, 1, self.run)
+        shifts = np.arange(0, 8, self.width, dtype=np.uint8)[:, None]
+        return (runs >> shifts & np.uint8((1 << self.width) - 1)).reshape(*raw.shape[:-1], n)
 
 
 class Format(msgspec.Struct, frozen=True):
-    """What ``kernels/matmul.cu`` calls the same in capitals, and what takes blocks apart."""
+    """A quantised type, as its blocks lie in a file and as kernels read it.
 
-    read: Callable[[U8], Parts]
-    low: int
-    high: int = 0
+    A code has the bits of ``low`` and, above them, those of ``high``. ``scales`` is where the scale
+    begins, and where a type has minima, their scale behind it. Whole factors are the bytes of the
+    one field of ``factors``, or of two the bits of both, less 32; or six bits each from byte
+    ``sixes`` on, and as many minima. What else there is ``kernels/quantised.cuh`` calls the same in
+    capitals.
+    """
+
+    low: Field
+    high: Field | None = None
+    scales: int = 0
+    factors: tuple[Field, ...] = ()
+    sixes: int = 0
     offset: int = 0
     table: tuple[int, ...] = ()
     exponents: bool = False
@@ -61,19 +74,54 @@ class Format(msgspec.Struct, frozen=True):
     nibbles: bool = False
 
     @property
+    def widths(self) -> tuple[int, int]:
+        """Bits of a code in the field ``low``, and in ``high``."""
+        return self.low.width, self.high.width if self.high else 0
+
+    @property
     def tile_bytes(self) -> int:
         """Bytes of a block of a tile's rows, in all planes."""
         n_sets = 1 + (self.minima and not self.nibbles)
         parts = n_sets * (self.block // self.sub) if self.sub else 0
         scales = (1 + self.minima) * (1 if self.exponents else 2)
-        return TILE * (self.block * (self.low + self.high) // 8 + parts + scales)
+        return TILE * (self.block * sum(self.widths) // 8 + parts + scales)
 
     def defines(self) -> tuple[tuple[str, str], ...]:
-        """Return the macros of the kernel's variant."""
+        """Return the macros of what reads the planes."""
         words = np.array(self.table, np.int8).view(np.uint32)
-        names = ("low", "high", "offset", "exponents", "block", "sub", "minima", "nibbles")
+        names = ("offset", "exponents", "block", "sub", "minima", "nibbles")
         table = (("TABLE", ", ".join(f"{word:#010x}u" for word in words)),) if self.table else ()
-        return (*((name.upper(), str(int(getattr(self, name)))) for name in names), *table)
+        return (
+            *zip(("LOW", "HIGH"), map(str, self.widths), strict=True),
+            *((name.upper(), str(int(getattr(self, name)))) for name in names),
+            *table,
+        )
+
+    def codes_of(self, blocks: U8) -> U8:
+        """Return the codes of blocks [..., bytes], uint8[..., columns]."""
+        codes = self.low.read(blocks, self.block)
+        if self.high:
+            codes |= self.high.read(blocks, self.block) << np.uint8(self.low.width)
+        return codes
+
+    def scales_of(self, blocks: U8) -> NDArray[Any]:
+        """Return the scales, [..., 1], with those of minima [..., 2]."""
+        kind = np.uint8 if self.exponents else np.uint16
+        n_bytes = np.dtype(kind).itemsize * (1 + self.minima)
+        return np.ascontiguousarray(blocks[..., self.scales : self.scales + n_bytes]).view(kind)
+
+    def sets_of(self, blocks: U8) -> list[U8]:
+        """Return the factors and, where they have bytes of their own, minima; uint8[..., parts]."""
+        if self.sixes:
+            own, rest = blocks[..., self.sixes :][..., :8], blocks[..., self.sixes + 8 :][..., :4]
+            lower = (own[..., :4], rest & 15), (own[..., 4:], rest >> 4)
+            return [
+                np.concatenate([six & 63, four | six >> 6 << 4], axis=-1) for six, four in lower
+            ]
+        fields = [field.read(blocks, self.block // self.sub) for field in self.factors]
+        if len(fields) == 2:
+            return [(fields[0] | fields[1] << np.uint8(4)) - np.uint8(32)]
+        return fields
 
 
 class PackedMatrix(msgspec.Struct, frozen=True):
@@ -104,6 +152,8 @@ class PackedMatrix(msgspec.Struct, frozen=True):
 def pack(raw: U8, kind: int, shape: tuple[int, ...]) -> PackedMatrix:
     """Reorder the bytes of a GGUF matrix [n_rows, n_cols], or of a stack of them.
 
+    Of a float type whole groups of four columns stay where they are.
+
     Raises
     ------
     BackendError
@@ -119,19 +169,17 @@ def pack(raw: U8, kind: int, shape: tuple[int, ...]) -> PackedMatrix:
         )
     if kind in FLOATS:
         rows = raw.reshape(n_matrices * n_rows, n_cols * n_bytes)
-        filled = np.zeros((len(rows), -(-n_cols // 4) * 4 * n_bytes), np.uint8)
-        filled[:, : rows.shape[1]] = rows
-        return PackedMatrix(kind, n_matrices, n_rows, n_cols, filled)
+        if missing := -n_cols % 4 * n_bytes:
+            rows = np.pad(rows, ((0, 0), (0, missing)))
+        return PackedMatrix(kind, n_matrices, n_rows, n_cols, rows)
     n_tiles, n_blocks = -(-n_rows // TILE), n_cols // n_columns
     blocks = np.zeros((n_matrices, n_tiles * TILE, n_blocks, n_bytes), np.uint8)
     blocks[:, :n_rows] = raw.reshape(n_matrices, n_rows, n_blocks, n_bytes)
     layout = FORMATS[kind]
-    parts = layout.read(blocks.reshape(n_matrices * n_tiles, TILE, n_blocks, n_bytes))
-    low, high = _fragments(parts.codes, layout)
-    scales = parts.scales if layout.exponents else parts.scales.view(np.uint16)
-    factors = None
-    if parts.factors is not None:
-        sets = [part for part in parts[2:] if part is not None]
+    tiles = blocks.reshape(n_matrices * n_tiles, TILE, n_blocks, n_bytes)
+    low, high = _fragments(layout.codes_of(tiles), layout)
+    scales, factors = layout.scales_of(tiles), None
+    if sets := layout.sets_of(tiles):
         factors = np.ascontiguousarray(np.stack(sets).transpose(1, 3, 0, 2, 4))
     return PackedMatrix(
         kind,
@@ -155,10 +203,11 @@ def _fragments(codes: U8, layout: Format) -> tuple[U8, U8 | None]:
     split = words.reshape(n_tiles, 2, 8, -1, 2, 4).transpose(0, 3, 2, 5, 4, 1)
     registers = split.reshape(n_tiles, -1, STEP, 4)
     of_four = _places if layout.table else _nibbles
-    low = {8: lambda words: words, 4: of_four, 2: _pairs_of_bits}[layout.low](registers)
+    low = {8: lambda words: words, 4: of_four, 2: _pairs_of_bits}[layout.low.width](registers)
     if not layout.high:
         return _as_bytes(low), None
-    upper = {1: _single_bits, 2: _pairs_of_bits}[layout.high](registers >> layout.low)
+    of_upper = {1: _single_bits, 2: _pairs_of_bits}[layout.high.width]
+    upper = of_upper(registers >> layout.low.width)
     return _as_bytes(low), _as_bytes(upper)
 
 
@@ -194,114 +243,52 @@ def _single_bits(registers: NDArray[Any]) -> NDArray[Any]:
     return (fours | fours >> 12).astype("<u2")  # which cuts off bytes 2 and 3
 
 
-def _above(low: U8, high: U8, n_bits: int) -> U8:
-    """Join lower bits, of which there are ``n_bits``, and those above them."""
-    return low | high << np.uint8(n_bits)
-
-
-def _fields(raw: U8, width: int) -> U8:
-    """Return [..., n bytes] as [..., 8 / width, n]: fields of ``width`` bits, the lowest first."""
-    shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
-    fields: U8 = raw[..., None, :] >> shifts & np.uint8((1 << width) - 1)
-    return fields
-
-
-def _flat(fields: U8, n_axes: int = 2) -> U8:
-    return fields.reshape(*fields.shape[:-n_axes], -1)
-
-
-def _bits(raw: U8) -> U8:
-    return np.unpackbits(raw, axis=-1, bitorder="little")
-
-
-def _q8_0(raw: U8) -> Parts:
-    return Parts(raw[..., 2:], _copied(raw[..., :2]))
-
-
-def _copied(raw: U8) -> U8:
-    return np.ascontiguousarray(raw)
-
-
-def _four_bits(n_scale_bytes: int) -> Callable[[U8], Parts]:
-    def read(raw: U8) -> Parts:
-        codes = _flat(_fields(raw[..., n_scale_bytes:], 4))
-        return Parts(codes, _copied(raw[..., :n_scale_bytes]))
-
-    return read
-
-
-def _five_bits(n_scale_bytes: int) -> Callable[[U8], Parts]:
-    def read(raw: U8) -> Parts:
-        scales, upper, lower = np.split(raw, [n_scale_bytes, n_scale_bytes + 4], axis=-1)
-        return Parts(_above(_flat(_fields(lower, 4)), _bits(upper), 4), _copied(scales))
-
-    return read
-
-
-def _six_bits(packed: U8) -> tuple[U8, U8]:
-    """Return the factors and minima of 8 parts, whose upper bits lie above those of others."""
-    low, middle, high = packed[..., :4], packed[..., 4:8], packed[..., 8:]
-    factors = np.concatenate([low & 63, (high & 15) | low >> 6 << 4], axis=-1)
-    minima = np.concatenate([middle & 63, high >> 4 | middle >> 6 << 4], axis=-1)
-    return factors, minima
-
-
-def _runs(raw: U8, n: int) -> U8:
-    """See [..., bytes] as [..., bytes / n, n]."""
-    return raw.reshape(*raw.shape[:-1], -1, n)
-
-
-def _q2_k(raw: U8) -> Parts:
-    codes = _flat(_fields(_runs(raw[..., 16:80], 32), 2), 3)
-    return Parts(codes, _copied(raw[..., 80:]), raw[..., :16])
-
-
-def _q3_k(raw: U8) -> Parts:
-    low = _flat(_fields(_runs(raw[..., 32:96], 32), 2), 3)
-    codes = _above(low, _flat(_fields(raw[..., :32], 1)), 2)
-    lower, upper = _flat(_fields(raw[..., 96:104], 4)), _flat(_fields(raw[..., 104:108], 2))
-    return Parts(codes, _copied(raw[..., 108:]), _above(lower, upper, 4) - np.uint8(32))
-
-
-def _q4_k(raw: U8) -> Parts:
-    codes = _flat(_fields(_runs(raw[..., 16:], 32), 4), 3)
-    return Parts(codes, _copied(raw[..., :4]), *_six_bits(raw[..., 4:16]))
-
-
-def _q5_k(raw: U8) -> Parts:
-    low = _flat(_fields(_runs(raw[..., 48:], 32), 4), 3)
-    codes = _above(low, _flat(_fields(raw[..., 16:48], 1)), 4)
-    return Parts(codes, _copied(raw[..., :4]), *_six_bits(raw[..., 4:16]))
-
-
-def _q6_k(raw: U8) -> Parts:
-    low = _flat(_fields(_runs(raw[..., :128], 64), 4), 3)
-    codes = _above(low, _flat(_fields(_runs(raw[..., 128:192], 32), 2), 3), 4)
-    return Parts(codes, _copied(raw[..., 208:]), raw[..., 192:208])
-
-
-def _iq4_xs(raw: U8) -> Parts:
-    codes = _flat(_fields(_runs(raw[..., 8:], 16), 4), 3)
-    upper = np.swapaxes(_fields(raw[..., 2:4], 2), -1, -2)
-    lower = np.swapaxes(_fields(raw[..., 4:8], 4), -1, -2)
-    factors = _above(_flat(lower), _flat(upper), 4) - np.uint8(32)
-    return Parts(codes, _copied(raw[..., :2]), factors)
-
-
 FORMATS: dict[int, Format] = {
-    int(Type.Q8_0): Format(_q8_0, 8),
-    int(Type.Q4_0): Format(_four_bits(2), 4, offset=8),
-    int(Type.Q4_1): Format(_four_bits(4), 4, minima=True),
-    int(Type.Q5_0): Format(_five_bits(2), 4, 1, offset=16),
-    int(Type.Q5_1): Format(_five_bits(4), 4, 1, minima=True),
-    int(Type.IQ4_NL): Format(_four_bits(2), 4, table=_FOUR_BITS),
-    int(Type.MXFP4): Format(_four_bits(1), 4, table=_FLOAT4, exponents=True),
-    int(Type.Q2_K): Format(_q2_k, 2, block=256, sub=16, minima=True, nibbles=True),
-    int(Type.Q3_K): Format(_q3_k, 2, 1, offset=4, block=256, sub=16),
-    int(Type.Q4_K): Format(_q4_k, 4, block=256, sub=32, minima=True),
-    int(Type.Q5_K): Format(_q5_k, 4, 1, block=256, sub=32, minima=True),
-    int(Type.Q6_K): Format(_q6_k, 4, 2, offset=32, block=256, sub=16),
-    int(Type.IQ4_XS): Format(_iq4_xs, 4, table=_FOUR_BITS, block=256, sub=32),
+    int(Type.Q8_0): Format(Field(8, 2, 32)),
+    int(Type.Q4_0): Format(Field(4, 2, 16), offset=8),
+    int(Type.Q4_1): Format(Field(4, 4, 16), minima=True),
+    int(Type.Q5_0): Format(Field(4, 6, 16), Field(1, 2, 1), offset=16),
+    int(Type.Q5_1): Format(Field(4, 8, 16), Field(1, 4, 1), minima=True),
+    int(Type.IQ4_NL): Format(Field(4, 2, 16), table=_FOUR_BITS),
+    int(Type.MXFP4): Format(Field(4, 1, 16), table=_FLOAT4, exponents=True),
+    int(Type.Q2_K): Format(
+        Field(2, 16, 32),
+        scales=80,
+        factors=(Field(8, 0, 16),),
+        block=256,
+        sub=16,
+        minima=True,
+        nibbles=True,
+    ),
+    int(Type.Q3_K): Format(
+        Field(2, 32, 32),
+        Field(1, 0, 32),
+        scales=108,
+        factors=(Field(4, 96, 8), Field(2, 104, 4)),
+        offset=4,
+        block=256,
+        sub=16,
+    ),
+    int(Type.Q4_K): Format(Field(4, 16, 32), sixes=4, block=256, sub=32, minima=True),
+    int(Type.Q5_K): Format(
+        Field(4, 48, 32), Field(1, 16, 32), sixes=4, block=256, sub=32, minima=True
+    ),
+    int(Type.Q6_K): Format(
+        Field(4, 0, 64),
+        Field(2, 128, 32),
+        scales=208,
+        factors=(Field(8, 192, 16),),
+        offset=32,
+        block=256,
+        sub=16,
+    ),
+    int(Type.IQ4_XS): Format(
+        Field(4, 8, 16),
+        factors=(Field(4, 4, 1), Field(2, 2, 1)),
+        table=_FOUR_BITS,
+        block=256,
+        sub=32,
+    ),
 }
 """Quantised types that have kernels."""
 

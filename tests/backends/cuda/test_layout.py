@@ -15,6 +15,7 @@ SHAPE = (2, 37, 512)
 def codes_of(packed, layout):
     """Return codes [tiles, 16, columns] as the kernel's bit operations find them in lanes."""
     low, high = packed.low, packed.high
+    low_bits, high_bits = layout.widths
     n_tiles, n_steps = low.shape[:2]
     codes = np.zeros((n_tiles, 16, n_steps * 32), np.int64)
     for lane in range(32):
@@ -22,24 +23,24 @@ def codes_of(packed, layout):
         for register in range(4):
             row, first = g + register % 2 * 8, register // 2 * 16 + 4 * q
             for byte in range(4):
-                if layout.low == 8:
+                if low_bits == 8:
                     code = low[:, :, lane, 4 * register + byte].view(np.int8).astype(np.int64)
                 elif layout.table:
                     at = register % 2 * 4 + register // 2 * 2 + byte // 2
                     code = low[:, :, lane, at].astype(np.int64) >> byte % 2 * 4 & 15
-                elif layout.low == 4:
+                elif low_bits == 4:
                     word = low[:, :, lane, register % 2 * 4 + byte].astype(np.int64)
                     code = word >> register // 2 * 4 & 15
                 else:
                     code = low[:, :, lane, byte].astype(np.int64) >> 2 * register & 3
-                if layout.high == 2:
+                if high_bits == 2:
                     upper = high[:, :, lane, byte].astype(np.int64) >> 2 * register & 3
-                elif layout.high == 1:
+                elif high_bits == 1:
                     bit = byte // 2 * 4 + register
                     upper = high[:, :, lane, byte % 2].astype(np.int64) >> bit & 1
                 else:
                     upper = 0
-                codes[:, row, first + byte :: 32] = code | upper << layout.low
+                codes[:, row, first + byte :: 32] = code | upper << low_bits
     return codes
 
 
