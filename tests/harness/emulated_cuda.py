@@ -85,10 +85,14 @@ class Condition:
 
 
 class Stream:
-    """Work in its order; copies from pinned memory are done when somebody waits for them."""
+    """Work in its order; copies from pinned memory are done when somebody waits for them.
+
+    So are launches: what waits for no stream of theirs may find them not yet done.
+    """
 
     def __init__(self, cuda, number):
         self.cuda, self.number, self.left, self.n_done = cuda, number, [], 0
+        self.has_launched = False
         self.handle = self
 
     def __int__(self):
@@ -105,14 +109,18 @@ class Stream:
 
     def record(self):
         self.cuda._use(self.number)
-        end = self.n_done + len(self.left)
+        with self.cuda.lock:
+            end = self.n_done + len(self.left)
         return SimpleNamespace(sync=lambda: self._do(end), handle=("event", int(self)))
 
     def _do(self, end):
         self.cuda._use(self.number)
-        while self.n_done < end:
-            ctypes.memmove(*self.left.pop(0))
-            self.n_done += 1
+        with self.cuda.lock:
+            if self.has_launched:
+                self.cuda.emulated.finish()
+            while self.n_done < end:
+                ctypes.memmove(*self.left.pop(0))
+                self.n_done += 1
 
 
 def launch_config(*, grid, block, shmem_size, programmatic_stream_serialization):
@@ -134,6 +142,7 @@ class EmulatedCuda:
         self.waits = []  # (stream, the one that it waits for)
         self.LEGACY_DEFAULT_STREAM = 1
         self.pinned = []  # where it begins and ends
+        self.lock = threading.RLock()  # of what waits in streams
         self.calls_left = None  # until one fails; None: all succeed
         self.current = threading.local()
         self.devices = [self._device(i) for i in range(n_devices)]
@@ -187,6 +196,7 @@ class EmulatedCuda:
             stream.add(lambda: self._launch(config, loaded, arguments))
             return
         self._use(stream.number)
+        stream.has_launched = True
         self._launch(config, loaded, arguments)
 
     def _launch(self, config, loaded, arguments):
@@ -217,7 +227,8 @@ class EmulatedCuda:
             return (SUCCESS,)
         self._use(stream.number)
         if any(begin <= origin < end for begin, end in self.pinned):
-            stream.left.append((to, origin, n_bytes))
+            with self.lock:
+                stream.left.append((to, origin, n_bytes))
         else:
             stream.sync()
             self._move(to, origin, n_bytes)

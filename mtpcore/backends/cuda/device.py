@@ -107,6 +107,9 @@ class Device(Protocol):
     def wait(self, mark: Any) -> None:
         """Wait until all that was sent before a mark has arrived: later launches find it."""
 
+    def follow_sent(self) -> None:
+        """Let later launches wait for all that was sent so far, and what is sent later for them."""
+
     def load(self, kernel: Kernel) -> Any:
         """Compile a kernel for this device."""
 
@@ -328,6 +331,11 @@ class CudaDevice:
         """Wait until all that was sent before a mark has arrived: later launches find it."""
         with self._working("copies to the device failed"):
             mark.sync()
+
+    def follow_sent(self) -> None:
+        """Let later launches wait for all that was sent so far, and what is sent later for them."""
+        with self._working("copies to the device could not be waited for"):
+            self._stream.wait(self._sending)
 
     def load(self, kernel: Kernel) -> Any:
         """Compile a kernel for this device."""

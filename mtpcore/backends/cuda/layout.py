@@ -54,7 +54,7 @@ class Format(msgspec.Struct, frozen=True):
     """A quantised type, as its blocks lie in a file and as kernels read it.
 
     A code has the bits of ``low`` and, above them, those of ``high``. ``scales`` is where the scale
-    begins, and where a type has minima, their scale behind it. Whole factors are the bytes of the
+    begins, and where a type has minima, their scale follows it. Whole factors are the bytes of the
     one field of ``factors``, or of two the bits of both, less 32; or six bits each from byte
     ``sixes`` on, and as many minima. What else there is ``kernels/quantised.cuh`` calls the same in
     capitals.
@@ -95,6 +95,20 @@ class Format(msgspec.Struct, frozen=True):
             *zip(("LOW", "HIGH"), map(str, self.widths), strict=True),
             *((name.upper(), str(int(getattr(self, name)))) for name in names),
             *table,
+        )
+
+    def defines_of_blocks(self) -> tuple[tuple[str, str], ...]:
+        """Return the macros that what reads the file's blocks has besides."""
+        names = ("CODES", "UPPER", "FACTORS", "ABOVE")
+        fields: list[Field | None] = [self.low, self.high, *self.factors]
+        places = {"SCALES": self.scales, "SIXES": self.sixes}
+        return (
+            *(
+                (name, ", ".join(map(str, field)))
+                for name, field in zip(names, fields, strict=False)
+                if field
+            ),
+            *((name, str(at)) for name, at in places.items()),
         )
 
     def codes_of(self, blocks: U8) -> U8:
@@ -152,7 +166,8 @@ class PackedMatrix(msgspec.Struct, frozen=True):
 def pack(raw: U8, kind: int, shape: tuple[int, ...]) -> PackedMatrix:
     """Reorder the bytes of a GGUF matrix [n_rows, n_cols], or of a stack of them.
 
-    Of a float type whole groups of four columns stay where they are.
+    This defines what ``kernels/pack.cu`` does with rows that are on a device. Of a float type whole
+    groups of four columns stay where they are.
 
     Raises
     ------

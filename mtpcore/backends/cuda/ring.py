@@ -28,7 +28,7 @@ class Ring:
     n_buffers : int
     """
 
-    def __init__(self, device: Device, n_bytes: int = 1 << 24, n_buffers: int = 3) -> None:
+    def __init__(self, device: Device, n_bytes: int = 1 << 23, n_buffers: int = 2) -> None:
         self._device, self._n_bytes = device, n_bytes
         self._buffers: list[NDArray[np.uint8]] = []  # made when the first bytes need them
         self._marks: list[Any] = [None] * n_buffers
@@ -52,11 +52,6 @@ class Ring:
             self._n_used += n
             self._device.send(free[:n], target, at + begin)
             begin += n
-
-    @exclusive
-    def mark(self) -> Any:
-        """Return a mark after all that was sent, for ``Device.wait``."""
-        return self._device.mark()
 
     def _find_room(self) -> NDArray[np.uint8]:
         """Return what is free of the buffer that is being filled; there is some."""

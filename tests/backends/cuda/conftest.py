@@ -81,7 +81,7 @@ class EmulatedDevice:
 
     def __init__(self, folder):
         self.folder, self.loaded, self.functions, self.recorded = folder, {}, {}, None
-        self.sent, self.n_arrived, self.sending = [], 0, threading.Lock()
+        self.sent, self.n_arrived, self.lock = [], 0, threading.RLock()
         self.last = None  # a launch that was not waited for
         self._build(f"{HEADER.name}.gch", "-x", "c++-header", HEADER)
         self.emulator = self._build("emulator.o", "-O2", "-c", HEADER.with_suffix(".cc"))
@@ -146,19 +146,22 @@ class EmulatedDevice:
 
     def send(self, source, target, at):
         """Copy as late as a GPU may: when somebody waits for it, and not before."""
-        with self.sending:
+        with self.lock:
             self.sent.append((source, target, at))
 
     def mark(self):
-        with self.sending:
+        with self.lock:
             return self.n_arrived + len(self.sent)
 
     def wait(self, mark):
-        with self.sending:
+        with self.lock:
             while self.n_arrived < mark:
                 source, target, at = self.sent.pop(0)
                 self.write(target, at, source)
                 self.n_arrived += 1
+
+    def follow_sent(self):
+        self.wait(self.mark())
 
     def load(self, kernel):
         if kernel not in self.loaded:
@@ -253,19 +256,21 @@ class EmulatedDevice:
             given = loaded, grid, block, arguments
             self.recorded.append((partial(self.launch, is_early=is_early), given))
             return
-        chain, last = [], self.last
-        while last:
-            chain.append(last.loaded)
-            last = last.before
-        if not is_early or loaded in chain:  # a kernel's fibers run one launch at a time
-            self.finish()
-        self.last = Started(loaded, (x, y, z), block, arguments, self.last)
+        with self.lock:
+            chain, last = [], self.last
+            while last:
+                chain.append(last.loaded)
+                last = last.before
+            if not is_early or loaded in chain:  # a kernel's fibers run one launch at a time
+                self.finish()
+            self.last = Started(loaded, (x, y, z), block, arguments, self.last)
 
     def finish(self):
         """Run what was launched last, and what it began before."""
-        last, self.last = self.last, None
-        if last:
-            self._run(last)
+        with self.lock:
+            last, self.last = self.last, None
+            if last:
+                self._run(last)
 
     def _run(self, started):
         def c_value(argument):

@@ -18,7 +18,7 @@ def fill(device, ring, sizes):
         ring.send(part, target, at)
         at += part.nbytes
         part[:] = 0  # its owner may go on with it
-    device.wait(ring.mark())
+    device.wait(device.mark())
     return device.download(target, len(wanted)), wanted
 
 
@@ -49,7 +49,7 @@ def test_a_buffer_that_is_filled_too_early_shows(emulated, monkeypatch):
     monkeypatch.setattr(emulated, "wait", lambda mark: None)
     target = emulated.empty((40,), np.uint8)
     ring.send(np.arange(40, dtype=np.uint8), target, 0)
-    wait(ring.mark())
+    wait(emulated.mark())
     assert emulated.download(target, 40).tolist() != list(range(40))
 
 
@@ -69,7 +69,7 @@ def test_several_threads_send_through_one_ring(emulated):
         thread.start()
     for thread in threads:
         thread.join()
-    emulated.wait(ring.mark())
+    emulated.wait(emulated.mark())
     assert emulated.download(target, len(parts)).tobytes() == parts.tobytes()
 
 
@@ -78,5 +78,5 @@ def test_launches_do_not_wait_for_what_was_sent(emulated):
     ring, target = Ring(emulated), emulated.empty((3,), np.float32)
     ring.send(np.ones(3, np.float32), target, 0)
     assert np.isnan(emulated.download(target, 3)).all()
-    emulated.wait(ring.mark())
+    emulated.wait(emulated.mark())
     assert emulated.download(target, 3).tolist() == [1, 1, 1]

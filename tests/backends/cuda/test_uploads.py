@@ -1,17 +1,20 @@
 """Weights are sent once, piece by piece, and what is left of them is counted."""
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import numpy as np
 import pytest
+from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
 from harness.families import FAMILIES
 from harness.generated import FLOATS, QUANTISED, random_matrix
 
 from mtpcore import Batch, Context, link, load_model
-from mtpcore.backends.cuda import CudaBackend, uploads
+from mtpcore.backends.cuda import CudaBackend, packer, uploads
 from mtpcore.backends.cuda.layout import pack
+from mtpcore.backends.cuda.packer import Packer
 from mtpcore.backends.cuda.ring import Ring
 from mtpcore.backends.cuda.uploads import MatrixRoom, Upload
 from mtpcore.errors import BackendError
@@ -40,46 +43,127 @@ def planes(device, matrix):
     return [None if one is None else device.download(one, one.shape[0]).tobytes() for one in arrays]
 
 
+def small_packer(device):
+    """Return one whose ring is small, and goes round within a window."""
+    return Packer(device, Ring(device, 1000, 2))
+
+
+def packed(rows, kind, shape):
+    """Return what the planes of a matrix are defined to hold."""
+    wanted = pack(rows.reshape(-1), int(Type[kind]), shape)
+    return [None if one is None else one.tobytes() for one in wanted.planes]
+
+
+def random_bytes(kind, shape):
+    """Return any bytes as rows of a matrix: codes, scales and factors of every value."""
+    row = random_matrix(np.random.default_rng(0), kind, 1, shape[-1]).nbytes
+    return np.random.default_rng(1).integers(0, 256, (*shape[:-1], row), np.uint8)
+
+
 @pytest.mark.parametrize("kind", FLOATS + QUANTISED)
-@pytest.mark.parametrize("shape", [(37, 512), (3, 20, 256)])
-def test_pieces_are_packed_as_the_whole(emulated, kind, shape, monkeypatch):
-    monkeypatch.setattr(uploads, "_WINDOW", 16 * 512)
-    rows = random_matrix(np.random.default_rng(0), kind, *shape)
+@pytest.mark.parametrize("n_rows", [16, 40, 1000])
+@pytest.mark.parametrize("shape", [(37, 512), (5, 20, 256), (2, 32, 256)])
+def test_windows_of_any_rows_are_packed_as_the_whole(device, kind, n_rows, shape, monkeypatch):
+    """A part of a matrix, the rest of one, or several of a stack; not all fill a CTA's threads."""
+    *n_of_axes, n_cols = shape
+    if GGML_QUANT_SIZES[Type[kind]][0] < 256:
+        shape = (*n_of_axes, n_cols - 32)
+    rows = random_bytes(kind, shape)
+    monkeypatch.setattr(uploads, "WINDOW", n_rows * rows.shape[-1])
     tensor = InFile(kind, rows)
-    upload = Upload(emulated, [tensor], shape)
+    upload, way = Upload(device, [tensor], shape), small_packer(device)
     assert upload.bytes_left == rows.nbytes
-    ring = Ring(emulated, 1000, 2)
-    upload.send(ring, lambda: None)
+    upload.send(way, lambda: None)
     upload.wait()
     assert upload.bytes_left == 0
-    wanted = pack(rows.reshape(-1), int(Type[kind]), shape)
-    assert planes(emulated, upload.matrix) == [
-        None if one is None else one.tobytes() for one in wanted.planes
+    assert planes(device, upload.matrix) == packed(rows, kind, shape)
+    ends = [end for _, end in tensor.released]
+    assert [0, *ends[:-1]] == [begin for begin, _ in tensor.released]
+    assert ends[-1] == np.prod(shape[:-1])
+    assert max(np.diff([0, *ends])) <= n_rows
+    upload.send(way, lambda: pytest.fail("sent a second time"))
+
+
+def test_a_tile_of_more_than_a_window_finds_room(emulated, monkeypatch):
+    """The first window has less."""
+    monkeypatch.setattr(packer, "WINDOW", 100)
+    way = small_packer(emulated)
+    for n_cols in (32, 512, 64):
+        rows = random_bytes("Q5_1", (16, n_cols))
+        upload = Upload(emulated, [InFile("Q5_1", rows)], (16, n_cols))
+        upload.send(way, lambda: None)
+        upload.wait()
+        assert planes(emulated, upload.matrix) == packed(rows, "Q5_1", (16, n_cols))
+
+
+def test_matrices_go_side_by_side_and_take_a_few_windows(emulated, monkeypatch):
+    kinds = QUANTISED * 2
+    shapes = [(40, 256 * (1 + i % 3)) for i in range(len(kinds))]
+    rows = [random_bytes(kind, shape) for kind, shape in zip(kinds, shapes, strict=True)]
+    sent = [
+        Upload(emulated, [InFile(*each)], shape)
+        for *each, shape in zip(kinds, rows, shapes, strict=True)
     ]
-    assert tensor.released[-1][1] == np.prod(shape[:-1])
-    assert len(tensor.released) > 2
-    upload.send(ring, lambda: pytest.fail("sent a second time"))
+    monkeypatch.setattr(uploads, "WINDOW", 1 << 12)
+    monkeypatch.setattr(packer, "WINDOW", 1 << 14)  # some tiles have so much
+    pinned, made, pin, empty = [], [], emulated.pin, emulated.empty
+    monkeypatch.setattr(emulated, "pin", lambda n: (pinned.append(n), pin(n))[1])
+    monkeypatch.setattr(emulated, "empty", lambda *given: (made.append(given), empty(*given))[1])
+    uploads.send_all(emulated, sent, 100)
+    assert {*made} == {((1 << 14,), np.uint8)}
+    assert {*pinned} == {1 << 23}
+    assert len(made) <= 8
+    assert len(pinned) <= 16
+    for kind, shape, given, upload in zip(kinds, shapes, rows, sent, strict=True):
+        assert planes(emulated, upload.matrix) == packed(given, kind, shape), kind
+
+
+def test_a_device_that_fails_half_way_is_sent_all_of_it_again(cuda, monkeypatch):
+    """At every call in turn: those that copy, wait and launch."""
+    shape = 3, 20, 256
+    rows = random_bytes("Q6_K", shape)
+    monkeypatch.setattr(uploads, "WINDOW", 16 * rows.shape[-1])
+    monkeypatch.setattr(packer, "WINDOW", 16 * rows.shape[-1])
+    device, n_calls, is_sent = CudaBackend().device, 0, False
+    while not is_sent:
+        upload = Upload(device, [InFile("Q6_K", rows)], shape)
+        cuda.calls_left = n_calls
+        with contextlib.suppress(BackendError):
+            upload.send(small_packer(device), lambda: None)
+            is_sent = True
+        cuda.calls_left = None
+        assert upload.bytes_left == (0 if is_sent else rows.nbytes)
+        uploads.send_all(device, [upload], 1)
+        assert planes(device, upload.matrix) == packed(rows, "Q6_K", shape)
+        n_calls += 1
+    assert n_calls > 6 * 5  # windows, and what each asks for
+
+
+@pytest.mark.parametrize("kind", FLOATS)
+def test_rows_that_are_no_whole_fours_are_filled_up(emulated, kind):
+    rows = random_matrix(np.random.default_rng(0), kind, 5, 7)
+    upload = Upload(emulated, [InFile(kind, rows)], (5, 7))
+    upload.send(small_packer(emulated), lambda: None)
+    upload.wait()
+    assert planes(emulated, upload.matrix) == packed(rows, kind, (5, 7))
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
 def test_a_matrix_behind_a_stack_is_packed_as_one_more_of_it(emulated, kind, monkeypatch):
     """Each part is released where it is; one that is cut off between them is begun anew."""
-    monkeypatch.setattr(uploads, "_WINDOW", 16 * 256)
-    rows = random_matrix(np.random.default_rng(0), kind, 4, 20, 256).reshape(4 * 20, -1)
+    rows = random_bytes(kind, (4, 20, 256)).reshape(4 * 20, -1)
+    monkeypatch.setattr(uploads, "WINDOW", 16 * rows.shape[1])
     tensors = InFile(kind, rows[:60]), InFile(kind, rows[60:])
-    upload, ring = Upload(emulated, tensors, (4, 20, 256)), Ring(emulated, 1000, 2)
+    upload = Upload(emulated, tensors, (4, 20, 256))
     n_left = iter(range(7))
     with pytest.raises(StopIteration):
-        upload.send(ring, lambda: next(n_left))
+        upload.send(small_packer(emulated), lambda: next(n_left))
     assert upload.bytes_left == rows.nbytes
     for tensor in tensors:
         tensor.released.clear()
     uploads.send_all(emulated, [upload], 1)
     assert upload.bytes_left == 0
-    wanted = pack(rows.reshape(-1), int(Type[kind]), (4, 20, 256))
-    assert planes(emulated, upload.matrix) == [
-        None if one is None else one.tobytes() for one in wanted.planes
-    ]
+    assert planes(emulated, upload.matrix) == packed(rows, kind, (4, 20, 256))
     of_matrix = [(0, 16), (16, 20)]
     stack = [(20 * i + begin, 20 * i + end) for i in range(3) for begin, end in of_matrix]
     assert [tensor.released for tensor in tensors] == [stack, of_matrix]
@@ -93,16 +177,16 @@ def test_a_matrix_without_kernel_is_refused_before_there_is_room(emulated, monke
 
 def test_a_sending_that_is_cut_off_is_begun_anew(emulated):
     rows = random_matrix(np.random.default_rng(1), "Q8_0", 40, 64)
-    upload, ring = Upload(emulated, [InFile("Q8_0", rows)], (40, 64)), Ring(emulated)
+    upload = Upload(emulated, [InFile("Q8_0", rows)], (40, 64))
 
     def cut():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        upload.send(ring, cut)
+        upload.send(small_packer(emulated), cut)
     assert upload.bytes_left == rows.nbytes
     uploads.send_all(emulated, [upload], 2)
-    assert planes(emulated, upload.matrix)[0] == pack(rows, int(Type.Q8_0), (40, 64)).low.tobytes()
+    assert planes(emulated, upload.matrix) == packed(rows, "Q8_0", (40, 64))
 
 
 @pytest.fixture

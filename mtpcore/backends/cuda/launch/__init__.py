@@ -9,6 +9,7 @@ from mtpcore.backends.cuda.launch import (
     blocks,
     codes,
     embedding,
+    pack,
     passes,
     products,
     recurrent,
@@ -38,5 +39,6 @@ KERNELS = (
     *blocks.KERNELS,
     *tokens.KERNELS,
     *passes.KERNELS,
+    *pack.KERNELS,
     *trees.KERNELS,
 )
