@@ -122,9 +122,8 @@ _REFUSED: Table = {
         "X": "--lora --lora-scaled"
     },
     "not available": {"X": "--control-vector --control-vector-scaled"},
-    "not available; in Python a LogitsProcessor can allow only some tokens": {
-        "X": "--grammar --grammar-file -j --json-schema -jf --json-schema-file"
-    },
+    "mtpcore run and chat give a text its form; a server's requests ask for theirs, as with "
+    "response_format": {"X": "--grammar --grammar-file -j --json-schema -jf --json-schema-file"},
     "samplers run in llama.cpp's default order": {"X": "--samplers --sampler-seq --sampling-seq"},
     "there is no such sampler": {
         "X": "--mirostat --mirostat-lr --mirostat-ent --adaptive-target --adaptive-decay"

@@ -170,10 +170,15 @@ class Stats(msgspec.Struct):
         return (self.tokens - self.prompts) / self.passes if self.passes else 0.0
 
     @property
+    def text_seconds(self) -> float:
+        """All times but that of runs that only read prompts."""
+        seconds = self.draft_seconds + self.verify_seconds + self.choose_seconds
+        return seconds + self.commit_seconds + self.length_seconds + self.shift_seconds
+
+    @property
     def tokens_per_second(self) -> float:
         """Committed tokens for each second after the prompt."""
-        seconds = self.draft_seconds + self.verify_seconds + self.choose_seconds
-        seconds += self.commit_seconds + self.length_seconds + self.shift_seconds
+        seconds = self.text_seconds
         return (self.tokens - self.prompts) / seconds if seconds else 0.0
 
     @property

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mtpcore.serving.refusals import Refusal, shape_of
+from mtpcore.serving.refusals import Refusal, path_of, shape_of
 from mtpcore.serving.replies import reply
 from mtpcore.serving.settings import ServerSettings
 
@@ -37,10 +37,11 @@ class AccessCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
         if scope["type"] == "http":
+            path = path_of(scope)
             try:
-                self._check(scope["path"], scope["method"], Headers(scope=scope))
+                self._check(path, scope["method"], Headers(scope=scope))
             except Refusal as refusal:
-                body = shape_of(scope["path"], refusal)
+                body = shape_of(path, refusal)
                 await reply(body, refusal.status, refusal.headers)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -282,11 +282,12 @@ class Answer:
             "metrics": {"speculative_decoding": self._speculation(stats)},
         }
 
-    def figures_of_piece(self, piece: Piece, *, timed: bool) -> dict[str, Any]:
-        """Return what goes with a piece: whether it was drafted; ``timed``: times so far, too."""
-        figures: dict[str, Any] = {
-            "mtpcore": {"drafted": piece.drafted, "tokens": len(piece.tokens)}
-        }
+    def figures_of_tokens(self, n_tokens: int, *, drafted: bool, timed: bool) -> dict[str, Any]:
+        """Return what goes with tokens of an event.
+
+        ``drafted``: all of them were accepted drafts; ``timed``: times so far go with them, too.
+        """
+        figures: dict[str, Any] = {"mtpcore": {"drafted": drafted, "tokens": n_tokens}}
         if timed:
             figures["timings"] = self._timings([stream.stats for stream in self._streams])
         return figures
@@ -299,6 +300,7 @@ class Answer:
         n_cached = sum(one.cached_tokens for one in stats)
         n_read = sum(one.prompt_tokens for one in stats) - n_cached
         n_written = sum(one.tokens for one in stats)
+        n_later = sum(max(one.tokens - 1, 0) for one in stats)  # the first ends the prompt's pass
         timings: dict[str, Any] = {
             "cache_n": n_cached,
             "prompt_n": n_read,
@@ -307,8 +309,8 @@ class Answer:
             "prompt_per_second": 1e3 * n_read / max(read, 1e-6),
             "predicted_n": n_written,
             "predicted_ms": wrote,
-            "predicted_per_token_ms": wrote / max(n_written, 1),
-            "predicted_per_second": 1e3 * n_written / max(wrote, 1e-6),
+            "predicted_per_token_ms": wrote / n_later if n_later else 0.0,
+            "predicted_per_second": 1e3 * n_later / wrote if wrote else 0.0,
         }
         if any(one.drafted for one in stats):
             timings["draft_n"] = sum(one.drafted for one in stats)

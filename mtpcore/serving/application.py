@@ -21,7 +21,7 @@ from mtpcore.serving.completions import answer_completions
 from mtpcore.serving.llama_cpp import answer_completion, answer_infill
 from mtpcore.serving.messages import answer_messages, count_tokens
 from mtpcore.serving.ollama import answer_ollama_chat, answer_ollama_generate
-from mtpcore.serving.refusals import Refusal, refusal_of, shape_of
+from mtpcore.serving.refusals import Refusal, path_of, refusal_of, shape_of
 from mtpcore.serving.replies import reply
 from mtpcore.serving.responses import answer_responses, count_response_tokens
 from mtpcore.serving.settings import ServerSettings
@@ -118,7 +118,7 @@ def _serve(service: Service, handler: Handler) -> Callable[[Request], Awaitable[
             return await handler(service, request)
         except Exception as error:
             refusal = refusal_of(error, is_asked=True)
-            body = shape_of(request.url.path, refusal)
+            body = shape_of(path_of(request.scope), refusal)
             return reply(body, refusal.status, refusal.headers)
 
     return endpoint
@@ -132,4 +132,4 @@ async def _refuse_path(request: Request, error: Exception) -> Response:
         f"{request.method} {request.url.path}: {error.detail}",
         code="not_found" if error.status_code == 404 else None,
     )
-    return reply(shape_of(request.url.path, refusal), refusal.status)
+    return reply(shape_of(path_of(request.scope), refusal), refusal.status)

@@ -177,10 +177,13 @@ class _Choice:
         self._parser, self.tokenizer = parsing.parser(), parsing.tokenizer
         self._n_calls = 0
         self.reasoning = ""
-        self.logprobs: list[TokenLogprobs] = []  # of tokens whose text is held back
+        self.n_unsent, self.drafted = 0, False  # tokens whose text is held back; all are drafts
+        self.logprobs: list[TokenLogprobs] = []  # of these
 
     def take(self, piece: Piece) -> Iterator[dict[str, Any]]:
         """Yield what a piece adds to the answer."""
+        self.drafted = piece.drafted and (self.drafted or not self.n_unsent)
+        self.n_unsent += len(piece.tokens)
         self.logprobs += piece.logprobs
         yield from self._spell(self._parser.feed(str(piece)))
 
@@ -212,10 +215,17 @@ async def _stream(
     head = {**head, "object": "chat.completion.chunk"}
     has_usage = fields.stream_options is not None and fields.stream_options.include_usage
 
-    def chunk(index: int, delta: Mapping[str, Any], **more: Any) -> bytes:
+    def chunk(
+        index: int, delta: Mapping[str, Any], facts: Mapping[str, Any] = {}, **more: Any
+    ) -> bytes:
         choice = {"index": index, "delta": delta, "finish_reason": None, "logprobs": None}
-        facts = more.pop("facts", {})
         return encode_event({**head, "choices": [choice | more], **facts})
+
+    def figures(one: _Choice) -> dict[str, Any]:
+        n_tokens, one.n_unsent = one.n_unsent, 0
+        return answer.figures_of_tokens(
+            n_tokens, drafted=one.drafted, timed=fields.timings_per_token
+        )
 
     async with answer:
         choices: dict[int, _Choice] = {}
@@ -228,16 +238,16 @@ async def _stream(
             one = choices[i]
             if event.piece is not None:
                 for delta in one.take(event.piece):
-                    figures = answer.figures_of_piece(event.piece, timed=fields.timings_per_token)
-                    yield chunk(i, delta, facts=figures, **_logprobs(one, fields))
+                    yield chunk(i, delta, figures(one), **_logprobs(one, fields))
             elif event.completion is not None:
                 found[i] = event.completion
                 for delta in one.finish():
-                    yield chunk(i, delta, **_logprobs(one, fields))
+                    yield chunk(i, delta, figures(one), **_logprobs(one, fields))
+                facts = figures(one) if one.n_unsent else {}
+                facts |= {} if has_usage else answer.figures_at_end(found)
                 ended: dict[str, Any] = _logprobs(one, fields) if one.logprobs else {}
                 ended["finish_reason"] = _finish(event.completion, one.has_calls)
-                ended["facts"] = {} if has_usage else answer.figures_at_end(found)
-                yield chunk(i, {}, **ended)
+                yield chunk(i, {}, facts, **ended)
         if has_usage:
             completions = [found[i] for i in sorted(found)]
             n_reasoning = sum(parsing.count(one.reasoning) for one in choices.values())

@@ -115,11 +115,13 @@ async def _stream(
         found: dict[int, Completion] = {}
         async for event in answer.events():
             i = event.text
-            if event.piece is not None:
-                figures = answer.figures_of_piece(event.piece, timed=fields.timings_per_token)
-                logprobs = _logprobs(event.piece, fields, lengths[i])
-                yield chunk(i, str(event.piece), figures, logprobs=logprobs)
-                lengths[i] += len(event.piece)
+            if (piece := event.piece) is not None:
+                figures = answer.figures_of_tokens(
+                    len(piece.tokens), drafted=piece.drafted, timed=fields.timings_per_token
+                )
+                logprobs = _logprobs(piece, fields, lengths[i])
+                yield chunk(i, str(piece), figures, logprobs=logprobs)
+                lengths[i] += len(piece)
             elif event.completion is not None:
                 found[i] = event.completion
                 facts = {} if has_usage else answer.figures_at_end(found)

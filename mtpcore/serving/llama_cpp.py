@@ -24,7 +24,7 @@ from mtpcore.serving.streams import EventStream, encode_event, until_gone
 
 __all__ = ["answer_completion", "answer_infill"]
 
-_HARMLESS = HARMLESS | {"n_keep", "samplers", "sse_ping_interval"}
+_HARMLESS = HARMLESS | {"n_keep", "sse_ping_interval"}
 """Fields that change no text here: a full context ends it."""
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "post_sampling_probs": (False,),
@@ -143,17 +143,20 @@ class _Shown:
         async with answer:
             async for one in answer.events():
                 i = one.text
-                if one.piece is not None:
-                    n_tokens[i] = n_tokens.get(i, 0) + len(one.piece.tokens)
+                if (piece := one.piece) is not None:
+                    n_tokens[i] = n_tokens.get(i, 0) + len(piece.tokens)
+                    figures = answer.figures_of_tokens(
+                        len(piece.tokens), drafted=piece.drafted, timed=fields.timings_per_token
+                    )
                     part = {
                         "index": i,
-                        "content": str(one.piece),
-                        "tokens": one.piece.tokens,
+                        "content": str(piece),
+                        "tokens": piece.tokens,
                         "stop": False,
                         "tokens_predicted": n_tokens[i],
                         "tokens_evaluated": len(self._prompt(i)),
-                        **answer.figures_of_piece(one.piece, timed=fields.timings_per_token),
-                        **self._probabilities(one.piece.logprobs),
+                        **figures,
+                        **self._probabilities(piece.logprobs),
                     }
                     yield encode_event(part)
                 elif one.completion is not None:

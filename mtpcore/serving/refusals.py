@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from mtpcore.errors import BusyError, MtpcoreError
 
-__all__ = ["Refusal", "as_anthropic", "as_ollama", "as_openai", "refusal_of", "shape_of"]
+__all__ = ["Refusal", "as_anthropic", "as_ollama", "as_openai", "path_of", "refusal_of", "shape_of"]
 
 log = logging.getLogger("mtpcore")
 
@@ -114,6 +115,13 @@ def as_anthropic(refusal: Refusal) -> dict[str, Any]:
 def as_ollama(refusal: Refusal) -> dict[str, Any]:
     """Return the body of an error as Ollama's API has it."""
     return {"error": refusal.message}
+
+
+def path_of(scope: Mapping[str, Any]) -> str:
+    """Return the path that is asked for, without that under which the application is mounted."""
+    path, root = scope["path"], scope.get("root_path", "")
+    below = path.removeprefix(root)
+    return below if below.startswith("/") else path
 
 
 def shape_of(path: str, refusal: Refusal) -> dict[str, Any]:

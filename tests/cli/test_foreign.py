@@ -34,6 +34,7 @@ def test_every_row_says_something():
         ("-hf a/b", None, "-hf: download the file first"),
         ("--lora=x", None, "--lora: merge"),
         ("--jinja --host x", None, "--host: mtpcore serve"),
+        ("--grammar x", None, "--grammar: mtpcore run and chat give"),
     ],
 )
 def test_words_become_ours_or_are_answered(words, ours, said):

@@ -6,10 +6,12 @@ import time
 
 import httpx2
 import pytest
-from harness.served import serving, wait_until
+from harness.served import serving, serving_app, wait_until
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 import mtpcore
-from mtpcore.serving import ServerSettings
+from mtpcore.serving import ServerSettings, build_app
 
 LONG = {"prompt": "x", "max_tokens": 150, "ignore_eos": True, "speculative": False}
 
@@ -89,23 +91,27 @@ def test_a_stream_says_that_it_is_still_there(slow):
 
 
 def test_the_loop_is_free_while_a_round_runs(slow):
-    step = slow.generator.step
+    step, runs, may_end = slow.generator.step, threading.Event(), threading.Event()
 
-    def very_slowly():
-        time.sleep(0.3)
+    def wait_and_step():
+        runs.set()
+        may_end.wait()
         return step()
 
-    slow.generator.step = very_slowly
+    slow.generator.step = wait_and_step
     with (
         serving(slow) as url,
         httpx2.stream("POST", f"{url}/v1/completions", json=LONG | {"stream": True}) as r,
     ):
         lines = r.iter_lines()
         next(lines)
-        begin = time.monotonic()
-        for _ in range(3):
-            assert httpx2.get(f"{url}/health").json() == {"status": "ok"}
-        assert time.monotonic() - begin < 0.9
+        try:
+            assert runs.wait(20)
+            for _ in range(3):
+                found = httpx2.get(f"{url}/health", timeout=20)
+                assert found.json() == {"status": "ok"}
+        finally:
+            may_end.set()
 
 
 def test_bodies_have_a_limit_and_must_be_json(http):
@@ -135,6 +141,30 @@ def test_a_key_opens_the_server(lm):
         assert wrong.json()["error"]["code"] == "invalid_api_key"
 
 
+@pytest.mark.parametrize("at", ["/", "/ai/"])
+def test_a_mounted_server_asks_for_keys_and_answers_as_one_that_is_not(lm, at):
+    app = build_app(lm, ServerSettings(api_keys=("secret",)))
+    with (
+        serving_app(Starlette(routes=[Mount(at, app)])) as url,
+        httpx2.Client(base_url=url + at) as http,
+    ):
+        assert http.get("health").status_code == 200
+        page = http.get("", headers={"accept": "text/html"})
+        assert (page.status_code, http.get("page.js").status_code) == (200, 200)
+        errors = {path: http.post(path) for path in ("v1/messages", "api/chat", "completion")}
+        http.headers["x-api-key"] = "secret"
+        errors |= {f"{path}?": http.post(path) for path in errors}
+        assert http.get("v1/models").status_code == 200
+    found = [(error.status_code, error.json()) for error in errors.values()]
+    assert [status for status, _ in found] == [401] * 3 + [400] * 3
+    for _, shape in found[::3]:
+        assert shape["type"] == "error"
+    for _, shape in found[1::3]:
+        assert isinstance(shape["error"], str)
+    for _, shape in found[2::3]:
+        assert "type" in shape["error"]
+
+
 def test_other_names_and_other_pages_are_refused(lm):
     settings = ServerSettings(hosts=("127.0.0.1", "localhost"), origins=("https://page.example",))
     with serving(lm, settings) as url:
@@ -158,13 +188,53 @@ def test_metrics_say_when_the_server_began(http):
 def test_metrics_count_what_was_done(lm, http):
     def count(name):
         lines = http.get("/metrics").text.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+        assert any(line.startswith(f"# TYPE {name} ") for line in lines) or name.endswith("_count")
+        found = [line for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+        return sum(float(line.split()[-1]) for line in found)
 
-    before = count("llamacpp:tokens_predicted_total")
-    http.post("/v1/completions", json={"prompt": "x", "max_tokens": 7, "ignore_eos": True})
-    assert count("llamacpp:tokens_predicted_total") == before + 7
-    assert count("vllm:time_to_first_token_seconds_count") > 0
-    wait_until(lambda: count("llamacpp:requests_processing") == 0)
+    names = [
+        *("llamacpp:tokens_predicted_total", "llamacpp:prompt_tokens_total"),
+        *("llamacpp:prompt_tokens_cached_total", "llamacpp:prompt_seconds_total"),
+        *("llamacpp:tokens_predicted_seconds_total", "llamacpp:n_decode_total"),
+        *("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
+        *("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
+        "vllm:time_to_first_token_seconds_count",
+    ]
+    for program in ("llamacpp", "vllm"):
+        begin = f"{program}:spec_decode_num"
+        names += [f"{begin}_drafts_total", f"{begin}_draft_tokens_total"]
+        names += [f"{begin}_accepted_tokens_total", f"{begin}_accepted_tokens_per_pos_total"]
+    before = {name: count(name) for name in names}
+    body = {"prompt": [5] * 40, "max_tokens": 20, "ignore_eos": True, "speculative": {"draft": 3}}
+    found = [http.post("/v1/completions", json=body).json() for _ in range(2)]
+    more = {name: count(name) - before[name] for name in names}
+    usages = [one["usage"] for one in found]
+    n_cached = sum(one["prompt_tokens_details"]["cached_tokens"] for one in usages)
+    drafts = [one["metrics"]["speculative_decoding"] for one in found]
+    n_accepted = sum(one["num_accepted_draft_tokens"] for one in drafts)
+    assert n_cached > 0 < n_accepted
+    assert more["llamacpp:tokens_predicted_total"] == more["vllm:generation_tokens_total"] == 40
+    assert more["vllm:prompt_tokens_total"] == more["vllm:prefix_cache_queries_total"] == 80
+    assert more["llamacpp:prompt_tokens_total"] == 80 - n_cached
+    assert more["llamacpp:prompt_tokens_cached_total"] == n_cached
+    assert more["vllm:prefix_cache_hits_total"] == n_cached
+    assert more["llamacpp:n_decode_total"] == sum(one["num_spec_steps"] for one in drafts)
+    for program in ("llamacpp", "vllm"):
+        begin = f"{program}:spec_decode_num"
+        n_drafted = sum(one["num_draft_tokens"] for one in drafts)
+        assert more[f"{begin}_draft_tokens_total"] == n_drafted
+        assert more[f"{begin}_accepted_tokens_total"] == n_accepted
+        assert more[f"{begin}_accepted_tokens_per_pos_total"] == n_accepted
+        assert 0 < more[f"{begin}_drafts_total"] <= more["llamacpp:n_decode_total"]
+    for name in ("prompt_seconds_total", "tokens_predicted_seconds_total"):
+        assert more[f"llamacpp:{name}"] > 0
+    for name in ("prompt_tokens_seconds", "predicted_tokens_seconds"):
+        assert count(f"llamacpp:{name}") > 0
+    assert 1 <= count("llamacpp:n_busy_slots_per_decode") <= 4
+    assert count("llamacpp:n_tokens_max") >= 60
+    assert more["vllm:time_to_first_token_seconds_count"] == 2
+    for name in ("llamacpp:requests_processing", "vllm:num_requests_running"):
+        wait_until(lambda name=name: count(name) == 0)
 
 
 def test_what_is_asked_of_the_model_waits_for_one_round_at_most(lm):

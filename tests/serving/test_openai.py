@@ -124,6 +124,18 @@ def test_a_stream_tells_drafted_pieces_and_times_where_they_are_asked_for(http, 
     assert last["predicted_per_second"] > 0
 
 
+def test_the_pace_of_a_text_is_that_after_its_first_token(http):
+    for n in (1, 9):
+        asked = {"prompt": PROMPT, "max_tokens": n, "ignore_eos": True}
+        times = http.post("/v1/completions", json=asked).json()["timings"]
+        assert times["predicted_n"] == n
+        seconds = times["predicted_ms"] / 1e3
+        assert times["predicted_per_second"] * seconds == pytest.approx(n - 1)
+        assert times["predicted_per_token_ms"] * (n - 1) == pytest.approx(
+            times["predicted_ms"] if n > 1 else 0
+        )
+
+
 def test_texts_end_before_stops(client, lm):
     text = lm.generate(PROMPT, max_tokens=30, temperature=0).text
     found = client.completions.create(

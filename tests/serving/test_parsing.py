@@ -131,6 +131,9 @@ def test_a_stream_is_parted(told):
         for one in chunk.choices[0].logprobs.content
     ]
     assert b"".join(bytes(one.bytes) for one in logprobs).decode() == TEXT
+    told_of = [chunk.mtpcore for chunk in chunks if hasattr(chunk, "mtpcore")]
+    assert sum(one["tokens"] for one in told_of) == len(logprobs)
+    assert not any(one["drafted"] for one in told_of)
 
 
 def test_the_helper_of_streams_puts_calls_together(told):
