@@ -27,6 +27,7 @@ from mtpcore.cli.samplers import (
     spell_settings,
 )
 from mtpcore.cli.session import Session, open_model, open_session, show_reading
+from mtpcore.cli.templates import add_template_options, take_template, template_options
 from mtpcore.cli.terminal import harmless, note, paint, uses_colour
 from mtpcore.cli.turns import Turns
 from mtpcore.decoding import Generator
@@ -77,6 +78,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     shared.add_text_rules(text)
     shared.add_special_option(text)
     shared.add_room_options(text)
+    add_template_options(parser)
     shared.add_draft_options(parser).add_argument(
         "--lookup-others",
         type=shared.whole(0),
@@ -103,11 +105,12 @@ def execute(options: argparse.Namespace) -> int:
     """Run the command."""
     given = given_sampling(options)
     with open_model(options) as model:
+        take_template(options, model)
         if model.chat_template is None:
             raise MtpcoreError(
                 "the model has no chat template",
                 where=str(model.path),
-                fix="mtpcore run continues a text with it",
+                fix="mtpcore run continues a text with it; --chat-template-file gives it one",
             )
         sampling = sampling_of(given, model)
         n_ctx = shared.context_size(options, model) or default_n_ctx(model)
@@ -138,6 +141,7 @@ class _ChatLoop:
         self._system: str | None = options.system
         self._special: bool = options.special
         self._rules = shared.text_rules(options)
+        self._variables = template_options(options, lm.model)
         self._messages: Messages = []
         """Without the system prompt."""
         self._commands: dict[str, Callable[[str], None]] = {
@@ -266,6 +270,9 @@ class _ChatLoop:
         self._messages = messages
         note(f"{len(messages)} messages read from {name}")
 
+    def _encode(self) -> list[int]:
+        return self._lm.encode_chat(self._conversation(), template_options=self._variables)
+
     def _conversation(self) -> Messages:
         begin = [] if self._system is None else [{"role": "system", "content": self._system}]
         return [*begin, *self._messages]
@@ -278,7 +285,7 @@ class _ChatLoop:
         try:
             if self._when_full == "shift":
                 self._leave_out_turns()
-            prompt = self._lm.encode_chat(self._conversation())
+            prompt = self._encode()
             if len(prompt) > self._lm.n_ctx:
                 self._refuse_length(len(prompt))
             else:
@@ -337,11 +344,9 @@ class _ChatLoop:
         with another turn than before.
         """
         n_ctx, n_turns = self._lm.n_ctx, 0
-        if len(self._lm.encode_chat(self._conversation())) <= n_ctx * 3 // 4:
+        if len(self._encode()) <= n_ctx * 3 // 4:
             return
-        while (
-            len(self._messages) > 2 and len(self._lm.encode_chat(self._conversation())) > n_ctx // 2
-        ):
+        while len(self._messages) > 2 and len(self._encode()) > n_ctx // 2:
             self._messages, n_turns = self._messages[2:], n_turns + 1
         if n_turns:
             note(f"{n_turns} of the oldest turns left out, to make room in {n_ctx} tokens")

@@ -134,10 +134,11 @@ _REFUSED: Table = {
         "-gaw --grp-attn-w"
     },
     "a file is taken as it is": {"X": "--override-kv"},
-    "the model's own template is used; in Python LM.chat(template_options=...) sets variables": {
+    "chat templates are for run, chat and serve": {
         "X": "--chat-template --chat-template-file --chat-template-kwargs -rea --reasoning "
-        "--reasoning-budget --reasoning-effort"
+        "--reasoning-effort"
     },
+    "reasoning has no budget; --reasoning off leaves it out": {"X": "--reasoning-budget"},
     "chat templates are always rendered; --raw continues a text": {"": "--no-jinja"},
     '-sys "$(cat FILE)" gives the text of a file': {"X": "-sysf --system-prompt-file"},
     "-f FILE reads a text in UTF-8": {"X": "-bf --binary-file --in-file"},
@@ -156,7 +157,8 @@ _NEUTRAL = {
     "--mirostat": ("0", "0.0"),
     "--adaptive-target": ("-1", "-1.0"),
     "-gan --grp-attn-n -gaw --grp-attn-w": ("1",),
-    "-rea --reasoning --reasoning-budget --reasoning-effort": ("auto", "-1"),
+    "-rea --reasoning": ("auto",),
+    "--reasoning-budget": ("-1",),
 }
 """Values of these that ask for nothing."""
 

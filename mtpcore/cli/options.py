@@ -37,6 +37,7 @@ __all__ = [
     "context_size",
     "draft_vocabulary_of",
     "model_path",
+    "read_text",
     "text_of",
     "text_rules",
     "token_ids",
@@ -433,7 +434,7 @@ def _schema(text: str) -> Grammar:
 
 
 def _schema_file(path: str) -> Grammar:
-    return _of(Grammar.of_schema, _read_text(path))
+    return _of(Grammar.of_schema, read_text(path))
 
 
 def _grammar(text: str) -> Grammar:
@@ -441,7 +442,7 @@ def _grammar(text: str) -> Grammar:
 
 
 def _grammar_file(path: str) -> Grammar:
-    return _of(Grammar, _read_text(path))
+    return _of(Grammar, read_text(path))
 
 
 def _regex(text: str) -> Grammar:
@@ -455,7 +456,8 @@ def _of(make: Callable[[str], Grammar], text: str) -> Grammar:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _read_text(path: str) -> str:
+def read_text(path: str) -> str:
+    """Return the text of a file, as the value of an option."""
     try:
         return "".join(read_pieces(path))
     except MtpcoreError as error:

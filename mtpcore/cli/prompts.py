@@ -13,6 +13,7 @@ import msgspec
 
 from mtpcore.boundary.paths import open_stream, take_path
 from mtpcore.cli.options import PROMPTS
+from mtpcore.cli.templates import has_template_options, template_options
 from mtpcore.cli.terminal import note
 from mtpcore.errors import MtpcoreError
 from mtpcore.gguf import Tokenizer
@@ -49,18 +50,20 @@ def read_prompt(options: argparse.Namespace, model: Model) -> TokenizedPrompt:
         A file that cannot be read, no tokenizer, no chat template.
     """
     is_chat, system = getattr(options, "chat", False), getattr(options, "system", None)
+    is_asked = system is not None or has_template_options(options)
     if options.prompt_tokens is not None:
-        if is_chat or system is not None:
+        if is_chat or is_asked:
             options.parser.error("a chat template is for a text, not for --prompt-tokens")
         return TokenizedPrompt(options.prompt_tokens)
-    if system is not None and is_chat is False:
-        options.parser.error("--raw continues a text; a system prompt is for a chat template")
+    if is_asked and is_chat is False:
+        what = "a system prompt is" if system is not None else "options of a template are"
+        options.parser.error(f"--raw continues a text; {what} for a chat template")
     text = _join(options)
     if is_chat is None:
-        is_chat = system is not None or "tokenizer.chat_template" in model.metadata
+        is_chat = is_asked or "tokenizer.chat_template" in model.metadata
     if not is_chat:
         return TokenizedPrompt(encode(model, text), text if options.file is None else "")
-    return TokenizedPrompt(_encode_chat(model, text, system), is_chat=True)
+    return TokenizedPrompt(_encode_chat(options, model, text, system), is_chat=True)
 
 
 def _join(options: argparse.Namespace) -> str:
@@ -91,17 +94,21 @@ def encode(model: Model, text: str) -> list[int]:
     return _tokenizer(model).encode(text)
 
 
-def _encode_chat(model: Model, text: str, system: str | None) -> list[int]:
+def _encode_chat(
+    options: argparse.Namespace, model: Model, text: str, system: str | None
+) -> list[int]:
     """Return the tokens of a question inside the model's chat template."""
     tokenizer = _tokenizer(model)
     if model.chat_template is None:
         raise MtpcoreError(
             "the model has no chat template",
             where=str(model.path),
-            fix="leave --chat and --system out: the text is continued as it is",
+            fix="--chat-template-file gives it one; without --chat, --system and options of a "
+            "template the text is continued as it is",
         )
     messages = [] if system is None else [{"role": "system", "content": system}]
-    asked = model.chat_template.render([*messages, {"role": "user", "content": text}])
+    messages.append({"role": "user", "content": text})
+    asked = model.chat_template.render(messages, **template_options(options, model))
     return tokenizer.encode(asked, add_special=False, parse_special=True)
 
 

@@ -24,6 +24,7 @@ from mtpcore.cli.samplers import (
     spell_settings,
 )
 from mtpcore.cli.session import Session, finish, make_context, open_model, open_session
+from mtpcore.cli.templates import add_template_options, take_template
 from mtpcore.cli.terminal import LiveText, harmless, note, paint, uses_colour
 from mtpcore.decoding import Generator, Request
 from mtpcore.errors import CapacityError
@@ -86,6 +87,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     shared.add_text_rules(text)
     shared.add_special_option(text)
     shared.add_room_options(text)
+    add_template_options(parser)
     shared.add_draft_options(parser)
     add_sampling_options(parser)
     shared.add_form_options(parser)
@@ -109,6 +111,7 @@ def execute(options: argparse.Namespace) -> int:
     shared.check_prompt(options)
     given = given_sampling(options)
     with open_model(options) as model:
+        take_template(options, model)
         prompt = read_prompt(options, model)
         sampling = sampling_of(given, model)
         n_ctx = _count_places(options, model, prompt)

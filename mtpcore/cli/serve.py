@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import socket
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from mtpcore.cli import options as shared
 from mtpcore.cli.samplers import add_sampling_options, given_sampling
 from mtpcore.cli.session import open_model, open_session
+from mtpcore.cli.templates import add_template_options, take_template, template_options
 from mtpcore.cli.terminal import note
 from mtpcore.decoding import Generator
 from mtpcore.errors import MtpcoreError
@@ -105,6 +107,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="draft what followed in other texts of this server, too: in their last N tokens",
     )
+    add_template_options(parser)
     add_sampling_options(parser)
     shared.add_context_options(parser)
 
@@ -125,6 +128,8 @@ def execute(options: argparse.Namespace) -> int:
     if given.pop("stream", 0):
         options.parser.error("a stream of noise is for one text: give each request a seed")
     with open_model(options) as model:
+        take_template(options, model)
+        variables = template_options(options, model)
         sampling = cast(SamplingOptions, recommend_sampling(model).defaults | given)
         n_ctx = shared.context_size(options, model) or default_n_ctx(model)
         session = open_session(
@@ -140,17 +145,17 @@ def execute(options: argparse.Namespace) -> int:
         with LM.of(generator, sampling) as lm:
             note(f"{model.path.name}: {options.parallel} texts at once, {n_ctx} tokens each")
             note(f"drafts: {', '.join(session.names) or 'none'}")
-            _serve(lm, options)
+            _serve(lm, options, variables)
     return 0
 
 
-def _serve(lm: LM, options: argparse.Namespace) -> None:
+def _serve(lm: LM, options: argparse.Namespace, variables: Mapping[str, Any]) -> None:
     """Serve until a signal ends it."""
     import uvicorn
 
     from mtpcore.serving import build_app
 
-    app = build_app(lm, _settings(options))
+    app = build_app(lm, _settings(options, variables))
     config = uvicorn.Config(
         app,
         log_level="info" if options.verbose else "warning",
@@ -166,7 +171,7 @@ def _serve(lm: LM, options: argparse.Namespace) -> None:
         uvicorn.Server(config).run(sockets=[listener])
 
 
-def _settings(options: argparse.Namespace) -> ServerSettings:
+def _settings(options: argparse.Namespace, variables: Mapping[str, Any]) -> ServerSettings:
     from mtpcore.serving import ServerSettings
 
     is_local = options.host in _LOOPBACK
@@ -180,4 +185,5 @@ def _settings(options: argparse.Namespace) -> ServerSettings:
         page=options.page,
         pooling=options.pooling,
         slot_folder=options.slot_save_path,
+        template_options=variables,
     )

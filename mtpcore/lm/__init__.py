@@ -6,6 +6,7 @@ from mtpcore.lm.language_model import LM
 from mtpcore.lm.opening import default_n_ctx
 from mtpcore.lm.settings import recommend_sampling
 from mtpcore.lm.streams import AsyncStream, Stream
+from mtpcore.lm.template_options import read_template_options, thinking_options
 
 __all__ = [
     "LM",
@@ -18,5 +19,7 @@ __all__ = [
     "default_n_ctx",
     "form_answer",
     "read_response_format",
+    "read_template_options",
     "recommend_sampling",
+    "thinking_options",
 ]

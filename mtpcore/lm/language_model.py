@@ -43,6 +43,7 @@ from mtpcore.lm.settings import (
     split_chat_options,
 )
 from mtpcore.lm.streams import AsyncStream, Stream
+from mtpcore.lm.template_options import read_template_options
 from mtpcore.runtime.model import Model
 from mtpcore.sampling import Sampling
 
@@ -50,13 +51,6 @@ __all__ = ["LM"]
 
 _show_options = show_options(TextOptions, TEXT_DEFAULTS)
 _show_chat_options = show_options(ChatOptions, CHAT_DEFAULTS)
-_OF_TEMPLATES = {
-    "messages",
-    "tools",
-    "add_generation_prompt",
-    "continue_final_message",
-    "now",
-}
 _SHOWN = Annotated[bool | None, Meta(description="True, False or None")]
 PromptLike = str | Sequence[int]
 MessageLike = Mapping[str, object]
@@ -666,6 +660,9 @@ class LM(Closing, Uncopied):
             Descriptions of tools, for the template.
         template_options : mapping, optional
             Further variables for the template.
+        reasoning_effort : str, optional
+            How much the model thinks, in a word that its template knows; ``none``: not at all. That
+            is the variable ``reasoning_effort``, and for ``none`` ``enable_thinking``.
         continue_final_message : bool
             Whether the last message is the beginning of the answer.
         response_format : mapping or type, optional
@@ -735,7 +732,9 @@ class LM(Closing, Uncopied):
 
         Parameters
         ----------
-        messages, stream, tools, template_options, continue_final_message, response_format
+        messages, stream, tools, template_options
+            As in ``chat``.
+        reasoning_effort, continue_final_message, response_format
             As in ``chat``.
         **options
             As in ``generate``.
@@ -765,13 +764,14 @@ class LM(Closing, Uncopied):
         *,
         tools: Sequence[MessageLike] | None = None,
         template_options: MessageLike | None = None,
+        reasoning_effort: str | None = None,
         continue_final_message: bool = False,
     ) -> list[int]:
         """Return a conversation as token ids, which ``generate`` and ``stream`` take as a prompt.
 
         Parameters
         ----------
-        messages, tools, template_options, continue_final_message
+        messages, tools, template_options, reasoning_effort, continue_final_message
             As ``chat`` takes them.
 
         Raises
@@ -786,14 +786,7 @@ class LM(Closing, Uncopied):
                 where=str(self.model.path),
                 fix="give generate() the text as the model knows it",
             )
-        more = _read_template_options(template_options)
-        taken = _OF_TEMPLATES & set(more)
-        if taken:
-            raise MtpcoreError(
-                "these are no options of a template",
-                where="chat",
-                got=", ".join(sorted(taken)),
-            )
+        more = read_template_options(template_options, reasoning_effort)
         text = template.render(
             [{"role": "user", "content": messages}] if isinstance(messages, str) else messages,
             tools=tools,
@@ -961,16 +954,3 @@ def _read_conversations(messages: object, stream: bool) -> list[Any] | None:
             fix="leave stream out, or make a stream of each",
         )
     return given
-
-
-def _read_template_options(given: Any) -> dict[str, Any]:
-    """Return variables for a template by name."""
-    try:
-        options = {} if given is None else dict(given)
-    except MemoryError:
-        raise
-    except Exception as error:  # no mapping, and whatever a caller's mapping raises
-        raise MtpcoreError("template options have names", where="chat", got=spell(given)) from error
-    if not all(isinstance(name, str) for name in options):
-        raise MtpcoreError("template options have names", where="chat", got=spell(given))
-    return options

@@ -80,6 +80,7 @@ class TemplateOptions(TypedDict, total=False):
 
     tools: Sequence[Mapping[str, object]] | None
     template_options: Mapping[str, object] | None
+    reasoning_effort: str | None
     continue_final_message: bool
 
 
@@ -104,6 +105,7 @@ TEXT_DEFAULTS = cast(
 CHAT_DEFAULTS: ChatOptions = {
     "tools": None,
     "template_options": None,
+    "reasoning_effort": None,
     "continue_final_message": False,
     "response_format": None,
     **TEXT_DEFAULTS,

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from mtpcore.decoding import TokenLogprobs
 from mtpcore.gguf.answer_parser import AnswerPart
-from mtpcore.lm import Completion
+from mtpcore.lm import Completion, thinking_options
 from mtpcore.serving.answers import Answer, Service
 from mtpcore.serving.bodies import read_body, read_fields
 from mtpcore.serving.fields import (
@@ -32,7 +32,6 @@ from mtpcore.serving.prompts import (
     encode_conversation,
     encode_infill,
     encode_texts,
-    thinking_options,
 )
 from mtpcore.serving.refusals import Refusal, as_ollama
 from mtpcore.serving.replies import reply, spell_finish

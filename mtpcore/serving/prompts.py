@@ -20,7 +20,6 @@ __all__ = [
     "encode_infill",
     "encode_prompts",
     "encode_texts",
-    "thinking_options",
 ]
 
 _INSTRUCTIONS = ("system", "developer")
@@ -71,7 +70,9 @@ async def encode_conversation(service: Service, conversation: TemplateInput) -> 
         return service.lm.encode_chat(
             messages,
             tools=conversation.tools or None,
-            template_options=conversation.template_options or None,
+            template_options=_with_defaults(
+                conversation.template_options, service.settings.template_options
+            ),
             continue_final_message=conversation.continues,
         )
 
@@ -211,17 +212,11 @@ def _with_instructions_first(messages: Sequence[Mapping[str, Any]]) -> list[Mapp
     return [{"role": "system", "content": parts}, *others]
 
 
-def thinking_options(*, is_on: bool | None = None, effort: str | None = None) -> dict[str, Any]:
-    """Return the variables by which templates are told whether to think, and how much.
-
-    Parameters
-    ----------
-    is_on : bool, optional
-        Default: what the template does by itself.
-    effort : str, optional
-        A word of the model's; ``none``: it does not think.
-    """
-    if effort == "none":
-        is_on, effort = False, None
-    options = {"enable_thinking": is_on, "reasoning_effort": effort}
-    return {name: value for name, value in options.items() if value is not None}
+def _with_defaults(
+    options: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
+    """Return variables with the server's own; who asks for an effort asks for reasoning."""
+    own = dict(defaults)
+    if "reasoning_effort" in options:
+        own.pop("enable_thinking", None)
+    return own | dict(options) or None

@@ -119,7 +119,7 @@ def as_ollama(refusal: Refusal) -> dict[str, Any]:
 
 def path_of(scope: Mapping[str, Any]) -> str:
     """Return the path that is asked for, without that under which the application is mounted."""
-    path, root = scope["path"], scope.get("root_path", "")
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
     below = path.removeprefix(root)
     return below if below.startswith("/") else path
 

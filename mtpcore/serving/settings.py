@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -42,6 +44,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     slot_folder : Path, optional
         Where texts are saved and restored that slots hold; default: nowhere, and requests to do so
         are refused.
+    template_options : mapping of str to object
+        Variables of the chat template where a request does not give them.
     """
 
     name: str | None = None
@@ -56,3 +60,4 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     page: bool = True
     pooling: Pooling | None = None
     slot_folder: Path | None = None
+    template_options: Mapping[str, Any] = {}

@@ -100,18 +100,34 @@ def test_a_port_that_is_taken_is_an_error(served, capsys):
     assert "Address already in use" in capsys.readouterr().err
 
 
+def ask_app(monkeypatch, options, method, path, **request):
+    """What the application that the command serves answers."""
+    found = []
+
+    async def ask(app):
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.request(method, path, **request)
+
+    def run(self, sockets):
+        found.append(asyncio.run(ask(self.config.app)))
+
+    monkeypatch.setattr("uvicorn.Server.run", run)
+    assert main(["serve", "demo", "--port", "0", "-t", "1", *options]) == 0
+    return found[0]
+
+
+def test_a_template_and_its_variables(monkeypatch):
+    options = ["--chat-template", "{{ messages[0].content }} {{ enable_thinking }} {{ mood }}"]
+    options += ["--reasoning", "off", "--chat-template-kwargs", '{"mood": "glad"}']
+    asked = {"messages": [{"role": "user", "content": "hi"}]}
+    found = ask_app(monkeypatch, options, "POST", "/apply-template", json=asked)
+    assert found.json() == {"prompt": "hi False glad"}
+
+
 @pytest.mark.parametrize("options", [[], ["--no-page"]])
 def test_the_page_can_be_left_out(monkeypatch, options):
-    apps = []
-    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: apps.append(self.config.app))
-    assert main(["serve", "demo", "--port", "0", "-t", "1", *options]) == 0
-
-    async def ask():
-        transport = httpx2.ASGITransport(apps[0])
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.get("/", headers={"accept": "text/html"})
-
-    found = asyncio.run(ask())
+    found = ask_app(monkeypatch, options, "GET", "/", headers={"accept": "text/html"})
     assert found.headers["content-type"].startswith("text/plain" if options else "text/html")
 
 

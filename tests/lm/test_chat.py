@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import mtpcore
 from mtpcore import LM, BatchError, CapacityError, MtpcoreError
-from mtpcore.lm.language_model import _OF_TEMPLATES
+from mtpcore.lm.template_options import OF_TEMPLATES
 
 OPTIONS = {"max_tokens": 12, "seed": 3, "ignore_eos": True}
 
@@ -53,6 +53,29 @@ def test_a_conversation_is_written_as_the_template_says(lm):
     )
     assert answer.text == lm.generate(ids, **OPTIONS).text
     assert answer.stats.prompt_tokens == len(ids)
+
+
+def test_how_much_a_model_thinks_is_a_variable_of_the_template():
+    model = mtpcore.load_model("demo")
+    model.chat_template = mtpcore.gguf.ChatTemplate(
+        "{{ enable_thinking | default('?') }} {{ reasoning_effort | default('?') }}"
+    )
+    with LM(model, n_ctx=50, draft=0, threads=1) as lm:
+
+        def seen(**options):
+            return lm.tokenizer.decode(lm.encode_chat("hi", **options))
+
+        assert seen() == seen(reasoning_effort=None) == "? ?"
+        assert seen(reasoning_effort="low") == "? low"
+        assert seen(reasoning_effort="none") == "False ?"
+        more = {"enable_thinking": True}
+        assert seen(reasoning_effort="none", template_options=more) == "True ?"
+        answer = lm.chat("hi", reasoning_effort="low", **OPTIONS)
+        prompt = lm.encode_chat("hi", reasoning_effort="low")
+        assert answer.text == lm.generate(prompt, **OPTIONS).text
+        for wrong in (3, ""):
+            with pytest.raises(MtpcoreError, match="reasoning_effort is a word"):
+                lm.chat("hi", reasoning_effort=wrong)
 
 
 def test_an_answer_comes_in_pieces(lm):
@@ -179,7 +202,7 @@ def test_what_cannot_be_said_is_an_error(lm):
         lm.chat(say("x"), stream=3)
 
 
-@pytest.mark.parametrize("name", [*sorted(_OF_TEMPLATES), "strftime_now", "self"])
+@pytest.mark.parametrize("name", [*sorted(OF_TEMPLATES), "strftime_now", "self"])
 def test_what_is_said_in_other_ways_is_no_option_of_a_template(lm, name):
     with pytest.raises(MtpcoreError, match=f"no options of a template; got {name}"):
         lm.chat(say("x"), template_options={name: "mine", "mood": "glad"})

@@ -3,8 +3,14 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx2
 import openai
 import pytest
+from harness.served import serving
+
+import mtpcore
+from mtpcore.gguf import ChatTemplate
+from mtpcore.serving import ServerSettings
 
 HI = [{"role": "user", "content": "hi"}]
 PROMPT = "def read_config(path):"
@@ -274,6 +280,25 @@ def test_a_template_gets_its_variables_and_tools(http):
     assert found["prompt"] == "<tool>clock</tool>\n<user>hi\nglad<assistant>"
     found = http.post("/apply-template", json=body | {"tool_choice": "none"}).json()
     assert found["prompt"] == "<user>hi\nglad<assistant>"
+
+
+def test_the_server_has_variables_of_its_own():
+    model = mtpcore.load_model("demo")
+    model.chat_template = ChatTemplate("{{ enable_thinking }} {{ reasoning_effort }} {{ mood }}")
+    own = {"enable_thinking": False, "mood": "glad"}
+    with (
+        mtpcore.LM(model, n_ctx=100, draft=0, threads=1) as lm,
+        serving(lm, ServerSettings(template_options=own)) as url,
+    ):
+
+        def seen(**more):
+            found = httpx2.post(f"{url}/apply-template", json={"messages": HI} | more)
+            return found.json()["prompt"]
+
+        assert seen() == "False  glad"
+        assert seen(chat_template_kwargs={"mood": "sad", "enable_thinking": True}) == "True  sad"
+        assert seen(reasoning_effort="low") == " low glad"
+        assert seen(reasoning_effort="none") == "False  glad"
 
 
 def test_models_say_how_long_texts_may_be(client):
