@@ -24,7 +24,7 @@ from mtpcore.errors import (
     StateError,
 )
 from mtpcore.graph import GraphType
-from mtpcore.lm import LM, AsyncStream, Completion, CompletionStats, Piece, Stream
+from mtpcore.lm import LM, AsyncStream, Completion, CompletionStats, Piece, Stream, ToolCall
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.layout import (
@@ -83,6 +83,7 @@ __all__ = [
     "Stats",
     "Stream",
     "Tap",
+    "ToolCall",
     "TreeShape",
     "Verdict",
     "Verdicts",

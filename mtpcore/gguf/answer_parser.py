@@ -7,16 +7,47 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
+from mtpcore.errors import MtpcoreError, spell
 from mtpcore.gguf.answer_format import AnswerFormat, CallFormat
 
 __all__ = ["AnswerParser", "AnswerPart", "ToolCall"]
 
 
 class ToolCall(NamedTuple):
-    """A call of a tool: its name, and its arguments as JSON text."""
+    """A call of a tool.
+
+    Attributes
+    ----------
+    name : str
+    arguments : str
+        JSON text, as the model wrote it.
+    id : str
+        What a message with the call's result names; empty of a call that is in no message.
+    """
 
     name: str
     arguments: str
+    id: str = ""
+
+    def read_arguments(self) -> dict[str, Any]:
+        """Return the arguments by name.
+
+        Raises
+        ------
+        MtpcoreError
+            They are no JSON object.
+        """
+        try:
+            return msgspec.json.decode(self.arguments, type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise MtpcoreError(
+                "the arguments of a call are no JSON object",
+                where=spell(self.name, str),
+                got=spell(self.arguments),
+                fix="tell the model so, as the call's result",
+            ) from error
 
 
 class AnswerPart(NamedTuple):
@@ -220,8 +251,7 @@ def _find_call(
 
 
 def _find_json_calls(form: CallFormat, text: str) -> tuple[list[ToolCall], int] | None:
-    after = len(form.begin) if text.startswith(form.begin) else 0
-    begin = re.compile(r"[\[{]").search(text, after)
+    begin = re.search(r"\[\s*\{|\{", text)  # a bracket alone may be a mark's
     value = None if begin is None else _decode(text, begin.start())
     if value is None:
         return None

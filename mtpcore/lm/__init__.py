@@ -1,5 +1,6 @@
 """Strings in, strings out: one object that owns a model, its drafter and their KV caches."""
 
+from mtpcore.gguf.answer_parser import ToolCall
 from mtpcore.lm.answer_form import answering, form_answer, read_response_format
 from mtpcore.lm.completion import Completion, CompletionStats, Piece
 from mtpcore.lm.language_model import LM
@@ -15,6 +16,7 @@ __all__ = [
     "CompletionStats",
     "Piece",
     "Stream",
+    "ToolCall",
     "answering",
     "default_n_ctx",
     "form_answer",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from mtpcore.decoding import FinishReason, TokenLogprobs
 from mtpcore.errors import spell
+from mtpcore.gguf.answer_parser import ToolCall
 from mtpcore.sampling import Sampling
 
 __all__ = ["Completion", "CompletionStats", "Piece"]
@@ -85,6 +88,12 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     text : str
         Cut before a stop string.
+    content : str
+        Of an answer in a chat what it says, without reasoning and calls; of another text all of it.
+    reasoning : str
+        Of an answer in a chat the reasoning, without its marks.
+    tool_calls : tuple of ToolCall
+        Of an answer in a chat with tools the calls, in their order.
     tokens : tuple of int
         Its token ids, without the token that ended it.
     finish_reason : str
@@ -102,12 +111,32 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     text: str
+    content: str
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
     tokens: tuple[int, ...]
     finish_reason: FinishReason
     stop: str | None
     logprobs: tuple[TokenLogprobs, ...] | None
     sampling: Sampling
     stats: CompletionStats
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message, with which a conversation goes on."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in self.tool_calls
+            ]
+        return message
 
     def __str__(self) -> str:
         return self.text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -10,6 +12,8 @@ from numpy.typing import NDArray
 
 from mtpcore.decoding import Request
 from mtpcore.errors import BusyError
+from mtpcore.gguf.answer_parser import ToolCall
+from mtpcore.lm.answer_parsing import AnswerParsing, ParsedAnswer
 from mtpcore.lm.completion import Completion, CompletionStats, Piece
 from mtpcore.sampling import PureProcessor, read_answer
 
@@ -36,15 +40,19 @@ class Job:
         Not queued yet.
     has_text : bool
         Whether tokens have a text: without a tokenizer each is an empty piece.
+    parsing : AnswerParsing, optional
+        Of an answer in a chat, how it is parsed.
     """
 
-    def __init__(self, request: Request, has_text: bool) -> None:
+    def __init__(
+        self, request: Request, has_text: bool, parsing: AnswerParsing | None = None
+    ) -> None:
         self.request = request
         self.pieces: list[_Settled] = []
         self.is_queued = self.is_done = False
         self.error: Exception | None = None
         self.raised: Exception | None = None
-        self._has_text = has_text
+        self._has_text, self._parsing = has_text, parsing
         self._processor = request.logits_processor
         if self._processor is not None:
             is_pure = isinstance(self._processor, PureProcessor)
@@ -127,8 +135,14 @@ class Job:
         request = self.request
         if not self.is_done or request.finish_reason is None:
             raise BusyError("the text is not finished", fix="read the stream to its end")
+        answer = ParsedAnswer(request.text)
+        if self._parsing is not None:
+            answer = self._parsing.read_tokens(request.tokens, request.text, request.stopped_at)
         return Completion(
             text=request.text,
+            content=answer.content,
+            reasoning=answer.reasoning,
+            tool_calls=tuple(_with_ids(answer.tool_calls, [*request.given, *request.tokens])),
             tokens=tuple(request.tokens),
             finish_reason=request.finish_reason,
             stop=request.stopped_at,
@@ -136,3 +150,13 @@ class Job:
             sampling=request.sampling,
             stats=self.stats,
         )
+
+
+def _with_ids(calls: Sequence[ToolCall], tokens: Sequence[int]) -> Iterator[ToolCall]:
+    """Yield calls with ids of nine letters and digits, as some templates want them.
+
+    They follow from the conversation, so that the same text has the same ids.
+    """
+    for i, call in enumerate(calls):
+        digest = hashlib.sha256(repr((i, *tokens)).encode()).hexdigest()
+        yield call._replace(id=digest[:9])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Annotated, Any, Literal, TypeVar, Unpack, overload
 
@@ -25,6 +25,7 @@ from mtpcore.discovery.loading import load_model
 from mtpcore.errors import BatchError, CapacityError, MtpcoreError, spell
 from mtpcore.gguf import Tokenizer
 from mtpcore.lm.answer_form import answering
+from mtpcore.lm.answer_parsing import AnswerParsing
 from mtpcore.lm.bar import show_progress
 from mtpcore.lm.completion import Completion
 from mtpcore.lm.embedding import Embedder, Pooling
@@ -52,6 +53,7 @@ __all__ = ["LM"]
 _show_options = show_options(TextOptions, TEXT_DEFAULTS)
 _show_chat_options = show_options(ChatOptions, CHAT_DEFAULTS)
 _SHOWN = Annotated[bool | None, Meta(description="True, False or None")]
+_ONE = str, bytes, Mapping
 PromptLike = str | Sequence[int]
 MessageLike = Mapping[str, object]
 Conversation = str | Sequence[MessageLike]
@@ -657,7 +659,7 @@ class LM(Closing, Uncopied):
         stream : bool
             Whether the answer comes piece by piece.
         tools : sequence of mappings, optional
-            Descriptions of tools, for the template.
+            Tools that the model may call, as OpenAI's API has them; the template describes them.
         template_options : mapping, optional
             Further variables for the template.
         reasoning_effort : str, optional
@@ -675,6 +677,9 @@ class LM(Closing, Uncopied):
         Returns
         -------
         Completion, list of Completion, or Stream
+            A completion has the answer's parts: ``content``, ``reasoning``, ``tool_calls``, and all
+            as the ``message`` with which the conversation goes on. Pieces of a stream are of the
+            text as the model writes it; its ``completion`` has the parts.
 
         Raises
         ------
@@ -829,6 +834,7 @@ class LM(Closing, Uncopied):
     def _make_answers(self, conversations: Sequence[Any], options: ChatOptions) -> list[Job]:
         """Return a job for each conversation; an error says which of several it is about."""
         writing, of_texts = split_chat_options(options)
+        writing["tools"] = _read_tools(writing.get("tools"))
         prompts = []
         for i, messages in enumerate(conversations):
             try:
@@ -837,31 +843,42 @@ class LM(Closing, Uncopied):
                 if len(conversations) == 1:
                     raise
                 raise error.at(f"messages[{i}] of {len(conversations)}") from error
-        return self._make_jobs(prompts, of_texts, is_answer=True)
+        tools = writing.get("tools") or ()
+        parsings = [AnswerParsing.of(self.model, prompt, tools) for prompt in prompts]
+        return self._make_jobs(prompts, of_texts, parsings)
 
     def _make_jobs(
-        self, prompts: Sequence[Any], options: TextOptions, *, is_answer: bool = False
+        self,
+        prompts: Sequence[Any],
+        options: TextOptions,
+        parsings: Sequence[AnswerParsing | None] = (),
     ) -> list[Job]:
-        """Return a job for each prompt; an error says which of several it is about."""
+        """Return a job for each prompt, an answer's with its parsing.
+
+        An error says which of several it is about.
+        """
+        parsings = parsings or [None] * len(prompts)
         if len(prompts) == 1:
-            return [self._make_job(prompts[0], options, is_answer=is_answer)]
+            return [self._make_job(prompts[0], options, parsings[0])]
         read_options(options, self._sampling)  # what is wrong with them is no prompt's fault
         jobs = []
         for i, prompt in enumerate(prompts):
             try:
-                jobs.append(self._make_job(prompt, options, is_answer=is_answer))
+                jobs.append(self._make_job(prompt, options, parsings[i]))
             except (BatchError, CapacityError) as error:
                 raise error.at(f"prompts[{i}] of {len(prompts)}") from error
         return jobs
 
-    def _make_job(self, prompt: Any, options: TextOptions, *, is_answer: bool = False) -> Job:
+    def _make_job(
+        self, prompt: Any, options: TextOptions, parsing: AnswerParsing | None = None
+    ) -> Job:
         if isinstance(prompt, str):
             prompt = self.tokenizer.encode(prompt)
         of_request = read_options(options, self._sampling)
-        if is_answer and (sampling := of_request["sampling"]) is not None:
+        if parsing is not None and (sampling := of_request["sampling"]) is not None:
             of_request["sampling"] = answering(self.model, prompt, sampling)
         request = self.generator.request(prompt, **of_request)
-        return Job(request, has_text=self.model.has_tokenizer)
+        return Job(request, has_text=self.model.has_tokenizer, parsing=parsing)
 
     def _encode_prompts(self, prompts: Sequence[Any]) -> list[list[int]]:
         """Return prompts as token ids that can be read; an error says which it is about."""
@@ -954,3 +971,15 @@ def _read_conversations(messages: object, stream: bool) -> list[Any] | None:
             fix="leave stream out, or make a stream of each",
         )
     return given
+
+
+def _read_tools(given: Any) -> Any:
+    """Return tools as a list, to be read more than once; what are none the template refuses."""
+    try:
+        return [*given] if isinstance(given, Iterable) and not isinstance(given, _ONE) else given
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever a caller's own raises
+        raise MtpcoreError(
+            "tools are a list of mappings", where="chat", got=spell(given)
+        ) from error

@@ -14,12 +14,13 @@ from starlette.responses import Response
 from mtpcore.decoding import TokenLogprobs
 from mtpcore.gguf.answer_parser import AnswerPart
 from mtpcore.lm import Completion, Piece, thinking_options
+from mtpcore.lm.answer_parsing import AnswerParsing
 from mtpcore.serving.answers import Answer, Service
 from mtpcore.serving.bodies import read_body, read_fields
 from mtpcore.serving.fields import HARMLESS, TextsFields, check_needless, options_of
 from mtpcore.serving.forms import form_of_answer, name_choice
 from mtpcore.serving.logprobs import chat_logprobs
-from mtpcore.serving.parsing import AnswerParsing, find_parsing, parsed_message, spell_call
+from mtpcore.serving.parsing import find_parsing, parsed_message, spell_call
 from mtpcore.serving.prompts import TemplateInput, encode_conversation
 from mtpcore.serving.refusals import Refusal, as_openai
 from mtpcore.serving.replies import DONE, reply, spell_finish

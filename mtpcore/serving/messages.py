@@ -13,11 +13,12 @@ from starlette.responses import Response
 
 from mtpcore.gguf.answer_parser import AnswerPart, ToolCall
 from mtpcore.lm import Completion, thinking_options
+from mtpcore.lm.answer_parsing import AnswerParsing
 from mtpcore.serving.answers import Answer, Service
 from mtpcore.serving.bodies import note_once, read_body, read_fields
 from mtpcore.serving.fields import HARMLESS, SamplingFields, check_needless, options_of
 from mtpcore.serving.forms import form_of_answer, name_choice
-from mtpcore.serving.parsing import AnswerParsing, find_parsing, read_arguments
+from mtpcore.serving.parsing import find_parsing, read_arguments
 from mtpcore.serving.prompts import TemplateInput, encode_conversation
 from mtpcore.serving.refusals import Refusal, as_anthropic
 from mtpcore.serving.replies import reply, spell_finish

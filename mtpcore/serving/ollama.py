@@ -15,6 +15,7 @@ from starlette.responses import Response
 from mtpcore.decoding import TokenLogprobs
 from mtpcore.gguf.answer_parser import AnswerPart
 from mtpcore.lm import Completion, thinking_options
+from mtpcore.lm.answer_parsing import AnswerParsing
 from mtpcore.serving.answers import Answer, Service
 from mtpcore.serving.bodies import read_body, read_fields
 from mtpcore.serving.fields import (
@@ -26,7 +27,7 @@ from mtpcore.serving.fields import (
 )
 from mtpcore.serving.forms import form_of_answer, form_of_text
 from mtpcore.serving.logprobs import chat_logprobs
-from mtpcore.serving.parsing import AnswerParsing, find_parsing, read_arguments
+from mtpcore.serving.parsing import find_parsing, read_arguments
 from mtpcore.serving.prompts import (
     TemplateInput,
     encode_conversation,

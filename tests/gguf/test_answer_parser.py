@@ -59,6 +59,13 @@ FORMS = {
 <arg_value>{{ v if v is string else v | tojson }}</arg_value>
 {% endfor %}</tool_call>{% endfor %}<|end|>
 """,
+    "brackets": THINK
+    + "{{ m.content }}"
+    + CALL
+    + """[CALL]
+{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}
+[/CALL]{% endfor %}<|end|>
+""",
     "attributes": "{{ m.content }}{% if m.tool_calls %}<calls>\n"
     + CALL
     + """<invoke name="{{ f.name }}">
