@@ -31,7 +31,7 @@ class ToolCall(NamedTuple):
     arguments: str
     id: str = ""
 
-    def read_arguments(self) -> dict[str, Any]:
+    def read_arguments(self) -> dict[str, object]:
         """Return the arguments by name.
 
         Raises
@@ -40,7 +40,7 @@ class ToolCall(NamedTuple):
             They are no JSON object.
         """
         try:
-            return msgspec.json.decode(self.arguments, type=dict[str, Any])
+            return msgspec.json.decode(self.arguments, type=dict[str, object])
         except msgspec.MsgspecError as error:
             raise MtpcoreError(
                 "the arguments of a call are no JSON object",

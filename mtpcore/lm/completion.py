@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from mtpcore.decoding import FinishReason, TokenLogprobs
@@ -122,9 +120,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     stats: CompletionStats
 
     @property
-    def message(self) -> dict[str, Any]:
+    def message(self) -> dict[str, object]:
         """The answer as a message, with which a conversation goes on."""
-        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        message: dict[str, object] = {"role": "assistant", "content": self.content}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
         if self.tool_calls:

@@ -44,7 +44,7 @@ def parsed_message(parts: Sequence[AnswerPart]) -> dict[str, Any]:
     return message
 
 
-def read_arguments(call: ToolCall) -> dict[str, Any]:
+def read_arguments(call: ToolCall) -> dict[str, object]:
     """Return the arguments of a call as an object; such as are no JSON object as they are."""
     try:
         return call.read_arguments()
