@@ -33,6 +33,7 @@ from mtpcore.cli.turns import Turns
 from mtpcore.decoding import Generator
 from mtpcore.errors import MtpcoreError, SamplingError
 from mtpcore.lm import LM, Completion, Piece, answering, default_n_ctx
+from mtpcore.lm.answer_parsing import AnswerParsing
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 
@@ -282,6 +283,7 @@ class _ChatLoop:
         before = self._messages
         self._messages = [*before, {"role": "user", "content": question}]
         written: list[Piece] = []
+        prompt: list[int] = []
         try:
             if self._when_full == "shift":
                 self._leave_out_turns()
@@ -294,12 +296,18 @@ class _ChatLoop:
             note(str(error))
         except KeyboardInterrupt:
             note("stopped")
-        answer = self._say_again(written) if self._special else "".join(written)
-        if answer:
-            self._messages = [*self._messages, {"role": "assistant", "content": answer}]
-        else:
-            self._messages = before
-        return bool(answer)
+        answer = self._parse(prompt, written) if written else {}
+        has_said = any(answer.get(part) for part in ("content", "reasoning_content"))
+        self._messages = [*self._messages, answer] if has_said else before
+        return has_said
+
+    def _parse(self, prompt: list[int], written: list[Piece]) -> dict[str, str]:
+        """Return an answer as a message: templates leave reasoning out of earlier turns."""
+        text = self._say_again(written) if self._special else "".join(written)
+        tokens = [token for piece in written for token in piece.tokens]
+        answer = AnswerParsing.of(self._lm.model, prompt).read_tokens(tokens, text, None)
+        thought = {"reasoning_content": answer.reasoning} if answer.reasoning else {}
+        return {"role": "assistant", "content": answer.content, **thought}
 
     def _write(self, prompt: list[int], written: list[Piece]) -> None:
         """Write an answer piece by piece, and add what was written."""

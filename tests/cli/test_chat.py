@@ -54,6 +54,24 @@ def answers(model, *questions, system=None):
     return "".join(text if text.endswith("\n") else text + "\n" for text in said)
 
 
+def test_reasoning_is_no_part_of_what_was_said(chat, tmp_path):
+    """Templates leave it out of earlier turns, where they are told which it is."""
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}"
+        "<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<assistant><think>{% endif %}"
+    )
+    saved = tmp_path / "chat.json"
+    code, out, _ = chat(f"hello\n/save {saved}\n", "--chat-template", template)
+    assert code == 0
+    _, answer = json.loads(saved.read_text("utf-8"))
+    assert answer["content"] == ""
+    assert answer["reasoning_content"] == out.strip()
+    code, out, err = chat(f"/load {saved}\nmore\n", "--chat-template", template)
+    assert (code, bool(out.strip())) == (0, True)
+    assert "2 messages read" in err
+
+
 def test_each_line_is_a_turn_of_one_conversation(chat, model):
     code, out, _ = chat("hello\nand then?\n\nmore\n")
     assert code == 0
