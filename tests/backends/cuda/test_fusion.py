@@ -294,6 +294,7 @@ def test_launches_of_a_layer(
     monkeypatch.setattr(emulated, "launch", counting)
 
     def launches(runner):
+        runner.plan.prepare()  # weights are launched, too
         launched.clear()
         runner.feed(np.arange(n_rows))
         return len(launched)
