@@ -136,7 +136,7 @@ def test_a_draft_is_interrupted_while_the_drafter_reads_the_prompt(demo):
         outputs = np.arange(n) >= n - (4 if is_block else 1)
         batch = Batch(tokens, outputs=outputs, slots={"hidden": rows})
         feeds = {} if is_block else {"hidden": ("hidden",)}
-        with context.journal.transaction((context.runner,)):
+        with context.journal.transaction((context.runner.sequences,)):
             return draft_after(context.runner, batch, 4, text, feeds, is_block=is_block)
 
     one, fresh = contexts
