@@ -118,7 +118,7 @@ def test_a_part_that_is_left_out_is_found_and_no_text_shows_it(subject, monkeypa
     monkeypatch.setattr(Lowering, "_lower_concat", without_the_last_part_in("other"))
     check_texts(subject(build=echo), Texts(n_texts=1))
     with pytest.raises(
-        AssertionError, match=r"toy, draft, batch 0: logits\[0, 0\] is .*, by defin"
+        AssertionError, match=r"toy, draft, batch \d: logits\[0, 0\] is .*, by defin"
     ):
         check_graphs(subject(build=echo))
     with pytest.raises(AssertionError, match="by definition"):
@@ -128,7 +128,8 @@ def test_a_part_that_is_left_out_is_found_and_no_text_shows_it(subject, monkeypa
 def test_a_fault_in_a_tap_that_nobody_reads_is_found(subject, monkeypatch):
     monkeypatch.setattr(Lowering, "_lower_concat", without_the_last_part_in("toy"))
     check_texts(subject(), Texts(n_texts=1))
-    with pytest.raises(AssertionError, match="toy, llm with all taps, batch 0: wide"):
+    # What is left out is what was there before, which may happen to be right in the first batch.
+    with pytest.raises(AssertionError, match=r"toy, llm with all taps, batch \d: wide"):
         check_graphs(subject())
 
 
