@@ -15,7 +15,7 @@ from mtpcore.gguf.answer_format import AnswerFormat, CallFormat
 __all__ = ["AnswerParser", "AnswerPart", "ToolCall"]
 
 
-class ToolCall(NamedTuple):
+class ToolCall(msgspec.Struct, frozen=True):
     """A call of a tool.
 
     Attributes

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -159,4 +160,4 @@ def _with_ids(calls: Sequence[ToolCall], tokens: Sequence[int]) -> Iterator[Tool
     """
     for i, call in enumerate(calls):
         digest = hashlib.sha256(repr((i, *tokens)).encode()).hexdigest()
-        yield call._replace(id=digest[:9])
+        yield msgspec.structs.replace(call, id=digest[:9])

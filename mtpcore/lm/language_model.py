@@ -974,12 +974,15 @@ def _read_conversations(messages: object, stream: bool) -> list[Any] | None:
 
 
 def _read_tools(given: Any) -> Any:
-    """Return tools as a list, to be read more than once; what are none the template refuses."""
+    """Return tools as a list, to be read more than once; what are no tools the template refuses."""
+    cause = None
     try:
-        return [*given] if isinstance(given, Iterable) and not isinstance(given, _ONE) else given
+        if given is None or isinstance(given, _ONE):
+            return given
+        if isinstance(given, Iterable):
+            return [*given]
     except MemoryError:
         raise
     except Exception as error:  # whatever a caller's own raises
-        raise MtpcoreError(
-            "tools are a list of mappings", where="chat", got=spell(given)
-        ) from error
+        cause = error
+    raise MtpcoreError("tools are a list of mappings", where="chat", got=spell(given)) from cause

@@ -145,6 +145,7 @@ LEFT_OUT = {
     "TreeShape": "data; link reads it",
     "AsyncStream": "made by LM.astream",
     "Completion": "made by LM.generate",
+    "ToolCall": "made by LM.chat",
     "CompletionStats": "made by LM.generate",
     "Piece": "made by a stream",
     "Stream": "made by LM.stream",
