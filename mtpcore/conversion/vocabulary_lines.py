@@ -17,7 +17,7 @@ __all__ = ["LINES", "special_of_lines", "vocabulary_of_lines"]
 LINES = "tokenizer.jsonl"
 _KEY = "tokenizer.ggml."
 _LONGEST = 64 << 20  # bytes
-_KINDS = {"UNKNOWN": UNKNOWN, "CONTROL": CONTROL, "BYTE": BYTE}
+_KINDS = {"NORMAL": NORMAL, "UNKNOWN": UNKNOWN, "CONTROL": CONTROL, "BYTE": BYTE}
 _UNUSED_SCORE = -1000.0
 _SPECIAL = {"bos": "bos", "eos": "eos", "padding": "pad", "sep": "sep", "unknown": "unk"}
 
@@ -47,7 +47,7 @@ def vocabulary_of_lines(path: Path, n_vocab: int | None) -> dict[str, MetadataVa
         The file is malformed, or there are more tokens than ``n_vocab``.
     """
     data = read_regular(path, _LONGEST, fix="take it from the published model")
-    tokens = [_token(line, f"{path}: line {n}") for n, line in _lines(data)]
+    tokens = [_token(line, path, n) for n, line in _lines(data)]
     more = 0 if n_vocab is None else n_vocab - len(tokens)
     if not tokens or more < 0:
         raise tokenizer_error(path, "not as many tokens as the model has", n_vocab, len(tokens))
@@ -79,12 +79,16 @@ def _lines(data: bytes) -> list[tuple[int, bytes]]:
     return [(n, line) for n, line in enumerate(data.splitlines(), 1) if line.strip()]
 
 
-def _token(line: bytes, where: str) -> tuple[str, float, int]:
+def _token(line: bytes, path: Path, n: int) -> tuple[str, float, int]:
     """Return text, score and kind of a token; a line may hold more, which no text needs."""
     try:
         values = msgspec.json.decode(line, type=list)
     except msgspec.DecodeError:
         values = None  # which is no list of anything
+    where = f"{path}: line {n}"
     text, score, kind = convert_json((values or [])[:3], tuple[str, float, str], where)
-    is_control = text.startswith("<|plamo:") and text.endswith("|>")
-    return text, score, _KINDS.get(kind, CONTROL if is_control else NORMAL)
+    if kind not in _KINDS:
+        what = f"line {n} has a token of a kind that nobody knows"
+        raise tokenizer_error(path, what, ", ".join(_KINDS), kind)
+    is_control = kind == "NORMAL" and text.startswith("<|plamo:") and text.endswith("|>")
+    return text, score, CONTROL if is_control else _KINDS[kind]

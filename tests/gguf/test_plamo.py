@@ -76,6 +76,7 @@ def test_metadata_is_that_of_the_peer(tmp_path):
         ([["a", -1.0]], None, "line 1"),
         ([], None, "not as many tokens"),
         ([["a", -1.0, "NORMAL"]] * 3, 2, "not as many tokens"),
+        ([["a", -1.0, "USER_DEFINED"]], None, "line 1 has a token of a kind that nobody knows"),
     ],
 )
 def test_what_is_no_vocabulary(tmp_path, lines, n_vocab, said):
