@@ -53,6 +53,12 @@ class ChatTemplate(Uncopied):
         Bytes that compiling and a rendering may take; default: 64 MB, and for a rendering eight
         times the conversation as JSON.
 
+    Attributes
+    ----------
+    source : str
+    reads_tools : bool
+        Whether it, or the one for tools, speaks of tools at all.
+
     Raises
     ------
     MtpcoreError
@@ -80,6 +86,7 @@ class ChatTemplate(Uncopied):
             "eos_token": eos,
         }
         self._where = f"{file}: chat template" if file else "chat template"
+        self.reads_tools = tool_use is not None or "tools" in source
         self._renderer, self._reading = self._prepare(source, self._where)
         self._for_tools = (
             None if tool_use is None else self._prepare(tool_use, f"{self._where} tool_use")

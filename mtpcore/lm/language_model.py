@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Annotated, Any, Literal, TypeVar, Unpack, overload
@@ -53,6 +54,7 @@ __all__ = ["LM"]
 _show_options = show_options(TextOptions, TEXT_DEFAULTS)
 _show_chat_options = show_options(ChatOptions, CHAT_DEFAULTS)
 _SHOWN = Annotated[bool | None, Meta(description="True, False or None")]
+log = logging.getLogger("mtpcore")
 _ONE = str, bytes, Mapping
 PromptLike = str | Sequence[int]
 MessageLike = Mapping[str, object]
@@ -125,6 +127,8 @@ class LM(Closing, Uncopied):
     """
 
     _instead = "make one in each process: LM(path); in threads use the same one"
+
+    _has_said_no_tools = False
 
     def __init__(
         self,
@@ -800,6 +804,9 @@ class LM(Closing, Uncopied):
             ),
             **more,
         )
+        if tools is not None and not template.reads_tools and not self._has_said_no_tools:
+            self._has_said_no_tools = True
+            log.warning("the chat template reads no tools: the model is told of none")
         return self.tokenizer.encode(text, add_special=False, parse_special=True)
 
     async def run_between_rounds(self, function: Callable[[], R]) -> R:

@@ -27,6 +27,7 @@ TOOLS = [
         },
     }
 ]
+TOOLS_TOO = "{{ tools }}{{ messages[0].content }}"
 CALLS = [{"city": "Rome"}, {"city": "Łódź"}]
 HI = [{"role": "user", "content": "hi"}]
 
@@ -135,3 +136,13 @@ def test_tools_that_are_none(scripted):
         with pytest.raises(MtpcoreError, match="tools are a list of mappings"):
             lm.chat(HI, tools=tools, max_tokens=1)
     assert lm.chat(HI, tools=["clock"], max_tokens=1).tool_calls == ()
+
+
+@pytest.mark.parametrize(("template", "n_said"), [("{{ messages[0].content }}", 1), (TOOLS_TOO, 0)])
+def test_a_template_that_reads_no_tools_says_so_once(caplog, template, n_said):
+    with mtpcore.LM("demo", n_ctx=64, draft=0, threads=1) as lm:
+        lm.model.chat_template = ChatTemplate(template)
+        for tools in (None, TOOLS, TOOLS):
+            lm.encode_chat(HI, tools=tools)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["the chat template reads no tools: the model is told of none"] * n_said
