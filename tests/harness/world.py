@@ -14,6 +14,7 @@ class Template:
     """A chat template that needs no process; rendering has doors of its own."""
 
     source = ""
+    reads_tools = True
 
     def render(self, messages, tools=None, **more):
         try:
