@@ -32,6 +32,21 @@ TEMPLATE = (
     '{% if tools %}<tool_call>{"name": "x", "arguments": {}}</tool_call>{% endif %}<assistant>'
 )
 N_PARTS = 10
+KINDS = (
+    "chat",
+    "streamed-logprobs",
+    "tools",
+    "schema",
+    "two-texts",
+    "left",
+    "messages",
+    "responses",
+    "embeddings",
+    "ollama",
+    "no-json",
+    "stop",
+)
+"""What requests are, in their order."""
 
 
 def main() -> None:
@@ -105,7 +120,7 @@ def request_of(i: int) -> tuple[str, dict[str, Any] | None]:
         ("/v1/completions", None),
         ("/v1/completions", text | {"stop": [f"{i % 10}"], "speculative": False}),
     ]
-    return kinds[i % len(kinds)]
+    return dict(zip(KINDS, kinds, strict=True))[KINDS[i % len(KINDS)]]
 
 
 def ask(port: int, i: int) -> str:

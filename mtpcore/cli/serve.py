@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from mtpcore.cli import options as shared
+from mtpcore.cli.allocator import keep_flat
 from mtpcore.cli.samplers import add_sampling_options, given_sampling
 from mtpcore.cli.session import open_model, open_session
 from mtpcore.cli.templates import add_template_options, take_template, template_options
@@ -127,6 +128,7 @@ def execute(options: argparse.Namespace) -> int:
     given = given_sampling(options)
     if given.pop("stream", 0):
         options.parser.error("a stream of noise is for one text: give each request a seed")
+    keep_flat()
     with open_model(options) as model:
         take_template(options, model)
         variables = template_options(options, model)

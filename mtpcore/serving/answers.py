@@ -46,7 +46,7 @@ class Service:
         self.created = int(time())
         self.keep_alive = settings.keep_alive
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """What texts depend on beside the request: weights, backend, type of keys and values."""
         found = self._fingerprint

