@@ -1245,6 +1245,14 @@ class GraphBuilder:
         weights = [weight, bias] if bias and self.has(bias) else [weight]
         return self.add_node("expert_matmul", [x, ids], weights, name=name or self._stem(weight))[0]
 
+    def group_ids(self, ids: Value, n_of_group: int, *, name: str | None = None) -> Value:
+        """Return the groups of chosen experts, ``ids // n_of_group``: i32[T, n_used].
+
+        ``ids`` are those that a ``route`` chose. A token whose experts share a group has that group
+        several times; the shares are those of the experts.
+        """
+        return self.add_node("group_ids", [ids], name=name, n_of_group=n_of_group)[0]
+
     def scale_chosen(self, x: Value, ids: Value, weight: str, *, name: str | None = None) -> Value:
         """Multiply each expert's row by the factor of that expert: [T, n_used, width], as it was.
 

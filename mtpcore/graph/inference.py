@@ -111,10 +111,19 @@ def infer(
         raise GraphError(
             error.what, where=where, wanted=error.wanted, got=error.got, fix=_FIX
         ) from None
-    n_choices = weights[0][0] if weights and weights[0] else inputs[0].shape[-1]
     return tuple(
-        (shape, dtype, int(n_choices) if dtype == "i32" else 0) for shape, dtype in outputs
+        (shape, dtype, _n_choices(op, inputs, weights, attrs) if dtype == "i32" else 0)
+        for shape, dtype in outputs
     )
+
+
+def _n_choices(
+    op: str, inputs: Sequence[Value], weights: WeightShapes, attrs: dict[str, Any]
+) -> int:
+    """Return among how many experts, groups of them or columns the ids that ``op`` makes choose."""
+    if op == "group_ids":
+        return inputs[0].n_experts // int(attrs["n_of_group"])
+    return int(weights[0][0] if weights and weights[0] else inputs[0].shape[-1])
 
 
 def _check_ids(
@@ -128,6 +137,10 @@ def _check_ids(
             continue
         if not value.n_experts:
             raise Mismatch("no ids", "what a route chose, or find_best found", value.name)
+        if "n_of_group" in attrs:
+            if value.n_experts % attrs["n_of_group"]:
+                raise Mismatch("groups do not fit", f"a divisor of {value.n_experts}", attrs)
+            continue
         stack = weights[0] if weights else None
         n = attrs.get("n_clusters", attrs.get("width", stack[0] if stack else 0))
         if n != value.n_experts:

@@ -560,6 +560,12 @@ def _expert_matmul(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Si
     return _f32(ids[0], ids[1], stack[1])
 
 
+def _group_ids(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
+    _want(len(x[0]) == 2, "ids are of rows and ranks", "[rows, used]", x[0])
+    _want(a["n_of_group"] > 0, "groups of no experts", "1 or more", a["n_of_group"])
+    return ((x[0], "i32"),)
+
+
 def _scale_chosen(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     fits = len(x[0]) == 3 and x[0][:2] == x[1]
     _want(fits, "not a row for each rank", (*x[1], "width"), x[0])
@@ -911,6 +917,16 @@ OPS: dict[str, OpRule] = {
         (1,),
         (1,),
         axes=(3, 2),
+    ),
+    "group_ids": _rule(
+        1,
+        0,
+        "n_of_group",
+        _group_ids,
+        "ids[t, r] // n_of_group, groups of experts that lie side by side; a token may have one "
+        "several times",
+        (0,),
+        (0,),
     ),
     "scale_chosen": _rule(
         2,

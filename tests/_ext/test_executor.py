@@ -340,6 +340,34 @@ def test_factors_are_those_of_experts_that_a_route_chose(steps):
         made.finish(0.0, 0.0, 0.0)
 
 
+def group_ids(n_experts=4, n_of_group=2, ids=IDS, axis=0, to=IDS):
+    return "group_ids", axis, [ids], [to], {"ints": [n_experts, n_of_group]}
+
+
+@pytest.mark.parametrize(
+    ("steps", "misfit"),
+    [
+        ([route(), group_ids(3, 1)], "ids of more experts"),
+        ([route(), group_ids(axis=1)], "ids of more experts"),
+        ([route(1), group_ids()], "ids of more experts"),
+        ([group_ids()], "ids of more experts"),
+        ([route(), group_ids(4, 0)], "groups of different sizes"),
+        ([route(), group_ids(4, -2)], "groups of different sizes"),
+        ([route(), group_ids(4, 3)], "groups of different sizes"),
+        ([route(), group_ids(to=view(INNER, width=1))], "not a group for each id"),
+        ([route(), group_ids(), scale_chosen(1)], "ids of more experts"),
+        ([route(), group_ids(), scale_chosen(2, axis=1)], "ids of more experts"),
+        ([route(), group_ids(), group_ids(1, 1)], "ids of more experts"),
+    ],
+)
+def test_groups_are_those_of_experts_that_a_route_chose(steps, misfit):
+    made = executor(n_ops=len(steps))
+    for kind, axis, inputs, outputs, further in steps:
+        made.add(kind, 0, axis, inputs, outputs, **further)
+    with pytest.raises(BackendError, match=misfit):
+        made.finish(0.0, 0.0, 0.0)
+
+
 def test_numbers_of_xielu_are_four():
     made, numbers = executor(n_ops=1), np.ones(5, np.float32)
     for n in (3, 5):

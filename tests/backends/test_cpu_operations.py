@@ -280,6 +280,21 @@ def test_experts(name, n):
         assert_equal(make, tensors, {"a": 20}, n=n, threads=threads, tolerance=1e-5)
 
 
+def test_a_matrix_of_a_group_is_that_of_each_of_its_experts():
+    """Tokens that chose several experts of a group have its row as often."""
+    tensors = random_tensors(6, r=(12, 20), of_groups=(3, 35, 20))
+    tensors["each.weight"] = Tensor(np.repeat(tensors["of_groups.weight"].array(), 4, axis=0))
+
+    def make(g):
+        ids, shares = g.route(g.inputs["a"], "r.weight", n_used=5)
+        chosen = {"each.weight": ids, "of_groups.weight": g.group_ids(ids, 4)}
+        return {w: g.mix(g.expert_matmul(g.inputs["a"], of, w), shares) for w, of in chosen.items()}
+
+    for threads in (1, 3):
+        for made in run_both(make, tensors, {"a": 20}, n=30, threads=threads):
+            assert np.array_equal(made["of_groups.weight"], made["each.weight"])
+
+
 def test_routes_of_ties_and_of_what_is_not_a_number():
     """Ids stay valid, distinct and as the definition has them."""
     router = np.zeros((6, 4), np.float32)

@@ -107,6 +107,7 @@ def test_every_operation_is_written_down():
         "mul",
         "scale_by",
         "shift_by",
+        "group_ids",
         "scale_chosen",
         "embed",
         "embed_codes",
@@ -477,7 +478,7 @@ ROUTES = [
 @each_operation
 @given(st.data(), isas, counts, st.sampled_from(ROUTES), st.integers(1, 5))
 def test_experts(data, isa, n, options, n_used):
-    tensors = random_tensors(5, r=(12, 20), up=(12, 35, 20))
+    tensors = random_tensors(5, r=(12, 20), up=(12, 35, 20), of_groups=(4, 35, 20))
     correction = data.draw(values(12) | st.just(np.zeros(12)))  # else it may decide for all rows
     tensors["c.weight"] = Tensor(correction)
     tensors["bias.weight"], tensors["f.weight"] = (Tensor(data.draw(values(12))) for _ in range(2))
@@ -494,6 +495,9 @@ def test_experts(data, isa, n, options, n_used):
             "expert_matmul": g.merge_heads(up),
             "scale_chosen": g.merge_heads(g.scale_chosen(up, ids, "f.weight")),
             "mix": g.mix(up, shares),
+            "group_ids": g.mix(
+                g.expert_matmul(g.inputs["a"], g.group_ids(ids, 3), "of_groups.weight"), shares
+            ),
         }
 
     compare([isa], make, tensors, {"a": data.draw(values(n, 20))})

@@ -301,6 +301,14 @@ WRONG = {
     "attention, two biases": lambda g, x: scored(
         g, x, max_alibi_bias=8.0, bias="biases.weight", max_distance=9
     ),
+    "group_ids, no group": lambda g, x: g.group_ids(g.route(x, "router.weight", n_used=2)[0], 0),
+    "group_ids, a part of a group": lambda g, x: g.group_ids(
+        g.route(x, "router.weight", n_used=2)[0], 2
+    ),
+    "group_ids, tokens": lambda g, x: g.group_ids(g.inputs.tokens, 1),
+    "group_ids, more groups than matrices": lambda g, x: g.expert_matmul(
+        x, g.group_ids(g.route(x, "router.weight", n_used=2)[0], 3), "stack.weight"
+    ),
     "scale_chosen": lambda g, x: chosen(g, x, "router.weight"),
     "scale_chosen, fewer factors": lambda g, x: chosen(g, x, "two.weight"),
     "scale_chosen, rows": lambda g, x: g.scale_chosen(

@@ -220,15 +220,23 @@ class Grower(Writer):
             return None
         if len(x.shape) == 2 and x.shape[1] % n_used == 0 and self.draw(st.booleans()):
             x = self.g.split_heads(x, n_used)
-        stack = self.matrix(N_EXPERTS, self.draw(self.WIDTHS), x.shape[-1])
+        stack = self.matrix(ids.n_experts, self.draw(self.WIDTHS), x.shape[-1])
         return self.g.expert_matmul(x, ids, stack)
+
+    def group_ids(self):
+        """Add groups of chosen experts, at times each of one or all of them."""
+        if not self.ids:
+            self.values.append(self.route())
+        ids = self.draw(st.sampled_from(self.ids))
+        divisors = [n for n in range(1, ids.n_experts + 1) if ids.n_experts % n == 0]
+        self.ids.append(self.g.group_ids(ids, self.draw(st.sampled_from(divisors))))
 
     def scale_chosen(self):
         if not self.ids:
             self.values.append(self.route())
         ids = self.draw(st.sampled_from(self.ids))
         x = self.in_heads(lambda v: v.shape[:2] == ids.shape)
-        return x and self.g.scale_chosen(x, ids, self.vector(N_EXPERTS))
+        return x and self.g.scale_chosen(x, ids, self.vector(ids.n_experts))
 
     def mix(self):
         x = self.in_heads()
@@ -293,8 +301,8 @@ class Grower(Writer):
         two, two, scale, scale_any_by, shift_any_by, activate, clamp, multiply_each_head,
         scale_by_position, xielu, gaussian_topk,
         concat, concat, concat, slice, slice, slice, split, split, join, join, repeat, turn,
-        attention, attention, route, expert_matmul, expert_matmul, scale_chosen, mix, head_matmul,
-        output_rows,
+        attention, attention, route, expert_matmul, expert_matmul, group_ids, scale_chosen, mix,
+        head_matmul, output_rows,
         rank_matmul, find_best, embed_ids, embed_ids, block_attention, block_walk,
     )  # fmt: skip
 

@@ -331,7 +331,10 @@ class Writer:
         )
         if self.draw(st.booleans()):
             gate = g.scale_chosen(gate, ids, self.vector(n_experts, around=1.0))
-        down = g.expert_matmul(g.gated(gate, up), ids, self.matrix(n_experts, x.shape[1], width))
+        inner, n_of_group = g.gated(gate, up), self.draw(st.integers(0, n_experts))
+        if n_of_group and n_experts % n_of_group == 0:
+            ids, n_experts = g.group_ids(ids, n_of_group), n_experts // n_of_group
+        down = g.expert_matmul(inner, ids, self.matrix(n_experts, x.shape[1], width))
         return g.add(x, g.mix(down, shares))
 
     def clusters(self, x):

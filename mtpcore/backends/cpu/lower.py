@@ -340,6 +340,11 @@ class Lowering:
             )
         )
 
+    def _lower_group_ids(self, node: Node) -> None:
+        n_experts = self.program.values[node.inputs[0]].n_experts
+        ints = [n_experts, node.attrs["n_of_group"]]
+        self._add(node, "group_ids", self._in(node), ints=ints)
+
     def _lower_expert_matmul(self, node: Node) -> None:
         (x, ids), axis = self._in(node), self._axis(node.inputs[0])
         weight = node.weights[0]

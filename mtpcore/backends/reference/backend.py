@@ -110,6 +110,7 @@ class ReferenceBackend:
         "delta_rule": delta_rule(formulas.read_state),
         "route": by_row(formulas.route),
         "expert_matmul": by_row(formulas.expert_matmul),
+        "group_ids": by_row(formulas.group_ids),
         "scale_chosen": by_row(formulas.scale_chosen),
         "cluster_matmul": by_row(formulas.cluster_matmul),
         "head_matmul": by_row(formulas.head_matmul),

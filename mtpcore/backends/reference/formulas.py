@@ -34,6 +34,7 @@ __all__ = [
     "embed_codes",
     "embedding_rows",
     "expert_matmul",
+    "group_ids",
     "gated",
     "gaussian_topk",
     "head_matmul",
@@ -471,6 +472,11 @@ def expert_matmul(x: Array, ids: NDArray[np.int32], w: Any, bias: Array | None =
     each = x if x.ndim == 2 else [x] * len(ids)
     y = np.stack([w[i] @ row for i, row in zip(ids, each, strict=True)])
     return y if bias is None else y + bias[ids]
+
+
+def group_ids(ids: NDArray[np.int32], *, n_of_group: int) -> NDArray[np.int32]:
+    """Return the group of each id, where groups lie one after the other."""
+    return ids // np.int32(n_of_group)
 
 
 def scale_chosen(x: Array, ids: NDArray[np.int32], w: Array) -> Array:

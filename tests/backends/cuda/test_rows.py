@@ -86,6 +86,14 @@ def test_factors_of_positions(device, row, n, offset):
         assert made[3:].tobytes() != x[3:].tobytes()
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (130, 8)])
+def test_groups_of_experts(device, shape):
+    ids = np.random.default_rng(20).integers(0, 12, shape, np.int32)
+    out, size = (shape[1:], np.int32), {"n_batch": len(ids), "n_of_group": 4}
+    (made,) = carry_out(device, LAUNCHERS["group_ids"], [ids], [], out, **size)
+    assert made.tobytes() == (ids // 4).tobytes()
+
+
 @pytest.mark.parametrize("shape", [(1, 1, 1), (5, 3, 100)])
 def test_factors_of_experts(device, shape):
     x, w = of_all_sizes(18, *shape), of_all_sizes(19, 7)

@@ -16,6 +16,17 @@ static expert_lists lists_in(const mtp_op *op, const mtp_run *run, const mtp_vie
     return (expert_lists){words, slots, slots + run->n_rows[op->axis] * view->width};
 }
 
+void mtp_op_group_ids(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
+    for (int64_t t = rows.begin; t < rows.end; t++) {
+        const int32_t *ids = mtp_row(run, &op->in[0], t, 0);
+        int32_t *groups = mtp_row(run, &op->out[0], t, 0);
+        for (int64_t r = 0; r < op->in[0].width; r++)
+            groups[r] = (int32_t)(ids[r] / op->n[1]);
+    }
+}
+
 /* A counting sort, so rows of one expert keep their order. */
 void mtp_op_sort_by_expert(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
 {

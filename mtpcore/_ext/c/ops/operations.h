@@ -48,6 +48,7 @@
     X(FIND_BEST, find_best, SPREAD)                                                                \
     X(DELTA_RULE, delta_rule, SPREAD)                                                              \
     X(ROUTE, route, ROWS)                                                                          \
+    X(GROUP_IDS, group_ids, ROWS)                                                                  \
     X(SORT_BY_EXPERT, sort_by_expert, GATHER)                                                      \
     X(SORT_BY_HEAD, sort_by_head, GATHER)                                                          \
     X(SORT_BY_POSITION, sort_by_position, GATHER)                                                  \

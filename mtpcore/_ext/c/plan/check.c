@@ -261,13 +261,17 @@ static int are_found(const mtp_plan *plan, int64_t at, int64_t n)
            maker->in[0].width <= n && maker->n[0] >= ids->width && is_same(&maker->out[0], ids);
 }
 
-/* Whether the ids that an operation reads are those that a route chose among n, or fewer. */
+/* Whether the ids that an operation reads are those that a route chose among n, or fewer, or the
+ * groups of such experts. */
 static int are_chosen(const mtp_plan *plan, int64_t at, const mtp_view *ids, int64_t n_used,
                       int64_t n)
 {
     const mtp_op *maker = maker_of(plan, at, ids->buffer);
-    return maker && maker->kind == MTP_ROUTE && maker->axis == plan->ops[at].axis &&
-           maker->in[0].width <= n && maker->n[0] >= n_used && is_same(&maker->out[0], ids);
+    if (!maker || maker->axis != plan->ops[at].axis || !is_same(&maker->out[0], ids))
+        return 0;
+    if (maker->kind == MTP_GROUP_IDS)
+        return maker->n[0] / maker->n[1] <= n && maker->in[0].width >= n_used;
+    return maker->kind == MTP_ROUTE && maker->in[0].width <= n && maker->n[0] >= n_used;
 }
 
 static const char *misfit_of_candidates(const mtp_plan *plan, int64_t at)
@@ -352,6 +356,12 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
                        op->n[0] <= out[1].width
                    ? NULL
                    : "more experts are used than there are";
+    case MTP_GROUP_IDS:
+        if (!are_chosen(plan, at, in, in->width, op->n[0]))
+            return "ids of more experts than there are in the groups";
+        if (op->n[1] < 1 || op->n[0] % op->n[1])
+            return "groups of different sizes, or none";
+        return is_alike(in, out) ? NULL : "not a group for each id";
     case MTP_SORT_BY_EXPERT:
         if (!are_chosen(plan, at, in, in->width, op->n[0]))
             return "ids of more experts than there are lists for";

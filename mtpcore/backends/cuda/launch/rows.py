@@ -57,6 +57,7 @@ _COPY, _MIX, _NOT_FINITE = Kernel("copy"), Kernel("mix"), Kernel("not_finite")
 _KEEP_BEST, _FIND_BEST = Kernel("keep_best"), Kernel("find_best")
 _SCALE_BY_POSITION = Kernel("scale_by_position")
 _XIELU, _GAUSSIAN_TOPK = Kernel("xielu"), Kernel("gaussian_topk")
+_GROUP_IDS = Kernel("group_ids")
 KERNELS = (
     *_ELEMENTWISE.values(),
     *_NORMALISE.values(),
@@ -69,6 +70,7 @@ KERNELS = (
     _SCALE_BY_POSITION,
     _XIELU,
     _GAUSSIAN_TOPK,
+    _GROUP_IDS,
 )
 
 
@@ -159,6 +161,13 @@ def scale_by(step: Step, n_rows: int) -> list[Launch]:
 def shift_by(step: Step, n_rows: int) -> list[Launch]:
     """Add weights."""
     return _by_weight("ADD", step, n_rows)
+
+
+def group_ids(step: Step, n_rows: int) -> list[Launch]:
+    """Divide the ids of experts by how many a group has."""
+    ids, n = step.inputs[0], n_rows * n_of_row(step.outputs[0])
+    arguments = _GROUP_IDS.arguments(ids=ids, groups=step.outputs[0], n=n, **step.attrs)
+    return [Launch(_GROUP_IDS, (blocks_of(n), 1), arguments)]
 
 
 def scale_chosen(step: Step, n_rows: int) -> list[Launch]:
@@ -530,4 +539,5 @@ LAUNCHERS: dict[str, Launcher] = {
     "mix": mix,
     "keep_best": keep_best,
     "find_best": find_best,
+    "group_ids": group_ids,
 }
