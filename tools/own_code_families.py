@@ -48,6 +48,8 @@ def _model(
 ) -> Settings:
     """Return configuration and shapes, and the class of transformers that reads them, if any.
 
+    A class that transformers lacks is one of ``own_code_models``.
+
     Names of a layer's tensors are without ``{prefix}{n}.``; ``whole`` are those of the others, with
     ``__`` for a dot and without ``.weight``.
     """
@@ -623,7 +625,7 @@ def _of_openelm() -> dict[str, Any]:
     )
 
 
-def _of_plamo3() -> dict[str, Any]:
+def _of_plamo3(**more: Any) -> dict[str, Any]:
     """Return PLaMo 3: windows in all but every eighth layer."""
     config = _config(
         "Plamo3ForCausalLM",
@@ -637,6 +639,7 @@ def _of_plamo3() -> dict[str, Any]:
         rope_local_theta=10000,
         linear_type="normal",
         tie_word_embeddings=False,
+        **more,
     )
     layer = {
         **_PLAMO_NORMS,
@@ -873,6 +876,41 @@ def _of_maple() -> dict[str, Any]:
     return _model(config, [layer] * 2)
 
 
+def _of_grove() -> dict[str, Any]:
+    """Return GroveMoE, of whose experts two each have a small one beside them."""
+    config = _config(
+        "GroveMoeForCausalLM",
+        "grove_moe",
+        **_RMS,
+        head_dim=16,
+        attention_bias=False,
+        attention_dropout=0.0,
+        decoder_sparse_step=1,
+        max_window_layers=2,
+        mlp_only_layers=[],
+        moe_intermediate_size=24,
+        norm_topk_prob=True,
+        num_experts=8,
+        num_experts_per_tok=3,
+        output_router_logits=False,
+        rope_scaling=None,
+        rope_theta=10000000.0,
+        router_aux_loss_coef=0.001,
+        sliding_window=None,
+        use_sliding_window=False,
+    )
+    layer = {
+        **_NORMS,
+        **_attention(16),
+        **_head_norms(16),
+        "mlp.gate.weight": [8, WIDTH],
+        "mlp.expert_bias": [8],
+        **_experts("mlp.experts.", n=8),
+        **_experts("mlp.chunk_experts.", width=16),
+    }
+    return _model(config, [layer] * 2, cls="GroveMoeForCausalLM")
+
+
 def _of_paddle() -> dict[str, Any]:
     """Return the text of PaddleOCR-VL."""
     text = _config(
@@ -1096,6 +1134,7 @@ def _of_dots3() -> dict[str, Any]:
 
 
 WITHOUT_CLASS: dict[str, dict[str, Any]] = {
+    "GroveMoeForCausalLM": _of_grove(),
     "CogVLMForCausalLM": _of_cogvlm(),
     "PlamoForCausalLM": _of_plamo(),
     "GrokForCausalLM": _of_grok1(),
@@ -1113,6 +1152,7 @@ WITHOUT_CLASS: dict[str, dict[str, Any]] = {
     "SmallThinkerForCausalLM": _of_smallthinker(),
     "OpenELMForCausalLM": _of_openelm(),
     "Plamo3ForCausalLM": _of_plamo3(),
+    "Plamo3ForCausalLM, long": _of_plamo3(rope_scaling_factor=8.0, initial_context_length=8),
     "Spark2_5ForCausalLM": _of_spark(),
     "BailingMoeForCausalLM": _of_bailing(),
     "BaichuanForCausalLM": _model(

@@ -31,6 +31,7 @@ from safetensors.numpy import save_file
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
+import own_code_models  # noqa: E402
 from harness import published_families as data  # noqa: E402
 from own_code_families import SIZES, WITHOUT_CLASS  # noqa: E402
 
@@ -891,7 +892,8 @@ def main() -> None:
             if name in WITHOUT_CLASS:
                 config, shapes = without_class(name, folder)
                 if cls := WITHOUT_CLASS[name]["class"]:
-                    arrays[name] = logits_of_class(getattr(transformers, cls), folder)
+                    held = getattr(transformers, cls, None) or getattr(own_code_models, cls)
+                    arrays[name] = logits_of_class(held, folder)
             else:
                 config, shapes, arrays[name] = checkpoint(name, folder)
             found[name] = {"config": config, "shapes": shapes}

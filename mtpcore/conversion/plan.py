@@ -208,7 +208,7 @@ def _wishes(
             continue
         for i, n in enumerate(_layers(rename, config, blocks)):
             name = rename.source.replace("{n}", str(n)).replace("{i}", str(i))
-            experts = range(n_experts) if "{e}" in name else range(1)
+            experts = range(n_experts // rename.n_of_group) if "{e}" in name else range(1)
             n_names += len(experts)
             if n_names > _MOST_NAMES:
                 raise ModelFileError(

@@ -246,6 +246,8 @@ class Rename(msgspec.Struct, frozen=True):
         The type of tensor whose blocks, uint8[..., bytes of a row], the change makes, whatever type
         was asked for: weights that are published quantised keep their bits, and others get the one
         type that a reader takes.
+    n_of_group : int
+        How many experts a group has, where ``{e}`` stands for a group.
     """
 
     source: str
@@ -259,6 +261,7 @@ class Rename(msgspec.Struct, frozen=True):
     also: str | tuple[str, ...] = ()
     blocks: str = ""
     sources: Callable[[Config], Iterable[str]] | None = None
+    n_of_group: int = 1
 
     @property
     def further(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from mtpcore.models.deci import DECI
 from mtpcore.models.dots3note import DOTS3_NOTE, DOTS3_NOTE_HEAD
 from mtpcore.models.families import FAMILIES
 from mtpcore.models.grok import GROK
+from mtpcore.models.grovemoe import GROVE_MOE
 from mtpcore.models.hrm_text import HRM_TEXT
 from mtpcore.models.kimi_linear import KIMI_LINEAR
 from mtpcore.models.latent import MINICPM3
@@ -53,6 +54,7 @@ _OF_THEIR_OWN = (
         COGVLM,
         COHERE2_MOE,
         DECI,
+        GROVE_MOE,
         HRM_TEXT,
         MUSE_GLIMMER,
     ),

@@ -293,6 +293,7 @@ def moe(
     gated: Callable[[Value, Value], Value] | None = None,
     shared_gated: Callable[[Value, Value], Value] | None = None,
     ungated: Callable[[Value], Value] | None = None,
+    beside: Callable[[Value, Value], Value] | None = None,
 ) -> Value:
     """Return the weighted sum of the chosen experts' SwiGLU, plus the shared expert's if any.
 
@@ -311,6 +312,8 @@ def moe(
         SwiGLU's.
     ungated : callable, optional
         ``ungated(up)``, of experts that have no gate.
+    beside : callable, optional
+        ``beside(ids, shares)``, of the chosen experts and their weights: what is added to the sum.
     """
     block, down = f"blk.{layer}", f"blk.{layer}.ffn_down_exps"
     gated = gated or g.gated
@@ -350,6 +353,8 @@ def moe(
     else:
         inner = gated(multiply(x, "ffn_gate_exps"), multiply(x, "ffn_up_exps"))
     y = g.mix(multiply(inner, "ffn_down_exps"), shares)
+    if beside is not None:
+        y = g.add(y, beside(ids, shares))
     return y if shared is None else g.add(y, shared)
 
 

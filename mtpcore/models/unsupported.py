@@ -14,12 +14,12 @@ _NEEDS = {
         *("bert", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "llama-embed"),
         *("modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe", "t5encoder"),
     ),
-    "experts that stand for groups of other experts": ("grovemoe",),
     "an encoder of images": ("clip",),
     "a decoder of sound": ("pockettts", "wavtokenizer-dec"),
     "the recurrence of RWKV": ("arwkv7", "rwkv6", "rwkv6qwen2", "rwkv7"),
+    "attention of each layer to what earlier ones left in the residual stream": ("kimi-k3",),
     "several streams of residuals, mixed by hyper-connections": (
-        *("deepseek4", "glm5-next", "hy_v4", "kimi-k3", "qwen4exp"),
+        *("deepseek4", "glm5-next", "hy_v4", "qwen4exp"),
     ),
 }
 

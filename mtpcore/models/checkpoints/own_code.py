@@ -61,6 +61,7 @@ __all__ = [
     "DEEPSEEK",
     "EXAONE",
     "GLM",
+    "GROVE_MOE",
     "INTERNLM2",
     "MAINCODER",
     "MAPLE",
@@ -833,6 +834,48 @@ MAPLE = Checkpoint(
     ),
 )
 """What gates of experts are cut at stands in the model's code alone."""
+
+
+_N_OF_GROUP = 2
+GROVE_MOE = Checkpoint(
+    architectures=frozenset({"GroveMoeForCausalLM"}),
+    defaults=(*STATED, ("rms_norm_eps", 1e-6)),
+    tensors=(
+        *TABLES,
+        *ATTENTION,
+        *HEAD_NORMS,
+        *FFN_NORM,
+        *EXPERTS,
+        *(
+            replace(small, n_of_group=_N_OF_GROUP)
+            for small in block_renames(
+                {
+                    f"mlp.chunk_experts.{{e}}.{part}_proj.weight": f"ffn_{part}_chexps.weight"
+                    for part in ("gate", "up", "down")
+                }
+            )
+        ),
+    ),
+    dropped=("model.layers.{n}.mlp.expert_bias",),
+    constants=(
+        *CONSTANTS,
+        ("decoder_sparse_step", (1,)),
+        ("mlp_only_layers", ([],)),
+        ("norm_topk_prob", (True,)),
+    ),
+    metadata=(
+        *DECODER,
+        *ROPE_KEYS,
+        *COUNTS,
+        ("{arch}.attention.sliding_window", switched_window),
+        ("{arch}.expert_feed_forward_length", "moe_intermediate_size"),
+        ("{arch}.expert_chunk_feed_forward_length", head_width),
+        ("{arch}.experts_per_group", lambda config: _N_OF_GROUP),
+        ("{arch}.expert_group_scale", lambda config: 0.05),
+    ),
+)
+"""Sizes of groups and the factor of their experts stand in the model's code alone, which weights
+experts by a softmax whatever ``norm_topk_prob`` says; nobody reads the bias of experts."""
 
 
 def _backwards(values: TensorValues, config: Config) -> TensorValues:
