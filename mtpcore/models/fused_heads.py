@@ -28,7 +28,11 @@ from mtpcore.models.published import (
     switched_window,
 )
 from mtpcore.models.rope import Style
-from mtpcore.models.rope_conversion import FACTORED_ROPE_KEYS, long_context_factors
+from mtpcore.models.rope_conversion import (
+    FACTORED_ROPE_KEYS,
+    exact_ramp,
+    long_context_factors,
+)
 
 __all__ = [
     "DRAFT_VOCABULARY",
@@ -129,12 +133,6 @@ def _norms_before_fc(config: Config) -> bool:
     """Say whether taps are normed together; SGLang reads it of ``eagle_config``, too."""
     said = config.get("norm_before_fc", "eagle_config.norm_before_fc", type=bool)
     return bool(said)
-
-
-def _exact_ramp(config: Config) -> bool | None:
-    """Return False where YaRN's ramp begins and ends between pairs, as gpt-oss's; else no key."""
-    rounded = config.get("rope_parameters.truncate", "rope_scaling.truncate", type=bool)
-    return False if rounded is False else None
 
 
 def _target_width(config: Config) -> int:
@@ -258,6 +256,6 @@ FUSED_KEYS: MetadataKeys = (
     ("{arch}.norm_before_residual", Key("norm_before_residual", False)),
     ("{arch}.norm_before_fc", _norms_before_fc),
     ("{arch}.norm_output", Key("norm_output", False)),
-    ("{arch}.rope.scaling.truncate", _exact_ramp),
+    ("{arch}.rope.scaling.truncate", exact_ramp),
 )
 """Sizes, rotation, the target's layers and where norms stand."""

@@ -19,6 +19,7 @@ from mtpcore.models.published import MetadataKeys, head_width
 __all__ = [
     "FACTORED_ROPE_KEYS",
     "ROPE_KEYS",
+    "exact_ramp",
     "layered_rope_keys",
     "llama3_factors",
     "long_context_factors",
@@ -255,6 +256,12 @@ def layered_rope_keys(near_base: float | None = None) -> MetadataKeys:
 
     keys = ((key, of_full_attention(source)) for key, source in rope_keys())
     return (*keys, ("{arch}.rope.freq_base_swa", read))
+
+
+def exact_ramp(config: Config) -> bool | None:
+    """Return False where YaRN's ramp begins and ends between pairs, as gpt-oss's; else no key."""
+    rounded = config.get(*_scaling("truncate"), type=bool)
+    return False if rounded is False else None
 
 
 def long_context_factors(config: Config) -> np.ndarray | None:

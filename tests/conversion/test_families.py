@@ -179,7 +179,7 @@ def test_metadata_is_that_of_the_peer(model):
         ("CogVLMForCausalLM", {"num_multi_query_heads": 2}, "num_multi_query_heads"),
         ("HunYuanVLForConditionalGeneration",
          {"rope_parameters": {"rope_type": "xdrope", "rope_theta": 1e4}}, "without alpha"),
-        ("Plamo3ForCausalLM", {"rope_scaling_factor": 4}, "rope_scaling_factor"),
+        ("Plamo3ForCausalLM", {"rope_scaling_factor": 4}, "initial_context_length"),
         ("ChatGLMModel", {"kv_channels": 16}, "kv_channels is 16"),
         ("ChatGLMModel", {"rmsnorm": False}, "rmsnorm"),
         ("QWenLMHeadModel", {"kv_channels": 16}, "kv_channels is 16"),
@@ -310,6 +310,23 @@ def test_windows_of_plamo_2_are_read(tmp_path):
     np.testing.assert_allclose(found[1], wanted, atol=1e-3)
     np.testing.assert_allclose(found[0][:window], wanted[:window], atol=1e-3)
     assert (np.abs(found[0] - wanted)[window:].max(1) > 1e-2).all()
+
+
+def test_the_ramp_of_plamo_3_is_not_rounded(tmp_path):
+    """YaRN's begins and ends between pairs; layers with a window are not scaled."""
+    family, n_ctx = FAMILIES["Plamo3ForCausalLM, long"], 4096
+    config = family["config"] | {"initial_context_length": n_ctx}
+    write_checkpoint(tmp_path / "hf", config, tensors(family["shapes"]), tokenizer(N_VOCAB))
+    convert(tmp_path / "hf", tmp_path / "model.gguf", outtype="f32")
+    with load_model(tmp_path / "model.gguf") as loaded:
+        near, far = (kind.rope.frequencies for kind in loaded.hparams.kinds)
+    base, pairs = config["rope_theta"], np.arange(8)
+    ends = [8 * np.log(n_ctx / (turns * 2 * np.pi)) / np.log(base) for turns in (32, 1)]
+    share = np.clip((pairs - ends[0]) / (ends[1] - ends[0]), 0, 1)
+    assert (share % 1 > 0).any()
+    plain = base ** -(pairs / 8)
+    np.testing.assert_allclose(far, plain * (1 - share + share / 8), rtol=1e-6)
+    np.testing.assert_allclose(near, 1e4 ** -(pairs / 8), rtol=1e-6)
 
 
 def of_output(tmp_path, name, **said):

@@ -28,7 +28,7 @@ from mtpcore.models.published import (
     on_layers,
     plus,
 )
-from mtpcore.models.rope_conversion import ROPE_KEYS
+from mtpcore.models.rope_conversion import ROPE_KEYS, exact_ramp
 
 __all__ = ["PLAMO", "PLAMO2", "PLAMO3"]
 
@@ -247,6 +247,23 @@ def _period(config: Config) -> int | None:
     return int(config.require("sliding_window_pattern", Count))
 
 
+def _scaled_rotation(config: Config) -> dict[str, object]:
+    """Return YaRN as other configurations spell it; layers with a window are not scaled."""
+    factor = config.get("rope_scaling_factor", default=1.0, type=float)
+    if factor == 1:
+        return {}
+    return {
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": config.require("initial_context_length", Count),
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+        }
+    }
+
+
 PLAMO3 = Checkpoint(
     architectures=frozenset({"Plamo3ForCausalLM", "PLaMo3ForCausalLM"}),
     prefixes=_PREFIXES,
@@ -273,9 +290,9 @@ PLAMO3 = Checkpoint(
     constants=(
         ("hidden_act", ("silu",)),
         ("linear_type", ("normal",)),
-        ("rope_scaling_factor", (1, 1.0)),
         ("image_token_id", ()),
     ),
+    completed=_scaled_rotation,
     harmless=(
         ("initial_context_length", "of a rotation that is not scaled"),
         ("fp8_accum_dtype eval_attention_n_bit eval_mlp_n_bit", "in what precision it is run"),
@@ -284,6 +301,7 @@ PLAMO3 = Checkpoint(
     metadata=(
         *DECODER,
         *ROPE_KEYS,
+        ("{arch}.rope.scaling.truncate", exact_ramp),
         ("{arch}.vocab_size", "vocab_size"),
         ("{arch}.rope.freq_base_swa", number("rope_local_theta", default=1e4)),
         ("{arch}.attention.sliding_window", Key("window_size")),
