@@ -215,15 +215,24 @@ def _overview(described: dict[str, Any]) -> list[str]:
         f"architecture  {described['architecture'] or 'none is named'}{of}",
         *([f"layout        {described['layout']}"] if described["layout"] else []),
         *([f"cannot run    {reason}"] if reason else []),
+        *(_texts(described) if described["llama_cpp"]["option"] is None else []),
+        f"llama.cpp     {_for_llama_cpp(described['llama_cpp'])}",
+    ]
+
+
+def _texts(described: dict[str, Any]) -> list[str]:
+    """Return what a model makes texts by."""
+    return [
         f"tokenizer     {described['tokenizer'] or 'none that is supported'}"
         + (", with a chat template" if described["chat_template"] else ""),
         *_sampling(described["sampling"]),
-        f"llama.cpp     {_for_llama_cpp(described['llama_cpp'])}",
     ]
 
 
 def _for_llama_cpp(judged: dict[str, Any]) -> str:
     of = f"of {judged['of']}"
+    if judged["option"]:
+        return f"{of} takes it beside a model: {judged['option']}"
     if judged["unknown"]:
         return f"{of} does not know {', '.join(judged['unknown'])}"
     head = "" if judged["head"] is None else f", and {judged['head']} the head"

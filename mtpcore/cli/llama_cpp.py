@@ -12,8 +12,17 @@ from typing import Any
 
 import msgspec
 
+from mtpcore.gguf.other_kinds import kind_of
+
 __all__ = ["judge_for_llama_cpp"]
 
+_OPTIONS = {
+    "adapter": "--lora",
+    "imatrix": "--imatrix, to quantise it",
+    "mmproj": "--mmproj",
+    "controlvector": "--control-vector",
+}
+"""What llama.cpp takes beside a model."""
 _WITH_PRE_TOKENIZER = {"gpt2", "hybriddna", "whitespace"}
 
 
@@ -53,10 +62,13 @@ def judge_for_llama_cpp(
     -------
     dict
         ``of``, the date of its sources; ``unknown``, what it does not know, and so refuses the
-        file; ``head``, whether it ``runs`` the NextN head in the file, ``skips`` it, or ``refuses``
-        a file with one; None where there is no head, or it does not know the architecture.
+        file; ``option``, which of its options the file is for, if it is no model; ``head``, whether
+        it ``runs`` the NextN head in the file, ``skips`` it, or ``refuses`` a file with one; None
+        where there is no head, or it does not know the architecture.
     """
     known = _known()
+    if option := _OPTIONS.get(kind_of(metadata) or ""):
+        return {"of": known.date, "unknown": [], "option": option, "head": None}
     pre, kind = (_texts(metadata.get(f"tokenizer.ggml.{name}")) for name in ("pre", "model"))
     names = {
         "architecture": {architecture or "(none is named)"} - known.architectures,
@@ -71,6 +83,7 @@ def judge_for_llama_cpp(
     return {
         "of": known.date,
         "unknown": [f"{what} {name}" for what in names for name in sorted(names[what])],
+        "option": None,
         "head": head,
     }
 

@@ -27,6 +27,7 @@ from mtpcore.discovery.sidecars import (
 )
 from mtpcore.errors import ModelFileError, MtpcoreError, PluginError, spell
 from mtpcore.gguf import Fields, ModelFile, merge, open_model_file
+from mtpcore.gguf.other_kinds import refuse_other_kinds
 from mtpcore.runtime.accounting import account
 from mtpcore.runtime.fit import (
     FittedDrafter,
@@ -44,21 +45,6 @@ from mtpcore.runtime.sidecar import Sidecar
 
 __all__ = ["find_model", "load_model"]
 
-_OTHER_KINDS = {
-    "adapter": (
-        "an adapter, which changes a model's weights and is no model",
-        "merge it into its base model first",
-    ),
-    "imatrix": (
-        "an importance matrix, by which a model is quantised",
-        "give the model's file",
-    ),
-    "mmproj": (
-        "an encoder of images or sound, which stands beside a model's file",
-        "give the model's file; rows of an encoder are given as embeddings",
-    ),
-}
-"""What other files say that they are (``general.type``), and what to do."""
 _MOST_NAMES = 8
 """As many does an error spell out."""
 
@@ -333,8 +319,7 @@ def find_model(name: str | PathLike[str]) -> Path:
 
 
 def _make(file: ModelFile, known: Registry, mtp: bool) -> Model:
-    if other := _OTHER_KINDS.get(str(file.metadata.get("general.type"))):
-        raise ModelFileError(f"the file is {other[0]}", where=str(file.path), fix=other[1])
+    refuse_other_kinds(file.metadata, str(file.path))
     fields = Fields.of(file)
     spec = known.architectures.get(file.architecture)
     if spec is None:

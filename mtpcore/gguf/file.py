@@ -13,6 +13,7 @@ from mtpcore.boundary.copies import Uncopied
 from mtpcore.boundary.paths import take_path
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import Metadata, TensorInfo, parse_header
+from mtpcore.gguf.other_kinds import refuse_other_kinds
 from mtpcore.gguf.tensor import MappedFile, Tensor
 
 __all__ = ["ModelFile", "open_model_file"]
@@ -61,6 +62,7 @@ class ModelFile(Closing, Uncopied):
         if to_look_at and not isinstance(architecture, str):
             architecture = ""
         if not isinstance(architecture, str):
+            refuse_other_kinds(metadata, str(self.path))
             raise ModelFileError(
                 "the file does not name an architecture",
                 where=f"{self.path}: metadata key 'general.architecture'",

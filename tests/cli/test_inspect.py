@@ -3,7 +3,6 @@
 import json
 import re
 
-import numpy as np
 import pytest
 from harness import hybrid_family
 from harness.architectures import NAMES, architecture_of, header
@@ -16,7 +15,6 @@ from mtpcore.cli.anatomy import describe_model, role_of
 from mtpcore.cli.llama_cpp import judge_for_llama_cpp
 from mtpcore.cli.terminal import spell_bytes
 from mtpcore.errors import ModelFileError
-from mtpcore.gguf import write_model_file
 
 
 def test_everything_is_there_for_people(command, glm):
@@ -320,7 +318,7 @@ def test_the_tables_are_of_the_llama_cpp_that_the_tests_compare_with():
     """Its generator writes a file of each architecture that it knows."""
     for name in NAMES:
         judged = judge_for_llama_cpp(architecture_of(header(name)), {}, {})
-        assert judged == {"of": "1 October 2026", "unknown": [], "head": None}
+        assert judged == {"of": "1 October 2026", "unknown": [], "option": None, "head": None}
 
 
 @pytest.mark.parametrize("architecture", HEADED)
@@ -360,17 +358,28 @@ def test_a_model_whose_tokenizer_is_damaged_is_shown(command, write_part, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
-    [("adapter", "adapter"), ("imatrix", "importance matrix"), ("mmproj", "encoder of images")],
+    ("said_by", "said", "option"),
+    [
+        ({"general.architecture": "llama", "general.type": "adapter"}, "adapter", "--lora"),
+        # as llama-imatrix writes it, without an architecture
+        ({"general.type": "imatrix"}, "importance matrix", "--imatrix, to quantise it"),
+        (
+            {"general.architecture": "clip", "general.type": "mmproj"},
+            "encoder of images",
+            "--mmproj",
+        ),
+        ({"general.architecture": "controlvector"}, "control vector", "--control-vector"),
+    ],
 )
-def test_a_file_that_is_no_model_is_named(command, tmp_path, kind, said):
-    """As it is in an error of loading, and with what it holds."""
-    path = tmp_path / "other.gguf"
-    tensors = {"blk.0.attn_q.weight.lora_a": np.zeros((4, 32), np.float32)}
-    write_model_file(path, "llama", {"general.type": kind}, tensors, "F32")
-    code, out, _ = command("inspect", str(path))
+def test_a_file_that_is_no_model_is_named(command, tmp_path, said_by, said, option):
+    """As it is in an error of loading, with what it holds and who takes it."""
+    entries = [entry(key, 8, text(value)) for key, value in said_by.items()]
+    path = write_file(tmp_path / "other.gguf", entries, [tensor("direction.1", [32], 0, 0)], 128)
+    code, out, _ = command("inspect", path)
     assert code == 0
-    assert re.search(rf"cannot run +.*the file is an {said}", out)
-    assert "1 " in out.split("tensors")[1]
+    assert re.search(rf"cannot run +.*the file is an? {said}", out)
+    assert f"takes it beside a model: {option}\n" in out
+    assert "tokenizer" not in out
+    assert "F32         1" in out.split("tensors")[1]
     with pytest.raises(ModelFileError, match=said):
         mtpcore.load_model(path)
