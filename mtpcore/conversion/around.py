@@ -17,16 +17,30 @@ import msgspec
 from mtpcore.conversion.harmless import TOKENIZER
 from mtpcore.conversion.published import NO_FILE_HOLDS_IT, read_json, tokenizer_error
 from mtpcore.conversion.tokenizer_json import Processor, TokenizerFile, TokenizerStep
+from mtpcore.gguf import MetadataValue
+from mtpcore.gguf.response_template import RESPONSE_TEMPLATE_KEY, ResponseTemplate
 from mtpcore.gguf.vocabulary import SPACE
 
-__all__ = ["check_around", "check_settings", "named_special", "say_template"]
+__all__ = [
+    "check_around",
+    "check_settings",
+    "named_special",
+    "response_template_metadata",
+    "say_template",
+]
 
 log = logging.getLogger("mtpcore")
 
 _DECODERS = {"ByteLevel", "ByteFallback", "Fuse", None}
 _TEMPLATES = {"ByteLevel", "TemplateProcessing", "RobertaProcessing", None}
 _SETTINGS = "tokenizer_config.json"
-_READ = {"chat_template", "added_tokens_decoder", "additional_special_tokens", "tokenizer_class"}
+_READ = {
+    "added_tokens_decoder",
+    "additional_special_tokens",
+    "chat_template",
+    "response_template",
+    "tokenizer_class",
+}
 
 
 class _SpecialTokens(msgspec.Struct):
@@ -34,6 +48,12 @@ class _SpecialTokens(msgspec.Struct):
 
     added_tokens_decoder: dict[str, dict[str, Any]] | None = None
     additional_special_tokens: list[str | dict[str, Any]] | None = None
+
+
+class _Templates(msgspec.Struct):
+    """The template of answers in ``tokenizer_config.json``."""
+
+    response_template: Any = None
 
 
 def named_special(folder: Path) -> set[str]:
@@ -48,6 +68,24 @@ def named_special(folder: Path) -> set[str]:
         *(str(one.get("content")) for one in added if one.get("special")),
         *(one if isinstance(one, str) else str(one.get("content")) for one in listed),
     }
+
+
+def response_template_metadata(folder: Path) -> dict[str, MetadataValue]:
+    """Return the response template of ``tokenizer_config.json``, where transformers saves it.
+
+    Raises
+    ------
+    ModelFileError
+        It is malformed.
+    """
+    path = folder / _SETTINGS
+    if not os.path.exists(path):
+        return {}
+    found = read_json(path, _Templates).response_template
+    if found is None:
+        return {}
+    ResponseTemplate(found, f"{path}: response_template")
+    return {RESPONSE_TEMPLATE_KEY: msgspec.json.encode(found).decode()}
 
 
 def check_settings(folder: Path) -> None:

@@ -17,6 +17,7 @@ from mtpcore.conversion.around import (
     check_around,
     check_settings,
     named_special,
+    response_template_metadata,
     say_template,
 )
 from mtpcore.conversion.generation import generation_metadata
@@ -177,8 +178,7 @@ def tokenizer_metadata(
     say_template(source, ids, special.special_token_ids, path)
     if not pieces:
         special.merges = _spell(pairs or _split(special.merges, model, path), path)
-    end = special.special_token_ids.get("eos")
-    return metadata | _stored(special, path) | generation_metadata(folder, n_tokens, end)
+    return metadata | _of_folder(special, folder, path, n_tokens)
 
 
 def with_control_tokens(
@@ -222,8 +222,16 @@ def _with_special(
     _name_special(special, special_tokens, ids)
     if source is not None:
         say_template(source, ids, special.special_token_ids, path)
+    return metadata | _of_folder(special, folder, path, len(tokens))
+
+
+def _of_folder(
+    special: SpecialVocab, folder: Path, path: Path, n_tokens: int
+) -> dict[str, MetadataValue]:
+    """Return what stands beside a vocabulary: special ids, templates, how texts are sampled."""
     end = special.special_token_ids.get("eos")
-    return metadata | _stored(special, path) | generation_metadata(folder, len(tokens), end)
+    more = generation_metadata(folder, n_tokens, end)
+    return _stored(special, path) | response_template_metadata(folder) | more
 
 
 def _check_normalizer(normalizer: TokenizerStep, pieces: bool, path: Path) -> None:

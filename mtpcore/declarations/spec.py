@@ -417,6 +417,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint : Checkpoint, optional
     layouts : tuple of Checkpoint
         Other layouts in which checkpoints of the family are published.
+    response_template : str
+        How answers are parsed, as JSON of transformers' ``response_template``, where a file has
+        none, and its chat template the marks of these calls.
     plugin, version : str
         The plugin that declared it, and the distributions that bring the plugin, with their
         versions; filled in at load.
@@ -437,6 +440,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     unread: tuple[tuple[str, str], ...] = ()
     checkpoint: Checkpoint | None = None
     layouts: tuple[Checkpoint, ...] = ()
+    response_template: str = ""
     plugin: str = ""
     version: str = ""
 

@@ -12,7 +12,7 @@ import msgspec
 from mtpcore.errors import MtpcoreError, spell
 from mtpcore.gguf.answer_format import AnswerFormat, CallFormat
 
-__all__ = ["AnswerParser", "AnswerPart", "ToolCall"]
+__all__ = ["AnswerParser", "AnswerPart", "ToolCall", "join_parts"]
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -114,14 +114,14 @@ class AnswerParser:
         parts: list[AnswerPart] = []
         while self._step(parts, is_end=False):
             pass
-        return _joined(parts)
+        return join_parts(parts)
 
     def finish(self) -> list[AnswerPart]:
         """Return what was held back: no text follows."""
         parts: list[AnswerPart] = []
         while self._step(parts, is_end=True):
             pass
-        return _joined(parts)
+        return join_parts(parts)
 
     def _step(self, parts: list[AnswerPart], *, is_end: bool) -> bool:
         """Go on to the next mark; return whether there was one."""
@@ -196,7 +196,7 @@ class AnswerParser:
         return False
 
 
-def _joined(parts: list[AnswerPart]) -> list[AnswerPart]:
+def join_parts(parts: list[AnswerPart]) -> list[AnswerPart]:
     """Return parts, those of one kind that follow each other as one."""
     joined: list[AnswerPart] = []
     for part in parts:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from mtpcore.gguf import Tokenizer
 from mtpcore.gguf.answer_format import AnswerFormat
 from mtpcore.gguf.answer_parser import AnswerParser, AnswerPart, ToolCall
+from mtpcore.gguf.response_template import ResponseTemplate
+from mtpcore.gguf.template_parser import TemplateAnswerParser
 from mtpcore.runtime.model import Model
 
 __all__ = ["AnswerParsing", "ParsedAnswer"]
@@ -40,9 +42,10 @@ class AnswerParsing:
     ----------
     tokenizer : Tokenizer
         The model's.
-    form : AnswerFormat
+    form : AnswerFormat or ResponseTemplate
     prompt : str
-        The end of the conversation as the model reads it.
+        The end of the conversation as the model reads it; for a template what follows the start of
+        the answer.
     tools : sequence of mappings
         Those that may be called.
     shows_marks : bool
@@ -54,7 +57,7 @@ class AnswerParsing:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        form: AnswerFormat,
+        form: AnswerFormat | ResponseTemplate,
         prompt: str = "",
         tools: Sequence[Mapping[str, Any]] = (),
         shows_marks: bool = False,
@@ -94,8 +97,11 @@ class AnswerParsing:
         tokenizer = model.tokenizer
         if is_raw:
             return cls(tokenizer, AnswerFormat())
-        form = model.answer_format
         tools = [tool for tool in tools if isinstance(tool, Mapping)]
+        if (template := model.response_template) is not None:
+            begun = _begun(template, tokenizer, prompt)
+            return cls(tokenizer, template, begun, tools, True, most_calls)
+        form = model.answer_format
         tail = tokenizer.decode(prompt[-_TAIL:], special=True)
         marks = [*(form.reasoning or ()), form.content]
         if form.calls is not None and tools:
@@ -103,8 +109,10 @@ class AnswerParsing:
         shows_marks = any(text in mark for text in tokenizer.special_texts for mark in marks)
         return cls(tokenizer, form, tail, tools, shows_marks, most_calls)
 
-    def parser(self) -> AnswerParser:
+    def parser(self) -> AnswerParser | TemplateAnswerParser:
         """Return what parses one answer."""
+        if isinstance(self._form, ResponseTemplate):
+            return TemplateAnswerParser(self._form, self._prompt, self._tools, self._most_calls)
         return AnswerParser(self._form, self._prompt, self._tools, self._most_calls)
 
     def count(self, text: str) -> int:
@@ -133,3 +141,13 @@ class AnswerParsing:
             before, found, _ = text.rpartition(stop) if stop else ("", "", "")
             text = before if found else text
         return ParsedAnswer.of(self.read(text))
+
+
+def _begun(template: ResponseTemplate, tokenizer: Tokenizer, prompt: Sequence[int]) -> str:
+    """Return what a prompt has of the answer; where that starts is near the prompt's end."""
+    n_tokens = _TAIL
+    while True:
+        found = template.after_start(tokenizer.decode(prompt[-n_tokens:], special=True))
+        if found is not None or n_tokens >= len(prompt):
+            return found or ""
+        n_tokens *= 8

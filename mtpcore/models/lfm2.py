@@ -7,6 +7,7 @@ tokens.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -263,6 +264,30 @@ MOE_CHECKPOINT = msgspec.structs.replace(
     ),
 )
 
+RESPONSE_TEMPLATE = json.dumps(
+    {
+        "version": 1,
+        "defaults": {"role": "assistant"},
+        "start_anchor": "<|im_start|>assistant\n",
+        "fields": {
+            "thinking": {"open": "<think>", "close_pattern": r"</think>\s*"},
+            "tool_calls": {
+                "open": "<|tool_call_start|>",
+                "close": "<|tool_call_end|>",
+                "repeats": True,
+                "content": "python-call-list",
+                "transform_each": True,
+                "transform": {
+                    "type": "function",
+                    "function": {"name": "{name}", "arguments": "{arguments}"},
+                },
+            },
+            "content": {"close": "<|im_end|>"},
+        },
+    }
+)
+"""How answers are parsed: calls are a list of Python's (LiquidAI's model cards, "Tool Use")."""
+
 LFM2 = ModelSpec(
     name="lfm2",
     fit=Fit(architectures=frozenset({"lfm2"}), tensors=("token_embd.weight",)),
@@ -272,6 +297,7 @@ LFM2 = ModelSpec(
     ties=(OUTPUT_TIE, first_of("output_norm.weight", "token_embd_norm.weight")),
     min_types=(ROUTER_TYPE, ("blk.{n}.shortconv.conv.weight", "F32")),
     checkpoint=CHECKPOINT,
+    response_template=RESPONSE_TEMPLATE,
 )
 LFM2_MOE = msgspec.structs.replace(
     LFM2,

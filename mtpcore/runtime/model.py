@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from functools import cached_property, partial
@@ -49,6 +50,7 @@ from mtpcore.gguf import (
     read_tokenizer,
 )
 from mtpcore.gguf.answer_format import AnswerFormat, derive_format
+from mtpcore.gguf.response_template import ResponseTemplate, read_response_template
 from mtpcore.gguf.types import is_float, type_name
 from mtpcore.graph import GraphBuilder, GraphType, MemoryLayer, Outputs, Program
 from mtpcore.graph.ops import OPS
@@ -59,6 +61,8 @@ from mtpcore.runtime.sidecar import Sidecar
 from mtpcore.sampling import GrammarCompiler
 
 __all__ = ["Layout", "Model"]
+
+log = logging.getLogger("mtpcore")
 
 T = TypeVar("T")
 
@@ -126,6 +130,7 @@ class Model(Closing, Uncopied):
         backends: Sequence[BackendSpec] = (),
     ) -> None:
         self._answer_format: tuple[ChatTemplate, AnswerFormat] | None = None
+        self._response_template: tuple[ChatTemplate, ResponseTemplate | None] | None = None
         self._file, self.spec, self.hparams = file, spec, hparams
         self._is_closed = False
         self.tensors = MappingProxyType(dict(file.tensors if tensors is None else tensors))
@@ -244,6 +249,47 @@ class Model(Closing, Uncopied):
     def chat_template(self) -> ChatTemplate | None:
         """The chat template, or None where the file has none."""
         return read_chat_template(self._file.metadata, self._tokenizer, str(self.path))
+
+    @property
+    def response_template(self) -> ResponseTemplate | None:
+        """How answers are parsed: by the file, or by the family; None: as ``answer_format`` has it.
+
+        The family's is for chat templates with its calls' marks, or such as show no other ones.
+
+        Raises
+        ------
+        ModelFileError
+            The file's is malformed.
+        PluginError
+            The family's is.
+        """
+        template = self.chat_template
+        if template is None:
+            return None
+        if self._response_template is None or self._response_template[0] is not template:
+            self._response_template = template, self._find_response_template(template)
+        return self._response_template[1]
+
+    def _find_response_template(self, template: ChatTemplate) -> ResponseTemplate | None:
+        of_file = read_response_template(self._file.metadata, str(self.path))
+        if of_file is not None:
+            if of_file.begins(template):
+                return of_file
+            log.warning(
+                "%s: its response template is for another chat template, and is left out", self.path
+            )
+        if self.spec is None or not self.spec.response_template:
+            return None
+        try:
+            found = ResponseTemplate(self.spec.response_template, self.spec.full_name)
+        except ModelFileError as error:
+            raise PluginError(
+                "a malformed response template", where=self.spec.full_name, got=spell(error, str)
+            ) from error
+        shows_others = self.answer_format.calls is not None
+        special = () if shows_others or self._tokenizer is None else self._tokenizer.special_texts
+        is_own = found.has_calls_of(template, special) and found.begins(template)
+        return found if is_own else None
 
     @property
     def answer_format(self) -> AnswerFormat:

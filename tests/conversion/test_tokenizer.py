@@ -14,6 +14,7 @@ from mtpcore.conversion.tokenizer import tokenizer_metadata
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import read_chat_template, read_tokenizer
 from mtpcore.gguf.pretokenizers import find_pretokenizer
+from mtpcore.gguf.response_template import RESPONSE_TEMPLATE_KEY, read_response_template
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 KEY = "tokenizer.ggml."
@@ -327,6 +328,19 @@ def test_special_ids_and_chat_template(tmp_path):
     assert made[KEY + "add_bos_token"] is False
     read = read_tokenizer(made)
     assert read_chat_template(made, read).render([{"role": "user", "content": "x"}]) == "x"
+
+
+def test_a_response_template_is_copied(tmp_path):
+    template = {"start_anchor": "<a>", "fields": {"content": {"close": "</a>"}}}
+    made = tokenizer_metadata(write(tmp_path, tokenizer(8), response_template=template), 8)
+    assert read_response_template(made).source == template
+    assert json.loads(made[RESPONSE_TEMPLATE_KEY]) == template
+
+
+def test_a_malformed_response_template_is_refused(tmp_path):
+    folder = write(tmp_path, tokenizer(8), response_template={"fields": {"content": {"open": ""}}})
+    with pytest.raises(ModelFileError, match="empty mark"):
+        tokenizer_metadata(folder, 8)
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,12 @@ import numpy as np
 import ollama
 import openai
 import pytest
+from harness.rewritten import write_demo
 from harness.served import serving
 
 import mtpcore
 from mtpcore.gguf import ChatTemplate
+from mtpcore.gguf.response_template import RESPONSE_TEMPLATE_KEY
 from mtpcore.serving import ServerSettings
 
 TEMPLATE = """{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}<think>
@@ -45,16 +47,43 @@ TEXT = (
         for name, arguments in CALLS
     )
 )
+DECLARED = {
+    "start_anchor": "<assistant>",
+    "fields": {
+        "thinking": {"open": "[THINK]", "close": "[/THINK]"},
+        "tool_calls": {
+            "open_pattern": r"\[CALL\](?P<name>\w+)",
+            "close_pattern": r"\[/CALL\]\s*",
+            "repeats": True,
+            "content": "json",
+            "transform": {"function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {},
+    },
+}
+"""A response template, of other marks than the chat template has."""
+DECLARED_TEXT = f"[THINK]Where?\nThere.[/THINK]\n{SAID}" + "".join(
+    f"\n[CALL]{name}{json.dumps(arguments, ensure_ascii=False)}[/CALL]" for name, arguments in CALLS
+)
+TEXTS = {"derived": TEXT, "declared": DECLARED_TEXT}
 ASKED = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
 
 
+@pytest.fixture(scope="module", params=TEXTS)
+def text(request):
+    """An answer, by whose marks the form of answers is known."""
+    return TEXTS[request.param]
+
+
 @pytest.fixture(scope="module")
-def script_server():
-    """A server whose model writes what ``TEXT`` says; give its address."""
-    model = mtpcore.load_model("demo")
+def script_server(text, tmp_path_factory):
+    """A server whose model writes that text; give its address."""
+    path = tmp_path_factory.mktemp("demo") / "demo.gguf"
+    more = {} if text == TEXT else {RESPONSE_TEMPLATE_KEY: json.dumps(DECLARED)}
+    model = mtpcore.load_model(write_demo(path, more))
     model.chat_template = ChatTemplate(TEMPLATE)
     with mtpcore.LM(model, n_ctx=512, n_seq_max=2, threads=1) as lm:
-        script = [*lm.tokenizer.encode(TEXT, add_special=False), lm.tokenizer.eos]
+        script = [*lm.tokenizer.encode(text, add_special=False), lm.tokenizer.eos]
         astream = lm.astream
 
         def scripted(prompt, **options):
@@ -114,7 +143,7 @@ def test_tokens_of_reasoning_are_counted(told):
     )
 
 
-def test_a_stream_is_parted(told):
+def test_a_stream_is_parted(told, text):
     chunks = list(told.chat.completions.create(**ASKED, stream=True, logprobs=True))
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert "".join(delta.content or "" for delta in deltas) == SAID
@@ -130,7 +159,7 @@ def test_a_stream_is_parted(told):
         if chunk.choices[0].logprobs
         for one in chunk.choices[0].logprobs.content
     ]
-    assert b"".join(bytes(one.bytes) for one in logprobs).decode() == TEXT
+    assert b"".join(bytes(one.bytes) for one in logprobs).decode() == text
     told_of = [chunk.mtpcore for chunk in chunks if hasattr(chunk, "mtpcore")]
     assert sum(one["tokens"] for one in told_of) == len(logprobs)
     assert not any(one["drafted"] for one in told_of)
@@ -152,14 +181,14 @@ def test_a_text_that_is_cut_off_is_no_call(told):
         assert not choice.message.tool_calls
 
 
-def test_without_tools_calls_are_content(told):
+def test_without_tools_calls_are_content(told, text):
     asked = {name: value for name, value in ASKED.items() if name != "tools"}
     for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
         (choice,) = told.chat.completions.create(**asked, **more).choices
         assert choice.finish_reason == "stop"
-        assert choice.message.content.startswith(SAID + "\n<tool_call>")
+        assert choice.message.content.startswith(text[text.index(SAID) :][:30])
     raw = told.chat.completions.create(**asked, extra_body={"reasoning_format": "none"})
-    assert raw.choices[0].message.content == TEXT
+    assert raw.choices[0].message.content == text
 
 
 def test_calls_come_as_soon_as_they_are_whole(told):

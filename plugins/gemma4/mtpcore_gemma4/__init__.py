@@ -21,6 +21,7 @@ from mtpcore_gemma4.gemma3n import Gemma3nHparams, gemma3n_trunk
 from mtpcore_gemma4.gemma3n_checkpoint import CHECKPOINT as GEMMA3N_CHECKPOINT
 from mtpcore_gemma4.graph import trunk
 from mtpcore_gemma4.hparams import GemmaHparams
+from mtpcore_gemma4.response_template import RESPONSE_TEMPLATE
 
 _SHARES = "the layer reads what another one stores"
 
@@ -34,6 +35,7 @@ GEMMA4 = ModelSpec(
     min_types=(ROUTER_TYPE,),
     checkpoint=CHECKPOINT,
     layouts=(UNIFIED_CHECKPOINT,),
+    response_template=RESPONSE_TEMPLATE,
 )
 
 GEMMA3N = ModelSpec(

@@ -3,6 +3,7 @@
 from mtpcore.plugin import ROUTER_TYPE, ModelSpec, hookimpl, trunk_fit
 from mtpcore_gpt_oss.checkpoint import CHECKPOINT
 from mtpcore_gpt_oss.graph import GptOssHparams, trunk
+from mtpcore_gpt_oss.response_template import RESPONSE_TEMPLATE
 
 GPT_OSS = ModelSpec(
     name="gpt_oss",
@@ -11,6 +12,7 @@ GPT_OSS = ModelSpec(
     build=trunk,
     min_types=(ROUTER_TYPE,),
     checkpoint=CHECKPOINT,
+    response_template=RESPONSE_TEMPLATE,
 )
 
 
