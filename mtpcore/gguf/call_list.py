@@ -37,10 +37,10 @@ def read_call_list(text: str) -> list[dict[str, Any]]:
     ValueError
         The text is no such list.
     """
-    return _Reader(text).calls()
+    return _CallListReader(text).calls()
 
 
-class _Reader:
+class _CallListReader:
     """Reads one text from its beginning; ``at`` is where it is."""
 
     def __init__(self, text: str) -> None:

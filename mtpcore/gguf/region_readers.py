@@ -19,14 +19,14 @@ from mtpcore.gguf.patterns import compile_pattern, find_all
 if TYPE_CHECKING:
     import regex
 
-__all__ = ["READERS", "Reader", "TextReader"]
+__all__ = ["READERS", "RegionReader", "TextReader"]
 
 _OPEN, _CLOSE = "\x01", "\x02"  # around the number of a text that stands aside
 _BARE_KEY = re.compile(r'"(?:\\.|[^"\\])*"|(?<=[{,])(\s*)(\w+)(\s*):')
 _Separator = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-class Reader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
+class RegionReader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """What reads a region's text."""
 
     def read(self, text: str) -> Any:
@@ -34,7 +34,7 @@ class Reader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         raise NotImplementedError
 
 
-class TextReader(Reader, frozen=True):
+class TextReader(RegionReader, frozen=True):
     """``text``: as it is, without the space around it if ``strip``."""
 
     strip: bool = True
@@ -120,13 +120,13 @@ class _Inner(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         assert self.reader is not None
 
     @cached_property
-    def reader(self) -> Reader:
+    def reader(self) -> RegionReader:
         if self.name not in READERS:
             raise ValueError(f"no reader {self.name!r}: there are {', '.join(READERS)}")
         return msgspec.convert(self.args, READERS[self.name])
 
 
-class _TagsReader(Reader, frozen=True):
+class _TagsReader(RegionReader, frozen=True):
     """``xml-inline``: keys and values by a pattern with groups of these names.
 
     With ``merge_duplicates`` the values of a key that comes again are a list.
@@ -175,14 +175,14 @@ class _LinesReader(TextReader, frozen=True):
         return values
 
 
-class _CallsReader(Reader, frozen=True):
+class _CallsReader(RegionReader, frozen=True):
     """``python-call-list``."""
 
     def read(self, text: str) -> list[dict[str, Any]]:
         return read_call_list(text)
 
 
-READERS: Mapping[str, type[Reader]] = {
+READERS: Mapping[str, type[RegionReader]] = {
     "text": TextReader,
     "int": _IntReader,
     "float": _FloatReader,

@@ -18,7 +18,7 @@ from mtpcore.errors import ModelFileError, MtpcoreError, spell
 from mtpcore.gguf.chat import ChatTemplate
 from mtpcore.gguf.header import Metadata
 from mtpcore.gguf.patterns import compile_pattern, find_all, find_first, find_here
-from mtpcore.gguf.region_readers import READERS, Reader
+from mtpcore.gguf.region_readers import READERS, RegionReader
 
 if TYPE_CHECKING:
     import regex
@@ -44,15 +44,15 @@ _KINDS: Mapping[str, Literal["content", "reasoning", "call"]] = {
 _NO_SIGN = "\U0010fffe"
 """A code point that is no character, and in no text."""
 _PLACE = re.compile(r"\{(\w+(?:\.\w+)*)\}")
-_Marks = str | list[str] | None
+_MarkTexts = str | list[str] | None
 
 
-class _Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _FieldText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A field as it is written."""
 
-    open: _Marks = None
+    open: _MarkTexts = None
     open_pattern: str | None = None
-    close: _Marks = None
+    close: _MarkTexts = None
     close_pattern: str | None = None
     content: str = "text"
     content_args: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -63,13 +63,13 @@ class _Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     transform_each: bool = False
 
 
-class _Template(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _TemplateText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A template as it is written."""
 
-    fields: dict[str, _Field]
+    fields: dict[str, _FieldText]
     version: Literal[1] = 1
     defaults: dict[str, Any] = msgspec.field(default_factory=dict)
-    start_anchor: _Marks = None
+    start_anchor: _MarkTexts = None
     start_anchor_pattern: str | None = None
 
 
@@ -90,7 +90,7 @@ class Anchor(NamedTuple):
     at_end: regex.Pattern[str] | None = None
 
     @classmethod
-    def of(cls, marks: _Marks, pattern: str | None, where: str) -> Anchor | None:
+    def of(cls, marks: _MarkTexts, pattern: str | None, where: str) -> Anchor | None:
         """Make one of what a template says; None: it says nothing. ValueError: it is none."""
         if marks is not None and pattern is not None:
             raise ValueError(f"{where}: marks and a pattern, of which there may be one")
@@ -145,7 +145,7 @@ class ResponseField(NamedTuple):
         What of an answer it is.
     open, close : Anchor, optional
         None: it is what is in no other region; it ends with the text.
-    reader : Reader
+    reader : RegionReader
     join : str, optional
         What is between its regions, where there are several.
     transform : object
@@ -158,7 +158,7 @@ class ResponseField(NamedTuple):
     kind: Literal["content", "reasoning", "call"]
     open: Anchor | None
     close: Anchor | None
-    reader: Reader
+    reader: RegionReader
     repeats: bool
     join: str | None
     transform: Any
@@ -214,7 +214,7 @@ class ResponseTemplate:
     def __init__(self, source: object, where: str = "") -> None:
         try:
             self.source = _decode(source)
-            spec = msgspec.convert(self.source, _Template)
+            spec = msgspec.convert(self.source, _TemplateText)
             fields = [_read_field(name, field) for name, field in spec.fields.items()]
             rest = [field for field in fields if field.open is None]
             if not fields or len(rest) > 1:
@@ -288,7 +288,7 @@ def _decode(source: object) -> Any:
     return msgspec.json.decode(source)
 
 
-def _read_field(name: str, spec: _Field) -> ResponseField:
+def _read_field(name: str, spec: _FieldText) -> ResponseField:
     """Check a field; ValueError says what is wrong with it."""
     if name not in _KINDS:
         raise ValueError(f"a field {name!r}, of which no API knows; there are {', '.join(_KINDS)}")

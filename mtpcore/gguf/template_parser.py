@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mtpcore.gguf.answer_parser import AnswerPart, ToolCall, join_parts
-from mtpcore.gguf.region_readers import Reader, TextReader
+from mtpcore.gguf.region_readers import RegionReader, TextReader
 from mtpcore.gguf.response_parser import RegionEvent, RegionParser
 from mtpcore.gguf.response_template import ResponseField, ResponseTemplate
 
@@ -136,7 +136,7 @@ class _Region:
         self.mark, self.before, self.body = mark, before, ""
         self.held, self._has_begun = "", False
 
-    def take(self, text: str, reader: Reader) -> str:
+    def take(self, text: str, reader: RegionReader) -> str:
         """Return what of a region's text is certain to be in its value."""
         if not (isinstance(reader, TextReader) and reader.strip):
             return text

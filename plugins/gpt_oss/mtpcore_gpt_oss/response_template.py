@@ -1,7 +1,7 @@
 """How answers of gpt-oss are parsed: channels of OpenAI's harmony format (``openai-harmony``).
 
 Reasoning is in the channel ``analysis``, what is said in ``final`` and ``commentary``. A call names
-its function before the channel, as the chat template writes it, or behind it, as the model does.
+its function before the channel, as the chat template writes it, or after it, as the model does.
 """
 
 import json
