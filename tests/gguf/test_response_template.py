@@ -5,7 +5,7 @@ import re
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mtpcore.errors import ModelFileError, MtpcoreError
@@ -90,6 +90,19 @@ TEMPLATES = {
             "content": {},
         },
     },
+    "late": {
+        "start_anchor": "<s>assistant\n",
+        "fields": {
+            "thinking": {"open": "<c>analysis", "close": "</think>"},
+            "tool_calls": {
+                "open_pattern": "(?P<name>x)?<c>(?P<how>an)?",
+                "close_pattern": r"<(?P<name>\w+)>",
+                "repeats": True,
+                "transform": {"name": "{name}", "arguments": {"a": "{content}"}},
+            },
+            "content": {"close": "</s>"},
+        },
+    },
     "list": {
         "start_anchor": "<s>assistant\n",
         "fields": {
@@ -158,6 +171,7 @@ def message_of(spec, text):
     }
 
 
+@example("tags", "a: x\nb", [5])
 @given(NAMES, TEXTS, st.lists(st.integers(0, 200), max_size=6))
 def test_the_regions_of_a_text_are_those_of_its_pieces(name, text, cuts):
     template = ResponseTemplate(TEMPLATES[name])
@@ -173,6 +187,7 @@ def test_regions_hold_all_of_a_text(name, text):
     assert one == other
 
 
+@example("late", "<c>analysis<m>a</think>x<c>1<f>")
 @given(NAMES, TEXTS)
 def test_messages_are_those_of_transformers(name, text):
     chat_parsing = pytest.importorskip("transformers.utils.chat_parsing")
@@ -274,6 +289,11 @@ def test_parts_of_an_answer(name):
     _, said, called = answer(name, ANSWERS[name], tools=[])
     assert not called
     assert "f" in said
+
+
+def test_the_longer_mark_counts_and_a_closing_one_may_name_the_function():
+    text = "<c>analysishm</think>So:<c>x<f>"
+    assert answer("late", text) == ("hm", "So:", [("f", {"a": "x"})])
 
 
 @pytest.mark.parametrize("name", ["json", "tags"])
