@@ -13,6 +13,7 @@ from mtpcore.models.families import FAMILIES
 from mtpcore.models.grok import GROK
 from mtpcore.models.grovemoe import GROVE_MOE
 from mtpcore.models.hrm_text import HRM_TEXT
+from mtpcore.models.kimi_k3 import KIMI_K3
 from mtpcore.models.kimi_linear import KIMI_LINEAR
 from mtpcore.models.latent import MINICPM3
 from mtpcore.models.lfm2 import LFM2, LFM2_MOE
@@ -60,7 +61,7 @@ _OF_THEIR_OWN = (
     ),
     *(LFM2, LFM2_MOE, LLAMA4, MAPLE, GROK, MPT, REFACT, SMALLTHINKER, STABLELM, STEP35, TALKIE),
     *(FALCON_H1, GRANITE_HYBRID, JAMBA, MAMBA, MAMBA2, MINIMAX_01, NEMOTRON_H, NEMOTRON_H_MOE),
-    *(PLAMO2, BAILING_MOE3, DOTS3_NOTE, KIMI_LINEAR, MINICPM3, MINIMAX_M3),
+    *(PLAMO2, BAILING_MOE3, DOTS3_NOTE, KIMI_K3, KIMI_LINEAR, MINICPM3, MINIMAX_M3),
 )
 """Families with layers of their own, not only a line in the table."""
 

@@ -294,6 +294,7 @@ def moe(
     shared_gated: Callable[[Value, Value], Value] | None = None,
     ungated: Callable[[Value], Value] | None = None,
     beside: Callable[[Value, Value], Value] | None = None,
+    has_shared: bool = True,
 ) -> Value:
     """Return the weighted sum of the chosen experts' SwiGLU, plus the shared expert's if any.
 
@@ -314,11 +315,13 @@ def moe(
         ``ungated(up)``, of experts that have no gate.
     beside : callable, optional
         ``beside(ids, shares)``, of the chosen experts and their weights: what is added to the sum.
+    has_shared : bool
+        Whether a shared expert in the file is one of these; else it reads other rows.
     """
     block, down = f"blk.{layer}", f"blk.{layer}.ffn_down_exps"
     gated = gated or g.gated
     # Before the chosen experts, so that what mixes these may add it.
-    has_shared = g.has(f"{block}.ffn_gate_shexp.weight")
+    has_shared = has_shared and g.has(f"{block}.ffn_gate_shexp.weight")
     shared = _shared_expert(g, x, layer, shared_gated) if has_shared else None
 
     def multiply(rows: Value, name: str) -> Value:

@@ -36,14 +36,20 @@ def check_kda(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
 
 
 def delta_attention(
-    g: GraphBuilder, a: Value, layer: int, h: Hparams, *, decay_bound: float = 0.0
+    g: GraphBuilder,
+    a: Value,
+    layer: int,
+    h: Hparams,
+    *,
+    decay_bound: float = 0.0,
+    rate: float = 1.0,
 ) -> Value:
     """Return what KDA adds to the residual stream.
 
     Tensors: ``attn_{q,k,v}``, each with a convolution ``ssm_conv1d_{q,k,v}``; ``ssm_f_a`` and
     ``ssm_f_b`` with ``ssm_dt.bias`` and ``ssm_a``, of which decays are made; ``ssm_beta``;
     ``ssm_norm`` and the gate ``ssm_g_a`` and ``ssm_g_b``; ``attn_output``. Where a file lacks the
-    second matrix of a pair the first one is the whole.
+    second matrix of a pair the first one is the whole, as is ``ssm_g``.
 
     Parameters
     ----------
@@ -54,6 +60,8 @@ def delta_attention(
     decay_bound : float
         Where it is not 0, logarithms of decays are between it and 0, by a sigmoid; else they are
         the rates ``ssm_a``, which are negative, times a softplus.
+    rate : float
+        What rates within the sigmoid are multiplied by: -1, where these are negative, too.
 
     Returns
     -------
@@ -68,16 +76,20 @@ def delta_attention(
         return g.split_heads(rows, h.n_heads)
 
     def pair(name: str) -> Value:
+        if g.has(whole := f"{block}{name}.weight"):
+            return g.matmul(a, whole)
         rows, second = g.matmul(a, f"{block}{name}_a.weight"), f"{block}{name}_b.weight"
         return g.matmul(rows, second) if g.has(second) else rows
 
     q, k, v = (heads_of(part, 3 * layer + i) for i, part in enumerate("qkv"))
     step = g.split_heads(g.shift_by(pair("ssm_f"), f"{block}ssm_dt.bias"), h.n_heads)
-    rate = f"{block}ssm_a"
+    rates = f"{block}ssm_a"
     if decay_bound:
-        decay = g.scale(g.activation(g.scale_by(step, rate), "sigmoid"), decay_bound)
+        step = g.scale_by(step, rates)
+        step = step if rate == 1 else g.scale(step, rate)
+        decay = g.scale(g.activation(step, "sigmoid"), decay_bound)
     else:
-        decay = g.scale_by(g.activation(step, "softplus"), rate)
+        decay = g.scale_by(g.activation(step, "softplus"), rates)
     o = g.delta_rule(
         g.scale(g.l2_norm(q, _L2_EPS), int(q.shape[2]) ** -0.5),
         g.l2_norm(k, _L2_EPS),

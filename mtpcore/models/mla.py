@@ -124,7 +124,8 @@ def mla_attention(
     Tensors: ``attn_q``, or ``attn_q_a``, ``attn_q_a_norm`` and ``attn_q_b``; ``attn_kv_a_mqa``,
     ``attn_kv_a_norm``; ``attn_k_b`` and ``attn_v_b`` (stacks of matrices, one a head, or all heads'
     as one matrix), or ``attn_kv_b``; ``attn_output``. The rotated part of keys is normed, and the
-    sigmoid of a gate multiplies each head, where the file has ``attn_k_norm`` and ``attn_gate``.
+    sigmoid of a gate multiplies each head, or each value, where the file has ``attn_k_norm`` and
+    ``attn_gate``.
 
     Parameters
     ----------
@@ -176,7 +177,8 @@ def mla_attention(
             k = g.concat(g.slice(kv, 0, n_plain), k)
         y = attend(rotated, k, v)
     if g.has(block + "attn_gate.weight"):
-        y = g.mul(y, g.activation(g.matmul(a, block + "attn_gate.weight"), "sigmoid"))
+        gate = g.activation(g.matmul(a, block + "attn_gate.weight"), "sigmoid")
+        y = g.mul(y, gate if gate.shape[1] == n_heads else g.split_heads(gate, n_heads))
     return g.matmul(g.merge_heads(y), block + "attn_output.weight")
 
 

@@ -17,7 +17,6 @@ _NEEDS = {
     "an encoder of images": ("clip",),
     "a decoder of sound": ("pockettts", "wavtokenizer-dec"),
     "the recurrence of RWKV": ("arwkv7", "rwkv6", "rwkv6qwen2", "rwkv7"),
-    "attention of each layer to what earlier ones left in the residual stream": ("kimi-k3",),
     "several streams of residuals, mixed by hyper-connections": (
         *("deepseek4", "glm5-next", "hy_v4", "qwen4exp"),
     ),
