@@ -8,7 +8,18 @@ from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
 from importlib.util import spec_from_file_location
 
 MODULES = (
-    *("_cpu", "_cutting", "_dlpack", "_draft", "_fetch", "_fma", "_guard", "_joining", "_lookup"),
+    *(
+        "_cpu",
+        "_cutting",
+        "_dlpack",
+        "_draft",
+        "_encode",
+        "_fetch",
+        "_fma",
+        "_guard",
+        "_joining",
+        "_lookup",
+    ),
     *("_matmul", "_pace", "_plan", "_rows", "_sampling", "_states", "_strings"),
 )
 

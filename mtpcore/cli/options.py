@@ -9,7 +9,7 @@ from typing import Literal, TypedDict
 
 from mtpcore.boundary.texts import read_pieces
 from mtpcore.cli.terminal import note
-from mtpcore.conversion import OUT_TYPES
+from mtpcore.conversion import ALIASES, MIXES, WRITABLE
 from mtpcore.declarations.spec import TreeShape
 from mtpcore.discovery.registry import registry
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
@@ -493,21 +493,31 @@ def add_mtp_option(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_type_options(parser: argparse.ArgumentParser, default: str | None) -> None:
-    """Add the types that tensors are stored in."""
-    group = parser.add_argument_group("types", "vectors and routers stay f32")
+def add_type_options(
+    parser: argparse.ArgumentParser, default: str | None
+) -> argparse._ArgumentGroup:
+    """Add the types that tensors are stored in; return their group."""
+    group = parser.add_argument_group("types", "vectors, norms and routers are not quantised")
     group.add_argument(
         "--outtype",
-        type=str.lower,
-        choices=OUT_TYPES,
+        type=_mix,
+        choices=tuple(MIXES),
+        metavar="TYPE",
         default=default,
         required=default is None,
-        help="type of matrices" + (f" (default: {default})" if default else ""),
+        help=f"type of matrices, or a mix of types as llama.cpp makes it: {', '.join(MIXES)}"
+        + (f" (default: {default})" if default else ""),
     )
     group.add_argument(
         "--mtp-type",
         type=str.lower,
-        choices=OUT_TYPES,
-        help="type of the heads' matrices; in a draft model, of all (default: as --outtype, but "
-        "f16 for q8_0 and q8_0 for q4_0)",
+        choices=(*WRITABLE, "mix"),
+        metavar="TYPE",
+        help="type of the heads' matrices, in a draft model of all; mix: as --outtype has them "
+        "(default: as --outtype, but f16 for q8_0, and q8_0 for what is smaller)",
     )
+    return group
+
+
+def _mix(text: str) -> str:
+    return ALIASES.get(text.lower(), text.lower())

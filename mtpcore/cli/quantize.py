@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mtpcore.cli.options import add_mtp_option, add_type_options
+from mtpcore.cli.options import add_mtp_option, add_type_options, whole
 from mtpcore.cli.progress import count_bytes
 from mtpcore.cli.terminal import note, note_left_out, spell_bytes
-from mtpcore.conversion import quantize
+from mtpcore.conversion import WRITABLE, TensorTypes, quantize
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 
 SUMMARY = "Convert a model file's tensors to other types, or extract its trunk or heads"
 EXAMPLES = """examples:
-  mtpcore quantize model-f16.gguf model-q8_0.gguf --outtype q8_0
+  mtpcore quantize model-f16.gguf model-q4_k_m.gguf --outtype q4_k_m
+  mtpcore quantize model-f16.gguf model-iq4_xs.gguf --outtype iq4_xs --imatrix model.imatrix.gguf
   mtpcore quantize model-f16.gguf model-q4_0.gguf --outtype q4_0 --mtp-type f16
   mtpcore quantize model-f16.gguf mtp-model.gguf --outtype f16 --mtp only
 """
@@ -29,12 +30,55 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="OUT",
         help="the file to write, with its companion for a model in two; replaced if it exists",
     )
-    add_type_options(parser, None)
     add_mtp_option(group)
+    group = add_type_options(parser, None)
+    group.add_argument(
+        "--imatrix",
+        metavar="FILE",
+        help="an importance matrix: columns that it says matter more lose less",
+    )
+    group.add_argument(
+        "--tensor-type",
+        type=_named_type,
+        action="append",
+        default=[],
+        metavar="REGEX=TYPE",
+        help="type of matrices in whose names an expression is found, the first of several",
+    )
+    group.add_argument(
+        "--output-tensor-type", type=str.lower, choices=WRITABLE, metavar="TYPE", dest="output"
+    )
+    group.add_argument(
+        "--leave-output-tensor",
+        action="store_const",
+        const="keep",
+        dest="output",
+        help="the output matrix keeps its type",
+    )
+    group.add_argument(
+        "--token-embedding-type", type=str.lower, choices=WRITABLE, metavar="TYPE", dest="embedding"
+    )
+    group.add_argument(
+        "--pure", action="store_true", help="all other matrices in the mix's own type"
+    )
+    group.add_argument("-t", "--threads", type=whole(1), metavar="N", help="default: all cores")
+
+
+def _named_type(text: str) -> tuple[str, str]:
+    name, mark, kind = text.rpartition("=")
+    if not (name and mark):
+        raise argparse.ArgumentTypeError("wanted REGEX=TYPE, as ffn_down=q6_k")
+    return name, kind.lower()
 
 
 def execute(options: argparse.Namespace) -> int:
     """Run the command."""
+    types = TensorTypes(
+        output=options.output,
+        embedding=options.embedding,
+        named=dict(options.tensor_type),
+        pure=options.pure,
+    )
     with count_bytes("writing") as report:
         left_out = quantize(
             options.source,
@@ -42,6 +86,9 @@ def execute(options: argparse.Namespace) -> int:
             outtype=options.outtype,
             mtp_type=options.mtp_type,
             mtp=options.mtp,
+            types=types,
+            importance=options.imatrix,
+            threads=options.threads,
             report=report,
         )
     note_left_out(left_out, options.verbose)

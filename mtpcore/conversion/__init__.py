@@ -6,8 +6,18 @@ What a family's tensors are called and what its metadata says is declared by tru
 
 from mtpcore.conversion.convert import convert
 from mtpcore.conversion.lend import lend
+from mtpcore.conversion.mixes import ALIASES, MIXES, WRITABLE
 from mtpcore.conversion.output import Report
 from mtpcore.conversion.quantize import quantize
-from mtpcore.conversion.types import OUT_TYPES
+from mtpcore.conversion.types import TensorTypes
 
-__all__ = ["OUT_TYPES", "Report", "convert", "lend", "quantize"]
+__all__ = [
+    "ALIASES",
+    "MIXES",
+    "Report",
+    "TensorTypes",
+    "WRITABLE",
+    "convert",
+    "lend",
+    "quantize",
+]

@@ -30,12 +30,13 @@ from mtpcore.conversion.metadata import (
     held_metadata,
     table_metadata,
 )
+from mtpcore.conversion.mixes import Described, MixName
 from mtpcore.conversion.output import Report, write_checked
 from mtpcore.conversion.parts import MTP, check_parts
 from mtpcore.conversion.plan import ConversionPlan, PlannedTensor, make_plan
 from mtpcore.conversion.published import PublishedTensor, check_folder, convert_json, read_tensors
 from mtpcore.conversion.tokenizer import tokenizer_metadata, with_control_tokens
-from mtpcore.conversion.types import OutType, TypeChoice
+from mtpcore.conversion.types import TypeChoice
 from mtpcore.conversion.unread import refuse_unread
 from mtpcore.conversion.values import check_scales, read_values
 from mtpcore.declarations.checkpoint import Checkpoint, Config
@@ -59,8 +60,8 @@ def convert(
     folder: str | PathLike[str],
     path: str | PathLike[str],
     *,
-    outtype: OutType = "f16",
-    mtp_type: OutType | None = None,
+    outtype: MixName = "f16",
+    mtp_type: str | None = None,
     mtp: MTP = "keep",
     target: str | PathLike[str] | None = None,
     ignore: Collection[str] = (),
@@ -80,10 +81,10 @@ def convert(
         The GGUF file to write; replaced where it exists. So is its companion, in the same folder,
         which is called after it: ``mmproj-model.gguf`` for ``model.gguf``.
     outtype : str
-        Type of matrices: ``f32``, ``f16``, ``bf16``, ``q8_0`` or ``q4_0``.
+        Type of matrices, and as ``q4_k_m`` a mix of them: a key of ``conversion.MIXES``.
     mtp_type : str, optional
-        Type of the heads' matrices, which are all in a drafter with a file of its own; default:
-        ``outtype``, but f16 for q8_0 and q8_0 for q4_0.
+        Type of the heads' matrices, which are all in a drafter with a file of its own, or ``mix``:
+        as ``outtype`` has them. Default: f16 for q8_0, q8_0 for what is smaller.
     mtp : str
         ``keep`` trunk and heads, ``only`` the heads (with the tables that they share with the
         trunk), or ``drop`` the heads.
@@ -157,12 +158,14 @@ def convert(
     plan = make_plan(family, config, tensors, n_experts, mtp)
     check_scales(plan, config)
     first_head = None if family.standalone else config.n_layers
-    choice = TypeChoice(outtype, mtp_type, first_head, family.min_types)
+    choice = TypeChoice(outtype, mtp_type, first_head, family.min_types, family.head_min_types)
     tokens = _tokenizer(family, config, plan, folder, target)
     general = general_metadata(folder, plan.tensors, choice.file_type)
-    streamed: dict[bool, list[StreamedTensor]] = {False: [], True: []}
-    for planned in plan.tensors:
-        streamed[planned.is_beside].append(_streamed(planned, plan, config, choice))
+    streamed: dict[bool, list[StreamedTensor]] = {}
+    for is_beside in (False, True):
+        own = [tensor for tensor in plan.tensors if tensor.is_beside == is_beside]
+        kinds = _types(own, choice, family.architecture, metadata)
+        streamed[is_beside] = [_streamed(one, plan, config, kinds[one.name]) for one in own]
     merged = {**general, **tokens, **metadata, **held}
     model = StreamedFile(path, family.architecture, merged, streamed[False])
     companion = _companion(family, config, path, general, streamed[True])
@@ -277,26 +280,37 @@ def _tokenizer(
     return tokens | with_control_tokens(tokens, more)
 
 
-def _streamed(
-    planned: PlannedTensor, plan: ConversionPlan, config: Config, choice: TypeChoice
-) -> StreamedTensor:
-    """Choose the type of a tensor; integers keep theirs, and blocks that were made."""
-    dtype = planned.dtype.newbyteorder("<")
-    if (made := block_type(planned.rename.blocks)) is not None:
-        kind = made
-    elif dtype.kind == "f":
-        kind = choice.choose(planned.name, planned.shape)
-    elif dtype in _TYPE_OF:
-        kind = _TYPE_OF[dtype]
-    else:
-        raise ModelFileError(
-            "a model file has no such type",
-            where=f"tensor {planned.name!r}",
-            wanted="I8, I16, I32, I64",
-            got=dtype.name,
-            fix="let the plugin change the tensor to one of these types",
-        )
+def _types(
+    planned: Sequence[PlannedTensor],
+    choice: TypeChoice,
+    architecture: str,
+    metadata: Mapping[str, MetadataValue],
+) -> dict[str, int]:
+    """Choose the types of tensors; integers keep theirs, and blocks that were made."""
+    kinds, floats = {}, []
+    for tensor in planned:
+        dtype = tensor.dtype.newbyteorder("<")
+        if (made := block_type(tensor.rename.blocks)) is not None:
+            kinds[tensor.name] = made
+        elif dtype.kind == "f":
+            kind = choice.published_type(tensor.name, tensor.shape)
+            floats.append(Described(tensor.name, tensor.shape, kind))
+        elif dtype in _TYPE_OF:
+            kinds[tensor.name] = _TYPE_OF[dtype]
+        else:
+            raise ModelFileError(
+                "a model file has no such type",
+                where=f"tensor {tensor.name!r}",
+                wanted="I8, I16, I32, I64",
+                got=dtype.name,
+                fix="let the plugin change the tensor to one of these types",
+            )
+    return kinds | choice.choose(floats, architecture, metadata)
 
+
+def _streamed(
+    planned: PlannedTensor, plan: ConversionPlan, config: Config, kind: int
+) -> StreamedTensor:
     def blocks() -> Iterator[np.ndarray]:
         n_infinite = 0
         for values in read_values(planned, plan, config):

@@ -37,8 +37,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         Heads that the configuration counts.
     standalone : bool
         Whether ``main`` is a drafter's.
-    min_types : tuple of (str, str)
-        Of trunk and heads.
+    min_types, head_min_types : tuple of (str, str)
+        Of the trunk, and of the heads.
     companion : Companion or None
         How the trunk's file beside it is read.
     """
@@ -50,6 +50,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     n_declared: int
     standalone: bool
     min_types: tuple[tuple[str, str], ...]
+    head_min_types: tuple[tuple[str, str], ...] = ()
     companion: Companion | None = None
 
     @property
@@ -145,7 +146,8 @@ def find_family(
             n_heads=count_heads(main.heads, names, 0, folder),
             n_declared=_declared(main, config),
             standalone=True,
-            min_types=spec.min_types,
+            min_types=(),
+            head_min_types=spec.min_types,
         )
     head_tables: dict[Checkpoint, tuple[int, DrafterSpec]] = {}
     n_declared = 0
@@ -165,10 +167,11 @@ def find_family(
             f"drafters {names_of} both declare heads that the checkpoint has", where=str(folder)
         )
     heads = next(iter(head_tables), None)
-    n_heads, least = 0, spec.min_types
+    n_heads = 0
+    head_least: tuple[tuple[str, str], ...] = ()
     if heads is not None:
         n_heads, drafter = head_tables[heads]
-        least = (*least, *drafter.min_types)
+        head_least = drafter.min_types
     return Family(
         architecture=architecture,
         main=main,
@@ -176,7 +179,8 @@ def find_family(
         n_heads=n_heads,
         n_declared=n_declared,
         standalone=False,
-        min_types=least,
+        min_types=spec.min_types,
+        head_min_types=head_least,
         companion=spec.companion,
     )
 

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from gguf import GGML_QUANT_VERSION
 
 from mtpcore.boundary.paths import take_path
+from mtpcore.conversion.importance import Importance, read_importance
+from mtpcore.conversion.mixes import Described, MixName, file_order
 from mtpcore.conversion.output import Report, write_checked
 from mtpcore.conversion.parts import MTP, check_parts, left_out_of
-from mtpcore.conversion.types import OutType, TypeChoice
+from mtpcore.conversion.types import TensorTypes, TypeChoice
 from mtpcore.discovery.companions import companion_path, unread
 from mtpcore.discovery.loading import find_model, load_model
 from mtpcore.discovery.registry import Registry, registry
 from mtpcore.errors import ModelFileError
-from mtpcore.gguf import StreamedFile, StreamedTensor, Tensor
-from mtpcore.gguf.types import PLAIN
+from mtpcore.gguf import ModelFile, StreamedFile, StreamedTensor, Tensor
+from mtpcore.gguf.header import MetadataValue, Stored, stored_metadata
+from mtpcore.gguf.tensor import MappedFile
+from mtpcore.gguf.types import BLOCKS, is_float, type_name
 from mtpcore.gguf.writer import encode
 from mtpcore.runtime.fit import block_of
 from mtpcore.runtime.model import Model
 
 __all__ = ["quantize"]
+
+log = logging.getLogger("mtpcore")
 
 _PIECE = 1 << 20  # values converted at once
 
@@ -34,13 +43,20 @@ def quantize(
     source: str | PathLike[str],
     path: str | PathLike[str],
     *,
-    outtype: OutType,
-    mtp_type: OutType | None = None,
+    outtype: MixName,
+    mtp_type: str | None = None,
     mtp: MTP = "keep",
+    types: TensorTypes | None = None,
+    importance: str | PathLike[str] | None = None,
+    threads: int | None = None,
     plugins: Registry | None = None,
     report: Report | None = None,
 ) -> dict[str, str]:
     """Write a model file's tensors in other types, a piece at a time.
+
+    With ``mtp_type="mix"``, what llama.cpp's ``llama-quantize`` makes of the same file, byte for
+    byte; its mixes, and the searches for scales, are those of ``conversion.mixes`` and
+    ``_ext/c/encode``.
 
     Parameters
     ----------
@@ -50,13 +66,19 @@ def quantize(
         The GGUF file to write; replaced where it exists. The companion of a model that has one is
         written beside it, as ``convert`` does; what is in it besides the model keeps its type.
     outtype : str
-        Type of matrices: ``f32``, ``f16``, ``bf16``, ``q8_0`` or ``q4_0``.
+        Type of matrices, and as ``q4_k_m`` a mix of them: a key of ``conversion.MIXES``.
     mtp_type : str, optional
-        Type of the heads' matrices, which are all in a drafter with a file of its own; default:
-        ``outtype``, but f16 for q8_0 and q8_0 for q4_0.
+        Type of the heads' matrices, which are all in a drafter with a file of its own, or ``mix``:
+        as ``outtype`` has them. Default: f16 for q8_0, q8_0 for what is smaller.
     mtp : str
         ``keep`` what the file holds, ``only`` the heads (with the tables that they share with the
         trunk), or ``drop`` the heads.
+    types : TensorTypes, optional
+        Types of some matrices.
+    importance : path, optional
+        An importance matrix: a file of ``llama-imatrix``, as GGUF or as it was before.
+    threads : int, optional
+        Default: as many as there are cores.
     plugins : Registry, optional
         The plugins to ask; default: all that are installed.
     report : callable, optional
@@ -70,11 +92,14 @@ def quantize(
     Raises
     ------
     ModelFileError
-        As ``load_model``; a type that cannot be read; a part that the file does not hold; both
-        paths are the same file. No file is left behind.
+        As ``load_model``; a type that cannot be read; a part that the file does not hold; an
+        importance matrix that is of another model; both paths are the same file. No file is left
+        behind.
     """
     known = registry() if plugins is None else plugins
     source, path = find_model(source), take_path(path)
+    weights = None if importance is None else read_importance(take_path(importance))
+    n_threads = os.cpu_count() or 1 if threads is None else threads
     with load_model(source, sidecars=False, plugins=known) as model:
         _refuse_own_file(model, path)
         n_layers = model.hparams.n_layers if model.spec else None
@@ -85,20 +110,28 @@ def quantize(
             has_heads=model.file_layout != "trunk-only",
             has_trunk=model.file_layout != "mtp-only",
         )
-        least = [pair for drafter in model.drafters for pair in drafter.min_types]
-        least += model.spec.min_types if model.spec else ()
-        choice = TypeChoice(outtype, mtp_type, n_layers, least)
         own = model.parts[0] if model.parts else model
-        metadata = _metadata(own.metadata, model, mtp) | {"general.file_type": choice.file_type}
+        choice = TypeChoice(
+            outtype,
+            mtp_type,
+            n_layers,
+            model.spec.min_types if model.spec else (),
+            [pair for drafter in model.drafters for pair in drafter.min_types],
+            types,
+            weights is not None,
+        )
+        metadata = _metadata(own, model, mtp) | _stamp(choice, weights)
         left_out = {
             name: reason
             for name in own.tensors
             if n_layers is not None and (reason := _left_out(name, n_layers, mtp))
         }
-        kept = (tensor for name, tensor in own.tensors.items() if name not in left_out)
-        streamed = [_retyped(tensor, choice) for tensor in kept]
-        whole = StreamedFile(path, model.architecture, metadata, streamed)
-        write_checked(whole, _companion(model, path, choice), known, report)
+        with ThreadPoolExecutor(n_threads) as pool:
+            writing = _Writing(choice, weights, pool, 2 * n_threads)
+            kept = [tensor for name, tensor in own.tensors.items() if name not in left_out]
+            streamed = writing.retype(kept, model.architecture, own.metadata)
+            whole = StreamedFile(path, model.architecture, metadata, streamed)
+            write_checked(whole, _companion(model, path, writing), known, report)
     return left_out
 
 
@@ -112,18 +145,17 @@ def _refuse_own_file(model: Model, path: Path) -> None:
             )
 
 
-def _companion(model: Model, path: Path, choice: TypeChoice) -> StreamedFile | None:
+def _companion(model: Model, path: Path, writing: _Writing) -> StreamedFile | None:
     """Return what is to be written beside the file at ``path``, of a model in two files."""
     if not model.parts:
         return None
     beside, companion = model.parts[1], model.spec.companion if model.spec else None
     assert companion is not None
     kept = {*unread(companion, beside)}
-    tensors = [
-        _as_it_is(tensor) if name in kept else _retyped(tensor, choice)
-        for name, tensor in beside.tensors.items()
-    ]
-    metadata = _unsplit(beside.metadata) | {"general.file_type": choice.file_type}
+    of_model = [tensor for name, tensor in beside.tensors.items() if name not in kept]
+    tensors = writing.retype(of_model, beside.architecture, beside.metadata)
+    tensors += [_as_it_is(beside.tensors[name]) for name in beside.tensors if name in kept]
+    metadata = _unsplit(beside.path) | _stamp(writing.choice, None)
     return StreamedFile(companion_path(companion, path), beside.architecture, metadata, tensors)
 
 
@@ -136,22 +168,39 @@ def _left_out(name: str, n_layers: int, mtp: MTP) -> str:
     return left_out_of(mtp, block, block is not None and block >= n_layers)
 
 
-def _unsplit(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a file says that is not split, with the version of the types it will have."""
-    kept = {k: v for k, v in metadata.items() if not k.startswith("split.")}
-    return kept | {"general.quantization_version": GGML_QUANT_VERSION}
+def _stamp(choice: TypeChoice, weights: Importance | None) -> dict[str, MetadataValue]:
+    """Return what a file says of its types, in the order in which llama.cpp writes it."""
+    said: dict[str, MetadataValue] = {
+        "general.quantization_version": GGML_QUANT_VERSION,
+        "general.file_type": choice.file_type,
+    }
+    return said if weights is None else said | weights.described()
 
 
-def _metadata(own: Mapping[str, Any], model: Model, mtp: MTP) -> dict[str, Any]:
+def _unsplit(path: Path) -> dict[str, MetadataValue | Stored]:
+    """Return what a file says that is not split, as it is stored, and nothing of its types."""
+    mapped = MappedFile(path)
+    stored = stored_metadata(mapped.data or b"", str(path))
+    mapped.close()
+    renewed = ("general.quantization_version", "general.file_type", "general.alignment")
+    kept: dict[str, MetadataValue | Stored] = {
+        key: value
+        for key, value in stored.items()
+        if not key.startswith("split.") and key not in renewed
+    }
+    return kept
+
+
+def _metadata(own: ModelFile | Model, model: Model, mtp: MTP) -> dict[str, MetadataValue | Stored]:
     """Return what the new file says; without heads it counts the trunk's layers only."""
-    metadata = _unsplit(own)
+    metadata = _unsplit(model.parts[0].path if model.parts else model.paths[0])
     if mtp != "drop":
         return metadata
     n_layers, prefix = model.hparams.n_layers, f"{model.architecture}."
-    n_blocks = metadata[f"{prefix}block_count"]
+    n_blocks = own.metadata[f"{prefix}block_count"]
     metadata.pop(f"{prefix}nextn_predict_layers", None)
     metadata[f"{prefix}block_count"] = n_layers
-    for key, value in metadata.items():
+    for key, value in own.metadata.items():
         # Lists of a model's own keys have an entry for each block, but those of the rotation.
         mine = key.startswith(prefix) and not key.startswith(f"{prefix}rope.")
         if mine and isinstance(value, list | np.ndarray) and len(value) == n_blocks:
@@ -159,19 +208,64 @@ def _metadata(own: Mapping[str, Any], model: Model, mtp: MTP) -> dict[str, Any]:
     return metadata
 
 
-def _retyped(tensor: Tensor, choice: TypeChoice) -> StreamedTensor:
-    integer = tensor.type in PLAIN and PLAIN[tensor.type].kind == "i"
-    kind = tensor.type if integer else choice.choose(tensor.name, tensor.shape)
-    step = max(1, _PIECE // max(1, tensor.shape[-1] if tensor.shape else 1))
+class _Writing:
+    """Encodes tensors, pieces of each side by side."""
 
-    def blocks() -> Iterator[np.ndarray]:
-        raw = tensor.raw().reshape(tensor.n_rows, tensor.row_bytes)
-        for begin in range(0, tensor.n_rows, step):
-            end = min(begin + step, tensor.n_rows)
-            if kind == tensor.type:
-                yield raw[begin:end]
-            else:
-                yield encode(tensor.name, tensor.rows(begin, end), kind)[0]
+    def __init__(
+        self,
+        choice: TypeChoice,
+        weights: Importance | None,
+        pool: ThreadPoolExecutor,
+        n_waiting: int,
+    ) -> None:
+        self.choice, self.weights = choice, weights
+        self.pool, self.n_waiting = pool, n_waiting
+
+    def retype(
+        self, tensors: Sequence[Tensor], architecture: str, metadata: Mapping[str, MetadataValue]
+    ) -> list[StreamedTensor]:
+        """Return tensors in the order of the file, of the types that were chosen."""
+        described = [Described(t.name, t.shape, t.type) for t in tensors if is_float(t.type)]
+        kinds = self.choice.choose(described, architecture, metadata)
+        again = {type_name(t.type) for t in tensors if _is_requantised(t, kinds)}
+        if again:
+            log.warning(
+                "matrices of %s are quantised once more, which loses more than from the original",
+                ", ".join(sorted(again)),
+            )
+        in_order = sorted(tensors, key=lambda tensor: file_order(tensor.name))
+        return [self._retyped(tensor, kinds.get(tensor.name, tensor.type)) for tensor in in_order]
+
+    def _retyped(self, tensor: Tensor, kind: int) -> StreamedTensor:
+        if kind == tensor.type:
+            return _as_it_is(tensor)
+        weights = None if self.weights is None else self.weights.of(tensor.name, tensor.shape)
+        return StreamedTensor(
+            tensor.name, tensor.shape, kind, partial(self._blocks, tensor, kind, weights)
+        )
+
+    def _blocks(
+        self, tensor: Tensor, kind: int, weights: np.ndarray | None
+    ) -> Iterator[np.ndarray]:
+        """Yield a tensor's blocks; pieces do not reach over a matrix of a stack."""
+        n_rows = tensor.shape[-2] if len(tensor.shape) > 1 else 1
+        step = max(1, _PIECE // max(1, tensor.shape[-1] if tensor.shape else 1))
+
+        def piece(begin: int, end: int) -> np.ndarray:
+            own = None if weights is None else weights[begin // n_rows]
+            return encode(tensor.name, tensor.rows(begin, end), kind, own)[0]
+
+        waiting: deque[Future[np.ndarray]] = deque()
+        for first in range(0, tensor.n_rows, n_rows):
+            for begin in range(first, first + n_rows, step):
+                if len(waiting) == self.n_waiting:
+                    yield waiting.popleft().result()
+                end = min(begin + step, first + n_rows)
+                waiting.append(self.pool.submit(piece, begin, end))
+        while waiting:
+            yield waiting.popleft().result()
         tensor.release()
 
-    return StreamedTensor(tensor.name, tensor.shape, kind, blocks)
+
+def _is_requantised(tensor: Tensor, kinds: Mapping[str, int]) -> bool:
+    return BLOCKS[tensor.type][0] > 1 and kinds.get(tensor.name, tensor.type) != tensor.type

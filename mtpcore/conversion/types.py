@@ -1,119 +1,180 @@
-"""In which type each tensor is stored."""
+"""In which type each tensor is stored: what users ask for, and what families declare."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable
-from typing import Literal
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
-from gguf import GGMLQuantizationType, LlamaFileType
+import msgspec
 
+from mtpcore.conversion.mixes import (
+    MIXES,
+    Described,
+    MixName,
+    TypeRules,
+    choose_types,
+    model_shape,
+    read_type,
+)
 from mtpcore.declarations.patterns import pattern
 from mtpcore.errors import ModelFileError, PluginError
-from mtpcore.gguf.types import BLOCKS, F16, F32
+from mtpcore.gguf.header import MetadataValue
+from mtpcore.gguf.types import BLOCKS, F16, F32, block_type
+from mtpcore.runtime.fit import block_of
 
-__all__ = ["OutType", "OUT_TYPES", "TypeChoice"]
+__all__ = ["TensorTypes", "TypeChoice"]
 
-log = logging.getLogger("mtpcore")
+_HEAD_TYPES: dict[str, str] = {"f32": "f32", "f16": "f16", "bf16": "bf16", "q8_0": "f16"}
+"""What heads are kept in where nothing is said; else Q8_0: they cost little and guess more."""
 
-OutType = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
-OUT_TYPES: tuple[OutType, ...] = ("f32", "f16", "bf16", "q8_0", "q4_0")
-
-_FILE_TYPES: dict[OutType, int] = {
-    "f32": int(LlamaFileType.ALL_F32),
-    "f16": int(LlamaFileType.MOSTLY_F16),
-    "bf16": int(LlamaFileType.MOSTLY_BF16),
-    "q8_0": int(LlamaFileType.MOSTLY_Q8_0),
-    "q4_0": int(LlamaFileType.MOSTLY_Q4_0),
-}
-
-_HEAD_TYPES: dict[OutType, OutType] = {"q8_0": "f16", "q4_0": "q8_0"}
-"""What heads are kept in by default where the trunk is smaller: they cost little and guess more."""
-
-_ALWAYS = (("output.weight", "Q8_0"),)
-"""Every token is chosen with the output matrix: q4_0 does not suit it."""
+Least = Iterable[tuple[str, str]]
 
 
-def _type_id(name: str) -> int:
-    return int(GGMLQuantizationType[name.upper()])
+class TensorTypes(msgspec.Struct, frozen=True, kw_only=True):
+    """Which matrices get another type than their mix would give them.
 
+    Attributes
+    ----------
+    output : str, optional
+        Type of the output matrix; ``keep``: as it is.
+    embedding : str, optional
+        Type of token embeddings.
+    named : mapping of str to str
+        Types by regular expressions, of which the first counts that is found in a name.
+    pure : bool
+        Whether all other matrices get the mix's own type.
+    """
 
-def _bits(kind: int) -> float:
-    n_values, n_bytes = BLOCKS[kind]
-    return float(8 * n_bytes / n_values)
+    output: str | None = None
+    embedding: str | None = None
+    named: Mapping[str, str] = {}
+    pure: bool = False
 
 
 class TypeChoice:
-    """Chooses types.
+    """Chooses the types of a file's tensors.
 
     Parameters
     ----------
     outtype : str
-        Of the trunk's matrices.
+        Of the trunk's matrices: a key of ``MIXES``.
     mtp_type : str, optional
-        Of the heads' matrices; default: ``outtype``, but f16 for q8_0 and q8_0 for q4_0.
+        Type of the heads' matrices, or ``mix``: as the trunk's; default: f16 for q8_0, q8_0 for
+        what is smaller.
     first_head_block : int or None
         Blocks from this one on are heads; None: the file is a drafter's, and all that it holds.
-    min_types : iterable of (str, str)
-        Patterns of names and the smallest type that suits them.
+    least, head_least : iterable of (str, str)
+        Patterns of names and the smallest type that suits them: those that the family declares,
+        and those that its heads do, which count unless they are in the mix.
+    types : TensorTypes, optional
+        Types of some matrices.
+    has_importance : bool
+        Whether there is an importance matrix.
 
     Attributes
     ----------
-    file_type : int
-        What the file says in ``general.file_type``.
+    mix : str
+        What the file is called by.
 
     Raises
     ------
     ModelFileError
-        Of ``outtype`` or ``mtp_type``, where it is unknown.
+        Of a type or an expression that is none.
     PluginError
-        Of ``min_types``.
+        Of a declared type that is none.
     """
 
     def __init__(
         self,
-        outtype: OutType,
-        mtp_type: OutType | None,
+        outtype: MixName,
+        mtp_type: str | None,
         first_head_block: int | None,
-        min_types: Iterable[tuple[str, str]],
+        least: Least,
+        head_least: Least = (),
+        types: TensorTypes | None = None,
+        has_importance: bool = False,
     ) -> None:
-        for what, kind in (("outtype", outtype), ("mtp_type", mtp_type or outtype)):
-            if kind not in OUT_TYPES:
-                wanted = ", ".join(OUT_TYPES)
-                raise ModelFileError(
-                    "unknown type",
-                    where=what,
-                    wanted=wanted,
-                    got=repr(kind),
-                    fix="name one of these",
-                )
-        head = mtp_type or _HEAD_TYPES.get(outtype, outtype)
-        trunk = head if first_head_block is None else outtype
-        self.file_type = _FILE_TYPES[trunk]
-        self._trunk, self._head = _type_id(trunk), _type_id(head)
-        self._first_head_block = first_head_block or 0
-        try:
-            self._least = [(pattern(name), _type_id(k)) for name, k in (*min_types, *_ALWAYS)]
-        except KeyError as error:
-            raise PluginError(
-                "unknown type", where="min_types", wanted="F16, Q8_0, ...", got=error
-            ) from None
+        if outtype not in MIXES:
+            raise ModelFileError(
+                "unknown type",
+                where="outtype",
+                wanted=", ".join(MIXES),
+                got=repr(outtype)[:80],
+                fix="name one of these",
+            )
+        head = _HEAD_TYPES.get(outtype, "q8_0") if mtp_type is None else mtp_type
+        asked = types or TensorTypes()
+        named = [_named(*pair) for pair in asked.named.items()]
+        self.mix: str = outtype
+        self._least = [_least(*pair) for pair in least]
+        if head != "mix":
+            kind = read_type(head, "mtp_type")
+            named.append((partial(_is_head, first_head_block), kind))
+            self._least += [_least(*pair) for pair in head_least]
+            if first_head_block is None:
+                self.mix = next(name for name, mix in MIXES.items() if mix.type == kind)
+        keeps = asked.output == "keep"
+        self._rules = TypeRules(
+            output=None if keeps or asked.output is None else read_type(asked.output, "output"),
+            embedding=None if asked.embedding is None else read_type(asked.embedding, "embedding"),
+            named=named,
+            least=self._least,
+            is_pure=asked.pure,
+            keeps_output=keeps,
+            has_importance=has_importance,
+        )
 
-    def choose(self, name: str, shape: tuple[int, ...]) -> int:
-        """Return the type id for a tensor of floats.
+    @property
+    def file_type(self) -> int:
+        """What the file says in ``general.file_type``."""
+        return MIXES[self.mix].file_type
 
-        Vectors, norms and what is no ``.weight`` stay F32. Rows that are no whole blocks become
-        F16.
+    def choose(
+        self,
+        tensors: Iterable[Described],
+        architecture: str,
+        metadata: Mapping[str, MetadataValue],
+    ) -> dict[str, int]:
+        """Return the type id of each tensor of floats, in the order that files have.
+
+        Raises
+        ------
+        ModelFileError
+            A matrix needs an importance matrix in this mix.
+        """
+        return choose_types(tensors, self.mix, model_shape(architecture, metadata), self._rules)
+
+    def published_type(self, name: str, shape: tuple[int, ...]) -> int:
+        """Return the type of a tensor of floats in a file whose matrices are not quantised.
+
+        Vectors, norms and what is no ``.weight`` are F32.
         """
         if len(shape) < 2 or name.endswith("_norm.weight") or not name.endswith(".weight"):
             return F32
-        block = pattern("blk.{n}.").match(name)
-        in_head = block is not None and int(block["n"]) >= self._first_head_block
-        kind = self._head if in_head else self._trunk
-        for name_pattern, least in self._least:
-            if name_pattern.fullmatch(name) and _bits(kind) < _bits(least):
-                kind = least
-        if shape[-1] % BLOCKS[kind][0]:
-            log.info("%s: rows of %d values are no whole blocks: F16", name, shape[-1])
-            return F16
-        return kind
+        plain = MIXES[self.mix].type
+        kind = F16 if BLOCKS[plain][0] > 1 else plain
+        fitting = (one for fits, one in self._least if fits(name) and BLOCKS[one][0] == 1)
+        return max((kind, *fitting), key=lambda one: BLOCKS[one][1])
+
+
+def _named(spelled: str, kind: str) -> tuple[Callable[[str], object], int]:
+    try:
+        return re.compile(spelled).search, read_type(kind, f"type of {spelled!r}"[:80])
+    except re.error as error:
+        raise ModelFileError(
+            "not a regular expression", where=repr(spelled)[:80], got=error, fix="correct it"
+        ) from None
+
+
+def _least(name: str, kind: str) -> tuple[Callable[[str], object], int]:
+    found = block_type(kind.upper())
+    if found is None:
+        raise PluginError("unknown type", where="min_types", wanted="F16, Q8_0, ...", got=kind)
+    return pattern(name).fullmatch, found
+
+
+def _is_head(first_head_block: int | None, name: str) -> bool:
+    """Say whether a tensor is a head's; in a drafter's own file all are."""
+    block = block_of(name)
+    return first_head_block is None or (block is not None and block >= first_head_block)

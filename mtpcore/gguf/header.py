@@ -22,7 +22,16 @@ from mtpcore.errors import ModelFileError
 from mtpcore.gguf.axes import fit_axes
 from mtpcore.gguf.types import BLOCKS, type_name
 
-__all__ = ["NOT_GGUF", "Header", "Metadata", "TensorInfo", "MetadataValue", "parse_header"]
+__all__ = [
+    "NOT_GGUF",
+    "Header",
+    "Metadata",
+    "MetadataValue",
+    "Stored",
+    "TensorInfo",
+    "parse_header",
+    "stored_metadata",
+]
 
 MetadataValue: TypeAlias = "bool | int | float | str | np.ndarray | list[MetadataValue]"
 Metadata: TypeAlias = dict[str, MetadataValue]
@@ -229,6 +238,31 @@ def parse_header(data: bytes | mmap.mmap, file: str, *, any_type: bool = False) 
             raise at.error(f"too many {what}", wanted=f"<= {MAX_ENTRIES}", got=n)
     metadata = _read_metadata(at, n_keys)
     return Header(version, metadata, _read_tensors(at, n_tensors, metadata, any_type))
+
+
+class Stored(bytes):
+    """A metadata value as a file has it, type id first.
+
+    As it is parsed it does not say whether it was stored in 8 bits or in 64.
+    """
+
+
+def stored_metadata(data: bytes | mmap.mmap, file: str) -> dict[str, Stored]:
+    """Return each metadata key with its value as the file has it.
+
+    Raises
+    ------
+    ModelFileError
+        As ``parse_header``.
+    """
+    at = _Cursor(data, file)
+    at.pos = 16  # after the mark, the version and the number of tensors
+    stored: dict[str, Stored] = {}
+    for _ in range(at.number(_U64, "header")):
+        key, begin = at.name("key"), at.pos
+        at.value(at.number(_U32, "type of a value"))
+        stored[key] = Stored(data[begin : at.pos])
+    return stored
 
 
 def _read_metadata(at: _Cursor, n_keys: int) -> Metadata:

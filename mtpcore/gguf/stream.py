@@ -14,9 +14,9 @@ from gguf import GGUFWriter
 
 from mtpcore.boundary.atomic import replacing
 from mtpcore.errors import ModelFileError
-from mtpcore.gguf.header import MetadataValue
+from mtpcore.gguf.header import MetadataValue, Stored
 from mtpcore.gguf.types import BLOCKS
-from mtpcore.gguf.writer import add_value
+from mtpcore.gguf.writer import Writer, add_value
 
 __all__ = ["StreamedFile", "StreamedTensor", "stream_model_files"]
 
@@ -56,13 +56,14 @@ class StreamedFile(msgspec.Struct, frozen=True):
         Replaced where it exists as a regular file.
     architecture : str
     metadata : mapping
-        As ``write_model_file`` takes it.
+        As ``write_model_file`` takes it; values may be as another file has them. The architecture
+        comes first where it is not among them.
     tensors : sequence of StreamedTensor
     """
 
     path: Path
     architecture: str
-    metadata: Mapping[str, MetadataValue]
+    metadata: Mapping[str, MetadataValue | Stored]
     tensors: Sequence[StreamedTensor]
 
 
@@ -131,11 +132,12 @@ def _irregular(path: Path) -> ModelFileError:
 
 def _write_header(part: Path, file: StreamedFile) -> list[int]:
     """Write all but the data, for which zeros stand; return where each tensor begins."""
-    writer = GGUFWriter(part, file.architecture)
+    writer = Writer(part, file.architecture)
     try:
+        if "general.architecture" in file.metadata:
+            writer.kv_data[0].clear()  # it has its place there
         for key, value in file.metadata.items():
-            if key != "general.architecture":
-                add_value(writer, key, value)
+            add_value(writer, key, value)
         for tensor in file.tensors:
             writer.add_tensor_info(
                 tensor.name, tensor.shape, np.dtype("f4"), tensor.n_bytes, raw_dtype=tensor.type

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quants
 
+from mtpcore._ext import _encode
 from mtpcore.errors import ModelFileError
-from mtpcore.gguf.header import MetadataValue
+from mtpcore.gguf.header import MetadataValue, Stored
 from mtpcore.gguf.types import BLOCKS, PLAIN, block_type, type_name
 
-__all__ = ["add_value", "encode", "take_values", "write_model_file"]
+__all__ = ["Writer", "add_value", "encode", "take_values", "write_model_file"]
 
 _STORED = {
     "b": GGUFValueType.BOOL,
@@ -97,14 +98,32 @@ def write_model_file(
             part.replace(path.parent / part.name)
 
 
-def add_value(writer: GGUFWriter, key: str, value: MetadataValue | np.generic) -> None:
-    """Add a metadata value, stored as ``write_model_file`` says.
+class Writer(GGUFWriter):  # type: ignore[misc]
+    """The package's writer, which takes values as another file has them, too."""
+
+    def _pack_val(
+        self,
+        val: Any,
+        vtype: GGUFValueType,
+        add_vtype: bool,
+        sub_type: GGUFValueType | None = None,
+    ) -> bytes:
+        return (
+            val if isinstance(val, Stored) else super()._pack_val(val, vtype, add_vtype, sub_type)
+        )
+
+
+def add_value(writer: GGUFWriter, key: str, value: MetadataValue | np.generic | Stored) -> None:
+    """Add a metadata value, stored as ``write_model_file`` says, or as another file has it.
 
     Raises
     ------
     ModelFileError
         A model file cannot hold it.
     """
+    if isinstance(value, Stored):
+        writer.add_key_value(key, value, GGUFValueType.STRING)
+        return
     if not _fits(value):
         raise ModelFileError(
             "a model file cannot hold this value",
@@ -197,13 +216,26 @@ def _type_id(name: str, kind: int | str) -> int:
     return found
 
 
-def encode(name: str, values: np.ndarray, kind: int) -> tuple[np.ndarray, int]:
+def encode(
+    name: str, values: np.ndarray, kind: int, importance: np.ndarray | None = None
+) -> tuple[np.ndarray, int]:
     """Return the bytes of a tensor (or a plain array of its values) and its type.
+
+    Parameters
+    ----------
+    name : str
+        For errors.
+    values : array
+        Values, or uint8[..., row_bytes], blocks that are there already.
+    kind : int
+        Type id.
+    importance : float32 [n_columns], optional
+        Weights of the columns' errors, finite and not below 0, for types with blocks.
 
     Raises
     ------
     ModelFileError
-        If the type cannot be made from values, or does not fit the rows.
+        If the type cannot be made from values, does not fit the rows, or values are not finite.
     """
     where = f"tensor {name!r}"
     n_values, n_bytes = BLOCKS[kind]
@@ -227,8 +259,19 @@ def encode(name: str, values: np.ndarray, kind: int) -> tuple[np.ndarray, int]:
             wanted=wanted,
             got=values.shape[-1],
         )
+    values = values.astype(np.float32, copy=False)
+    if _encode.encodes(kind):
+        if not np.isfinite(values).all():
+            raise ModelFileError(
+                f"values that are not finite cannot be quantised to {type_name(kind)}",
+                where=where,
+                fix="take the model as it was published, or a float type",
+            )
+        rows = np.ascontiguousarray(values.reshape(-1, values.shape[-1]))
+        blocks = _encode.encode(rows, kind, importance)
+        return blocks.reshape(*values.shape[:-1], -1), kind
     try:
-        blocks = quants.quantize(values.astype(np.float32), GGMLQuantizationType(kind))
+        blocks = quants.quantize(values, GGMLQuantizationType(kind))
     except (NotImplementedError, ValueError):  # ValueError: it does not know the type
         raise ModelFileError(
             f"values cannot be quantised to {type_name(kind)}", where=where, fix="give blocks"

@@ -113,5 +113,5 @@ def test_a_file_is_not_written_over_itself(tmp_path):
 
 def test_an_unknown_type(tmp_path):
     with pytest.raises(ModelFileError, match="unknown type"):
-        quantize("demo", tmp_path / "model.gguf", outtype="q3_k")
+        quantize("demo", tmp_path / "model.gguf", outtype="q9_k")
     assert list(tmp_path.iterdir()) == []

@@ -18,7 +18,7 @@ import numpy as np
 import mtpcore
 from harness import damage, damaged_checkpoints
 from harness.confined import WATCHED, confined
-from mtpcore.conversion import OUT_TYPES, convert, quantize
+from mtpcore.conversion import MIXES, convert, quantize
 
 TEXT = "ab abc\nhello <|end|> \u00e9"
 MEMORY = 400 << 20  # bytes that a case may hold beyond four times its files
@@ -74,8 +74,8 @@ def one_file(folder, seed):
         damage.write_damaged(folder / "in.gguf", seed)
     if not (folder / "in.gguf").exists():
         return None
-    outtype = OUT_TYPES[seed % len(OUT_TYPES)]
-    mtp = ("keep", "keep", "only", "drop")[seed // len(OUT_TYPES) % 4]
+    outtype = [*MIXES][seed % len(MIXES)]
+    mtp = ("keep", "keep", "only", "drop")[seed // len(MIXES) % 4]
     return partial(
         make, quantize, folder / "in.gguf", folder / "out.gguf", outtype=outtype, mtp=mtp
     )

@@ -30,6 +30,7 @@ INLINE lanes lanes_add(lanes a, lanes b) { return _mm512_add_ps(a, b); }
 INLINE lanes lanes_sub(lanes a, lanes b) { return _mm512_sub_ps(a, b); }
 INLINE lanes lanes_mul(lanes a, lanes b) { return _mm512_mul_ps(a, b); }
 INLINE lanes lanes_div(lanes a, lanes b) { return _mm512_div_ps(a, b); }
+INLINE lanes lanes_sqrt(lanes a) { return _mm512_sqrt_ps(a); }
 INLINE lanes lanes_fma(lanes a, lanes b, lanes c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE lanes lanes_larger(lanes a, lanes b) { return _mm512_max_ps(a, b); }
 INLINE lanes lanes_if_less(lanes a, lanes b, lanes x, lanes y)
@@ -97,6 +98,10 @@ INLINE lanes lanes_div(lanes a, lanes b)
 {
     return (lanes){_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)};
 }
+INLINE lanes lanes_sqrt(lanes a)
+{
+    return (lanes){_mm256_sqrt_ps(a.low), _mm256_sqrt_ps(a.high)};
+}
 INLINE lanes lanes_fma(lanes a, lanes b, lanes c)
 {
     return (lanes){_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
@@ -157,6 +162,7 @@ INLINE lanes lanes_add(lanes a, lanes b) { EACH_REGISTER(vaddq_f32(a.of[i], b.of
 INLINE lanes lanes_sub(lanes a, lanes b) { EACH_REGISTER(vsubq_f32(a.of[i], b.of[i])); }
 INLINE lanes lanes_mul(lanes a, lanes b) { EACH_REGISTER(vmulq_f32(a.of[i], b.of[i])); }
 INLINE lanes lanes_div(lanes a, lanes b) { EACH_REGISTER(vdivq_f32(a.of[i], b.of[i])); }
+INLINE lanes lanes_sqrt(lanes a) { EACH_REGISTER(vsqrtq_f32(a.of[i])); }
 INLINE lanes lanes_fma(lanes a, lanes b, lanes c)
 {
     EACH_REGISTER(vfmaq_f32(c.of[i], a.of[i], b.of[i]));
@@ -204,6 +210,7 @@ INLINE lanes lanes_add(lanes a, lanes b) { EACH_LANE(a.at[i] + b.at[i]); }
 INLINE lanes lanes_sub(lanes a, lanes b) { EACH_LANE(a.at[i] - b.at[i]); }
 INLINE lanes lanes_mul(lanes a, lanes b) { EACH_LANE(a.at[i] * b.at[i]); }
 INLINE lanes lanes_div(lanes a, lanes b) { EACH_LANE(a.at[i] / b.at[i]); }
+INLINE lanes lanes_sqrt(lanes a) { EACH_LANE(sqrtf(a.at[i])); }
 INLINE lanes lanes_fma(lanes a, lanes b, lanes c) { EACH_LANE(fmaf(a.at[i], b.at[i], c.at[i])); }
 /* b where one of them is not a number. */
 INLINE lanes lanes_larger(lanes a, lanes b) { EACH_LANE(a.at[i] > b.at[i] ? a.at[i] : b.at[i]); }

@@ -1,0 +1,2 @@
+#define ENCODE_ROW mtp_encode_row_avx512
+#include "encode/encode.inc"

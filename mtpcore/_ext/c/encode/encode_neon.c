@@ -1,0 +1,2 @@
+#define ENCODE_ROW mtp_encode_row_neon
+#include "encode/encode.inc"
