@@ -193,8 +193,9 @@ class TypeRules(msgspec.Struct, frozen=True, kw_only=True):
         Whether all matrices get the mix's own type.
     keeps_output : bool
         Whether the output matrix keeps its type.
-    has_importance : bool
-        Whether an importance matrix is there, which some rules ask.
+    weighted : collection of str, optional
+        Matrices of which the importance matrix has weights; None: there is none, which some rules
+        ask.
     """
 
     output: int | None = None
@@ -203,7 +204,7 @@ class TypeRules(msgspec.Struct, frozen=True, kw_only=True):
     least: Sequence[tuple[Callable[[str], object], int]] = ()
     is_pure: bool = False
     keeps_output: bool = False
-    has_importance: bool = False
+    weighted: Collection[str] | None = None
 
 
 def file_order(name: str) -> tuple[int, bytes]:
@@ -283,12 +284,12 @@ class _Choice:
         return named
 
     def _need_importance(self, name: str) -> None:
-        if not self.rules.has_importance:
+        if name not in (self.rules.weighted or ()):
             raise ModelFileError(
                 "this mix needs an importance matrix",
                 where=f"tensor {name!r}",
                 wanted="weights of the columns, for Q2_K in q2_k_s",
-                fix="give one (--imatrix FILE), or take q2_k",
+                fix="give one of this model (--imatrix FILE), or take q2_k",
             )
 
     def _mixed(self, tensor: Described) -> int:
@@ -384,10 +385,10 @@ class _Choice:
             kind = Q6_K
         elif i < n // 8:
             if (mix == "q4_k_s" and not plain) or (
-                mix in ("iq4_nl", "iq4_xs") and not self.rules.has_importance
+                mix in ("iq4_nl", "iq4_xs") and self.rules.weighted is None
             ):
                 kind = Q5_K
-            elif mix in ("q4_0", "q5_0") and self.rules.has_importance:
+            elif mix in ("q4_0", "q5_0") and self.rules.weighted is not None:
                 kind = Q4_1 if mix == "q4_0" else Q5_1
         return kind
 

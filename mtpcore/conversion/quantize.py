@@ -36,7 +36,7 @@ __all__ = ["quantize"]
 
 log = logging.getLogger("mtpcore")
 
-_PIECE = 1 << 20  # values converted at once
+_PIECE = 1 << 18  # values that a thread converts at once
 
 
 def quantize(
@@ -118,7 +118,7 @@ def quantize(
             model.spec.min_types if model.spec else (),
             [pair for drafter in model.drafters for pair in drafter.min_types],
             types,
-            weights is not None,
+            None if weights is None else weights.weights.keys(),
         )
         metadata = _metadata(own, model, mtp) | _stamp(choice, weights)
         left_out = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
 import msgspec
@@ -69,8 +69,8 @@ class TypeChoice:
         and those that its heads do, which count unless they are in the mix.
     types : TensorTypes, optional
         Types of some matrices.
-    has_importance : bool
-        Whether there is an importance matrix.
+    weighted : collection of str, optional
+        Matrices of which an importance matrix has weights; None: there is none.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class TypeChoice:
         least: Least,
         head_least: Least = (),
         types: TensorTypes | None = None,
-        has_importance: bool = False,
+        weighted: Collection[str] | None = None,
     ) -> None:
         if outtype not in MIXES:
             raise ModelFileError(
@@ -122,7 +122,7 @@ class TypeChoice:
             least=self._least,
             is_pure=asked.pure,
             keeps_output=keeps,
-            has_importance=has_importance,
+            weighted=weighted,
         )
 
     @property

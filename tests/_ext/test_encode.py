@@ -87,5 +87,5 @@ def test_what_does_not_fit_is_refused():
         (rows[:, :128].copy(), Type.Q4_K, None),
         (rows, Type.Q4_K, np.ones(255, np.float32)),
     ):
-        with pytest.raises(ValueError, match="a type|whole blocks|number of weights"):
+        with pytest.raises(ValueError, match=r"a type|whole blocks|number of weights"):
             encode(given_, kind, importance)

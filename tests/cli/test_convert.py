@@ -89,7 +89,7 @@ def test_errors_are_for_people(command, tmp_path):
     code, _, err = command("quantize", "demo", tmp_path / "model.gguf")
     assert code == 2
     assert "--outtype" in err
-    code, _, err = command("convert", tmp_path, tmp_path / "x", "--outtype", "q3_k")
+    code, _, err = command("convert", tmp_path, tmp_path / "x", "--outtype", "q9_k")
     assert code == 2
     assert list(tmp_path.iterdir()) == []
 

@@ -270,8 +270,8 @@ def test_two_spellings_of_one_name(refuse, config, tensors):
     [
         ({"mtp": "only"}, "no heads"),
         ({"target": "."}, "only a drafter"),
-        ({"outtype": "q3_k"}, "unknown type"),
-        ({"mtp_type": "q3_k"}, "unknown type"),
+        ({"outtype": "q9_k"}, "unknown type"),
+        ({"mtp_type": "q9_k"}, "unknown type"),
     ],
 )
 def test_options_that_make_no_sense(refuse, config, tensors, options, what):
