@@ -1,4 +1,4 @@
-"""Importance matrices: how much the columns of each matrix matter, as llama-imatrix writes it.
+"""Importance matrices: how much the columns of each matrix matter, as llama.cpp writes it.
 
 For every matrix the squares of what its columns were multiplied with were added up over a text, of
 stacks for each matrix of the stack. Sources: llama.cpp's ``tools/imatrix`` and
@@ -24,7 +24,7 @@ _SUMS, _COUNTS = ".in_sum2", ".counts"
 _EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
 _MAX_NAME, _MAX_ENTRIES, _MAX_FILE_NAME = 512, 1 << 16, 127
 _DAMAGED = "not an importance matrix, or a damaged one"
-_FIX = "give a file of llama-imatrix, or of mtpcore imatrix"
+_FIX = "give a file of llama.cpp's imatrix program"
 
 
 class Importance(msgspec.Struct, frozen=True):

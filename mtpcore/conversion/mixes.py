@@ -2,7 +2,7 @@
 
 A mix is named after the type of most matrices, and gives more bits to those whose errors hurt most.
 Source of the rules: ``llama_tensor_get_type`` of llama.cpp (``src/llama-quant.cpp``, October 2026);
-a file of its converter becomes, byte for byte, what ``llama-quantize`` makes of it.
+a file of its converter becomes, byte for byte, what its quantiser makes of it.
 """
 
 from __future__ import annotations
@@ -67,35 +67,35 @@ Q2_K, Q3_K, Q4_K, Q5_K, Q6_K = (
 IQ4_NL, IQ4_XS, MXFP4 = (int(Type[name]) for name in ("IQ4_NL", "IQ4_XS", "MXFP4"))
 
 
-class Mix(msgspec.Struct, frozen=True):
+class TypeMix(msgspec.Struct, frozen=True):
     """The type of most matrices, and what a file of this mix says in ``general.file_type``."""
 
     type: int
     file_type: int
 
 
-MIXES: dict[str, Mix] = {
-    "f32": Mix(F32, int(File.ALL_F32)),
-    "f16": Mix(F16, int(File.MOSTLY_F16)),
-    "bf16": Mix(BF16, int(File.MOSTLY_BF16)),
-    "q8_0": Mix(Q8_0, int(File.MOSTLY_Q8_0)),
-    "q4_0": Mix(Q4_0, int(File.MOSTLY_Q4_0)),
-    "q4_1": Mix(Q4_1, int(File.MOSTLY_Q4_1)),
-    "q5_0": Mix(Q5_0, int(File.MOSTLY_Q5_0)),
-    "q5_1": Mix(Q5_1, int(File.MOSTLY_Q5_1)),
-    "q2_k": Mix(Q2_K, int(File.MOSTLY_Q2_K)),
-    "q2_k_s": Mix(Q2_K, int(File.MOSTLY_Q2_K_S)),
-    "q3_k_s": Mix(Q3_K, int(File.MOSTLY_Q3_K_S)),
-    "q3_k_m": Mix(Q3_K, int(File.MOSTLY_Q3_K_M)),
-    "q3_k_l": Mix(Q3_K, int(File.MOSTLY_Q3_K_L)),
-    "q4_k_s": Mix(Q4_K, int(File.MOSTLY_Q4_K_S)),
-    "q4_k_m": Mix(Q4_K, int(File.MOSTLY_Q4_K_M)),
-    "q5_k_s": Mix(Q5_K, int(File.MOSTLY_Q5_K_S)),
-    "q5_k_m": Mix(Q5_K, int(File.MOSTLY_Q5_K_M)),
-    "q6_k": Mix(Q6_K, int(File.MOSTLY_Q6_K)),
-    "iq4_nl": Mix(IQ4_NL, int(File.MOSTLY_IQ4_NL)),
-    "iq4_xs": Mix(IQ4_XS, int(File.MOSTLY_IQ4_XS)),
-    "mxfp4_moe": Mix(MXFP4, int(File.MOSTLY_MXFP4_MOE)),
+MIXES: dict[str, TypeMix] = {
+    "f32": TypeMix(F32, int(File.ALL_F32)),
+    "f16": TypeMix(F16, int(File.MOSTLY_F16)),
+    "bf16": TypeMix(BF16, int(File.MOSTLY_BF16)),
+    "q8_0": TypeMix(Q8_0, int(File.MOSTLY_Q8_0)),
+    "q4_0": TypeMix(Q4_0, int(File.MOSTLY_Q4_0)),
+    "q4_1": TypeMix(Q4_1, int(File.MOSTLY_Q4_1)),
+    "q5_0": TypeMix(Q5_0, int(File.MOSTLY_Q5_0)),
+    "q5_1": TypeMix(Q5_1, int(File.MOSTLY_Q5_1)),
+    "q2_k": TypeMix(Q2_K, int(File.MOSTLY_Q2_K)),
+    "q2_k_s": TypeMix(Q2_K, int(File.MOSTLY_Q2_K_S)),
+    "q3_k_s": TypeMix(Q3_K, int(File.MOSTLY_Q3_K_S)),
+    "q3_k_m": TypeMix(Q3_K, int(File.MOSTLY_Q3_K_M)),
+    "q3_k_l": TypeMix(Q3_K, int(File.MOSTLY_Q3_K_L)),
+    "q4_k_s": TypeMix(Q4_K, int(File.MOSTLY_Q4_K_S)),
+    "q4_k_m": TypeMix(Q4_K, int(File.MOSTLY_Q4_K_M)),
+    "q5_k_s": TypeMix(Q5_K, int(File.MOSTLY_Q5_K_S)),
+    "q5_k_m": TypeMix(Q5_K, int(File.MOSTLY_Q5_K_M)),
+    "q6_k": TypeMix(Q6_K, int(File.MOSTLY_Q6_K)),
+    "iq4_nl": TypeMix(IQ4_NL, int(File.MOSTLY_IQ4_NL)),
+    "iq4_xs": TypeMix(IQ4_XS, int(File.MOSTLY_IQ4_XS)),
+    "mxfp4_moe": TypeMix(MXFP4, int(File.MOSTLY_MXFP4_MOE)),
 }
 
 ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}

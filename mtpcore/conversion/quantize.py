@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGML_QUANT_VERSION
 
+from mtpcore.backends.workers import run_all
 from mtpcore.boundary.paths import take_path
 from mtpcore.conversion.importance import Importance, read_importance
 from mtpcore.conversion.mixes import Described, MixName, file_order
@@ -25,7 +24,7 @@ from mtpcore.discovery.loading import find_model, load_model
 from mtpcore.discovery.registry import Registry, registry
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import ModelFile, StreamedFile, StreamedTensor, Tensor
-from mtpcore.gguf.header import MetadataValue, Stored, stored_metadata
+from mtpcore.gguf.header import MetadataValue, StoredValue, stored_metadata
 from mtpcore.gguf.tensor import MappedFile
 from mtpcore.gguf.types import BLOCKS, is_float, type_name
 from mtpcore.gguf.writer import encode
@@ -54,9 +53,8 @@ def quantize(
 ) -> dict[str, str]:
     """Write a model file's tensors in other types, a piece at a time.
 
-    With ``mtp_type="mix"``, what llama.cpp's ``llama-quantize`` makes of the same file, byte for
-    byte; its mixes, and the searches for scales, are those of ``conversion.mixes`` and
-    ``_ext/c/encode``.
+    With ``mtp_type="mix"``, what llama.cpp's quantiser makes of the same file, byte for byte: see
+    ``conversion.mixes``, and ``_ext/c/encode`` for the searches for scales.
 
     Parameters
     ----------
@@ -76,7 +74,7 @@ def quantize(
     types : TensorTypes, optional
         Types of some matrices.
     importance : path, optional
-        An importance matrix: a file of ``llama-imatrix``, as GGUF or as it was before.
+        An importance matrix of llama.cpp, as GGUF or as it was before.
     threads : int, optional
         Default: as many as there are cores.
     plugins : Registry, optional
@@ -126,12 +124,11 @@ def quantize(
             for name in own.tensors
             if n_layers is not None and (reason := _left_out(name, n_layers, mtp))
         }
-        with ThreadPoolExecutor(n_threads) as pool:
-            writing = _Writing(choice, weights, pool, 2 * n_threads)
-            kept = [tensor for name, tensor in own.tensors.items() if name not in left_out]
-            streamed = writing.retype(kept, model.architecture, own.metadata)
-            whole = StreamedFile(path, model.architecture, metadata, streamed)
-            write_checked(whole, _companion(model, path, writing), known, report)
+        writing = _Writing(choice, weights, n_threads)
+        kept = [tensor for name, tensor in own.tensors.items() if name not in left_out]
+        streamed = writing.retype(kept, model.architecture, own.metadata)
+        whole = StreamedFile(path, model.architecture, metadata, streamed)
+        write_checked(whole, _companion(model, path, writing), known, report)
     return left_out
 
 
@@ -177,13 +174,13 @@ def _stamp(choice: TypeChoice, weights: Importance | None) -> dict[str, Metadata
     return said if weights is None else said | weights.described()
 
 
-def _unsplit(path: Path) -> dict[str, MetadataValue | Stored]:
+def _unsplit(path: Path) -> dict[str, MetadataValue | StoredValue]:
     """Return what a file says that is not split, as it is stored, and nothing of its types."""
     mapped = MappedFile(path)
     stored = stored_metadata(mapped.data or b"", str(path))
     mapped.close()
     renewed = ("general.quantization_version", "general.file_type", "general.alignment")
-    kept: dict[str, MetadataValue | Stored] = {
+    kept: dict[str, MetadataValue | StoredValue] = {
         key: value
         for key, value in stored.items()
         if not key.startswith("split.") and key not in renewed
@@ -191,7 +188,9 @@ def _unsplit(path: Path) -> dict[str, MetadataValue | Stored]:
     return kept
 
 
-def _metadata(own: ModelFile | Model, model: Model, mtp: MTP) -> dict[str, MetadataValue | Stored]:
+def _metadata(
+    own: ModelFile | Model, model: Model, mtp: MTP
+) -> dict[str, MetadataValue | StoredValue]:
     """Return what the new file says; without heads it counts the trunk's layers only."""
     metadata = _unsplit(model.parts[0].path if model.parts else model.paths[0])
     if mtp != "drop":
@@ -211,15 +210,8 @@ def _metadata(own: ModelFile | Model, model: Model, mtp: MTP) -> dict[str, Metad
 class _Writing:
     """Encodes tensors, pieces of each side by side."""
 
-    def __init__(
-        self,
-        choice: TypeChoice,
-        weights: Importance | None,
-        pool: ThreadPoolExecutor,
-        n_waiting: int,
-    ) -> None:
-        self.choice, self.weights = choice, weights
-        self.pool, self.n_waiting = pool, n_waiting
+    def __init__(self, choice: TypeChoice, weights: Importance | None, n_threads: int) -> None:
+        self.choice, self.weights, self.n_threads = choice, weights, n_threads
 
     def retype(
         self, tensors: Sequence[Tensor], architecture: str, metadata: Mapping[str, MetadataValue]
@@ -251,19 +243,22 @@ class _Writing:
         n_rows = tensor.shape[-2] if len(tensor.shape) > 1 else 1
         step = max(1, _PIECE // max(1, tensor.shape[-1] if tensor.shape else 1))
 
-        def piece(begin: int, end: int) -> np.ndarray:
+        def encode_piece(begin: int, end: int, made: dict[int, np.ndarray]) -> None:
             own = None if weights is None else weights[begin // n_rows]
-            return encode(tensor.name, tensor.rows(begin, end), kind, own)[0]
+            made[begin] = encode(tensor.name, tensor.rows(begin, end), kind, own)[0]
 
-        waiting: deque[Future[np.ndarray]] = deque()
-        for first in range(0, tensor.n_rows, n_rows):
-            for begin in range(first, first + n_rows, step):
-                if len(waiting) == self.n_waiting:
-                    yield waiting.popleft().result()
-                end = min(begin + step, first + n_rows)
-                waiting.append(self.pool.submit(piece, begin, end))
-        while waiting:
-            yield waiting.popleft().result()
+        pieces = [
+            (begin, min(begin + step, first + n_rows))
+            for first in range(0, tensor.n_rows, n_rows)
+            for begin in range(first, first + n_rows, step)
+        ]
+        together = 4 * self.n_threads
+        for at in range(0, len(pieces), together):
+            some = pieces[at : at + together]
+            made: dict[int, np.ndarray] = {}
+            tasks = [partial(encode_piece, *piece, made) for piece in some]
+            run_all(tasks, self.n_threads, lambda: None)  # whatever interrupts it, pieces are short
+            yield from (made[begin] for begin, _ in some)
         tensor.release()
 
 

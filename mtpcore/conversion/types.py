@@ -95,7 +95,7 @@ class TypeChoice:
         types: TensorTypes | None = None,
         weighted: Collection[str] | None = None,
     ) -> None:
-        if outtype not in MIXES:
+        if not isinstance(outtype, str) or outtype not in MIXES:
             raise ModelFileError(
                 "unknown type",
                 where="outtype",

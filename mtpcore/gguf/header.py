@@ -27,7 +27,7 @@ __all__ = [
     "Header",
     "Metadata",
     "MetadataValue",
-    "Stored",
+    "StoredValue",
     "TensorInfo",
     "parse_header",
     "stored_metadata",
@@ -240,14 +240,14 @@ def parse_header(data: bytes | mmap.mmap, file: str, *, any_type: bool = False) 
     return Header(version, metadata, _read_tensors(at, n_tensors, metadata, any_type))
 
 
-class Stored(bytes):
+class StoredValue(bytes):
     """A metadata value as a file has it, type id first.
 
     As it is parsed it does not say whether it was stored in 8 bits or in 64.
     """
 
 
-def stored_metadata(data: bytes | mmap.mmap, file: str) -> dict[str, Stored]:
+def stored_metadata(data: bytes | mmap.mmap, file: str) -> dict[str, StoredValue]:
     """Return each metadata key with its value as the file has it.
 
     Raises
@@ -257,11 +257,11 @@ def stored_metadata(data: bytes | mmap.mmap, file: str) -> dict[str, Stored]:
     """
     at = _Cursor(data, file)
     at.pos = 16  # after the mark, the version and the number of tensors
-    stored: dict[str, Stored] = {}
+    stored: dict[str, StoredValue] = {}
     for _ in range(at.number(_U64, "header")):
         key, begin = at.name("key"), at.pos
         at.value(at.number(_U32, "type of a value"))
-        stored[key] = Stored(data[begin : at.pos])
+        stored[key] = StoredValue(data[begin : at.pos])
     return stored
 
 

@@ -14,9 +14,9 @@ from gguf import GGUFWriter
 
 from mtpcore.boundary.atomic import replacing
 from mtpcore.errors import ModelFileError
-from mtpcore.gguf.header import MetadataValue, Stored
+from mtpcore.gguf.header import MetadataValue, StoredValue
 from mtpcore.gguf.types import BLOCKS
-from mtpcore.gguf.writer import Writer, add_value
+from mtpcore.gguf.writer import FileWriter, add_value
 
 __all__ = ["StreamedFile", "StreamedTensor", "stream_model_files"]
 
@@ -63,7 +63,7 @@ class StreamedFile(msgspec.Struct, frozen=True):
 
     path: Path
     architecture: str
-    metadata: Mapping[str, MetadataValue | Stored]
+    metadata: Mapping[str, MetadataValue | StoredValue]
     tensors: Sequence[StreamedTensor]
 
 
@@ -132,7 +132,7 @@ def _irregular(path: Path) -> ModelFileError:
 
 def _write_header(part: Path, file: StreamedFile) -> list[int]:
     """Write all but the data, for which zeros stand; return where each tensor begins."""
-    writer = Writer(part, file.architecture)
+    writer = FileWriter(part, file.architecture)
     try:
         if "general.architecture" in file.metadata:
             writer.kv_data[0].clear()  # it has its place there

@@ -15,10 +15,10 @@ from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quants
 
 from mtpcore._ext import _encode
 from mtpcore.errors import ModelFileError
-from mtpcore.gguf.header import MetadataValue, Stored
+from mtpcore.gguf.header import MetadataValue, StoredValue
 from mtpcore.gguf.types import BLOCKS, PLAIN, block_type, type_name
 
-__all__ = ["Writer", "add_value", "encode", "take_values", "write_model_file"]
+__all__ = ["FileWriter", "add_value", "encode", "take_values", "write_model_file"]
 
 _STORED = {
     "b": GGUFValueType.BOOL,
@@ -98,7 +98,7 @@ def write_model_file(
             part.replace(path.parent / part.name)
 
 
-class Writer(GGUFWriter):  # type: ignore[misc]
+class FileWriter(GGUFWriter):  # type: ignore[misc]
     """The package's writer, which takes values as another file has them, too."""
 
     def _pack_val(
@@ -108,12 +108,15 @@ class Writer(GGUFWriter):  # type: ignore[misc]
         add_vtype: bool,
         sub_type: GGUFValueType | None = None,
     ) -> bytes:
-        return (
-            val if isinstance(val, Stored) else super()._pack_val(val, vtype, add_vtype, sub_type)
-        )
+        if isinstance(val, StoredValue):
+            return val
+        packed: bytes = super()._pack_val(val, vtype, add_vtype, sub_type)
+        return packed
 
 
-def add_value(writer: GGUFWriter, key: str, value: MetadataValue | np.generic | Stored) -> None:
+def add_value(
+    writer: GGUFWriter, key: str, value: MetadataValue | np.generic | StoredValue
+) -> None:
     """Add a metadata value, stored as ``write_model_file`` says, or as another file has it.
 
     Raises
@@ -121,7 +124,7 @@ def add_value(writer: GGUFWriter, key: str, value: MetadataValue | np.generic | 
     ModelFileError
         A model file cannot hold it.
     """
-    if isinstance(value, Stored):
+    if isinstance(value, StoredValue):
         writer.add_key_value(key, value, GGUFValueType.STRING)
         return
     if not _fits(value):

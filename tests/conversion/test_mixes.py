@@ -6,7 +6,7 @@ Digests of its files are kept by ``tools/llama_cpp_quantised.py``.
 from pathlib import Path
 
 import pytest
-from harness.architectures import NAMES, header
+from harness.architectures import header
 from harness.peer_headers import parsed
 from harness.quantised import (
     CASES,
@@ -44,7 +44,7 @@ def test_files_are_those_of_llama_quantize(case, tmp_path, monkeypatch):
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TYPES)
 def test_types_are_those_of_llama_quantize(name):
     """Of every architecture that its generator writes, by the header alone."""
     head = parsed(header(name))

@@ -49,9 +49,9 @@ ARCHITECTURE = re.compile(
 FORMAT_CONSTANTS = {
     "gguf/pretokenizers.py": "ids by which model files name pre-tokenisers",
     "gguf/vocabulary.py": "names by which model files name kinds of vocabulary",
+    "conversion/mixes.py": "architectures for which llama.cpp's mixes make exceptions",
     "conversion/tokenizer.py": "names by which model files name kinds of vocabulary",
     "conversion/unigram.py": "names by which model files name kinds of vocabulary",
-    "conversion/types.py": "the format's ids of file types, by the name of their list",
 }
 """Files below and beside ``models/`` that may hold such names, and why."""
 

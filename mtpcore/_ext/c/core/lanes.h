@@ -98,10 +98,7 @@ INLINE lanes lanes_div(lanes a, lanes b)
 {
     return (lanes){_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)};
 }
-INLINE lanes lanes_sqrt(lanes a)
-{
-    return (lanes){_mm256_sqrt_ps(a.low), _mm256_sqrt_ps(a.high)};
-}
+INLINE lanes lanes_sqrt(lanes a) { return (lanes){_mm256_sqrt_ps(a.low), _mm256_sqrt_ps(a.high)}; }
 INLINE lanes lanes_fma(lanes a, lanes b, lanes c)
 {
     return (lanes){_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};

@@ -1,6 +1,7 @@
 #include "encode/encode.h"
 
 #include "core/cpu.h"
+#include "core/exact.h"
 #include "matmul/weight_types.h"
 
 int mtp_encodes(int32_t type) { return mtp_type_is_native(type) && mtp_type_block(type) > 1; }
