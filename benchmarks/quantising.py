@@ -2,7 +2,7 @@
 
     python benchmarks/quantising.py MODEL LLAMA_QUANTIZE [--mixes q4_k_m,q6_k] [--turns 3]
 
-``MODEL`` is a GGUF file in F32, F16 or BF16. Seconds that passed, CPU seconds and the peak of memory
+``MODEL`` is a GGUF file of floats. Seconds that passed, CPU seconds and the peak of memory
 are medians, with the least and the most; both files have to be the same bytes.
 """
 
@@ -62,7 +62,11 @@ def main() -> None:
             if not filecmp.cmp(theirs, ours, shallow=False):
                 raise SystemExit(f"{mix}: the files differ")
             for name, turns in found.items():
-                print(f"| {mix} | {name} |", " | ".join(spell([*v]) for v in zip(*turns, strict=True)), "|")
+                print(
+                    f"| {mix} | {name} |",
+                    " | ".join(spell([*v]) for v in zip(*turns, strict=True)),
+                    "|",
+                )
 
 
 if __name__ == "__main__":

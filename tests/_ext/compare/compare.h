@@ -30,6 +30,7 @@ void release(void *memory);
 
 void compare_matmuls(void);
 void compare_choices(void);
+void compare_encoded(void);
 void compare_functions(void);
 void compare_operations(void);
 void compare_recurrent(void);

@@ -124,6 +124,7 @@ static void compare_all(void *argument, int thread, int n_threads)
     (void)argument, (void)thread, (void)n_threads;
     compare_matmuls();
     compare_choices();
+    compare_encoded();
     compare_functions();
     compare_operations();
     compare_recurrent();
