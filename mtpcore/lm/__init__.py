@@ -1,7 +1,7 @@
 """Strings in, strings out: one object that owns a model, its drafter and their KV caches."""
 
 from mtpcore.gguf.answer_parser import ToolCall
-from mtpcore.lm.answer_form import answering, form_answer, read_response_format
+from mtpcore.lm.answer_form import answering, find_form, form_answer, read_response_format
 from mtpcore.lm.completion import Completion, CompletionStats, Piece
 from mtpcore.lm.language_model import LM
 from mtpcore.lm.opening import default_n_ctx
@@ -18,6 +18,7 @@ __all__ = [
     "Stream",
     "ToolCall",
     "answering",
+    "find_form",
     "default_n_ctx",
     "form_answer",
     "read_response_format",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,8 +16,10 @@ from mtpcore.gguf.vocabulary import SPECIAL
 from mtpcore.runtime.model import Model
 from mtpcore.sampling import Grammar, Sampling
 
-__all__ = ["answering", "form_answer", "read_response_format"]
+__all__ = ["answering", "find_form", "form_answer", "name_choice", "read_response_format"]
 
+_CHOICES = ("auto", "none", "required")
+"""A function may not be called so."""
 _TAIL = 64
 """Tokens of the end of a prompt, which may open the reasoning."""
 _BREAKS = r"/[ \n]{1,4}/?"
@@ -68,11 +70,106 @@ def read_response_format(given: object) -> Grammar | None:
     )
 
 
-def answering(model: Model, prompt: Sequence[int], sampling: Sampling) -> Sampling:
-    """Return settings whose grammar, if there is one, is of what follows the reasoning."""
-    if sampling.grammar is None:
-        return sampling
-    return msgspec.structs.replace(sampling, grammar=form_answer(model, prompt, sampling.grammar))
+def name_choice(choice: object) -> str:
+    """Return which tools may be called: ``auto``, ``none``, ``required``, or a function's name.
+
+    Parameters
+    ----------
+    choice : str or mapping
+        One of these three words, or as OpenAI's APIs name a function: ``{"type": "function",
+        "function": {"name": ...}}``, or with the name at its top.
+
+    Raises
+    ------
+    SamplingError
+        None of these.
+    """
+    if isinstance(choice, str) and choice in _CHOICES:
+        return choice
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
+        function = choice.get("function", choice)
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if isinstance(name, str):
+            return name
+    raise SamplingError(
+        "no tool_choice",
+        where="tool_choice",
+        wanted="'auto', 'none', 'required' or a function, as "
+        '{"type": "function", "function": {"name": ...}}',
+        got=spell(choice),
+    )
+
+
+def answering(
+    model: Model,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    tools: Sequence[Mapping[str, Any]] = (),
+    choice: object = "auto",
+) -> Sampling:
+    """Return settings whose grammar, if one is needed, is that of ``find_form``."""
+    form = find_form(model, prompt, sampling.grammar, tools=tools, choice=choice)
+    return sampling if form is None else msgspec.structs.replace(sampling, grammar=form)
+
+
+def find_form(
+    model: Model,
+    prompt: Sequence[int],
+    answer: Grammar | None,
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    choice: object = "auto",
+    calls_several: bool = True,
+) -> Grammar | None:
+    """Return the form of an answer, as ``form_answer`` makes it, where it needs one; else None.
+
+    Calls of tools have one where a tool must be called, where one of them is ``strict``, and where
+    what is said has one.
+
+    Parameters
+    ----------
+    model, prompt, answer, tools, calls_several
+        As ``form_answer`` takes them; of tools, those without a name cannot be called.
+    choice : str or mapping
+        As ``name_choice`` takes it; of a named function there is one call.
+
+    Raises
+    ------
+    SamplingError
+        As ``name_choice`` and ``form_answer``, or a tool that there is not.
+    """
+    name = name_choice(choice)
+    must_call = name not in ("auto", "none")
+    callable_ones = [] if name == "none" else [*_functions(tools)]
+    if must_call and name != "required":
+        callable_ones = [tool for tool in callable_ones if tool["name"] == name]
+    if must_call and not callable_ones:
+        raise SamplingError(
+            "there is no such tool",
+            where="tool_choice",
+            got=spell(choice),
+            wanted=f"one of {', '.join(tool['name'] for tool in _functions(tools)) or 'no tools'}",
+        )
+    is_strict = any(tool.get("strict") is True for tool in callable_ones)
+    may_call = answer is not None and model.answer_format.calls is not None
+    if answer is None and not must_call and not is_strict:
+        return None
+    return form_answer(
+        model,
+        prompt,
+        answer,
+        tools=callable_ones if must_call or is_strict or may_call else (),
+        must_call=must_call,
+        calls_several=calls_several and name in _CHOICES,
+    )
+
+
+def _functions(tools: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the functions among tools; what has no name cannot be called."""
+    for tool in tools:
+        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+            yield function
 
 
 def form_answer(

@@ -64,7 +64,7 @@ class AnswerParsing:
         most_calls: int | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self._form, self._prompt, self._tools = form, prompt, tools
+        self._form, self._prompt, self.tools = form, prompt, tools
         self._most_calls = most_calls
         self.options: dict[str, Any] = {"special": True} if shows_marks else {}
         """Options that texts need to be parsed as they come."""
@@ -112,8 +112,8 @@ class AnswerParsing:
     def parser(self) -> AnswerParser | TemplateAnswerParser:
         """Return what parses one answer."""
         if isinstance(self._form, ResponseTemplate):
-            return TemplateAnswerParser(self._form, self._prompt, self._tools, self._most_calls)
-        return AnswerParser(self._form, self._prompt, self._tools, self._most_calls)
+            return TemplateAnswerParser(self._form, self._prompt, self.tools, self._most_calls)
+        return AnswerParser(self._form, self._prompt, self.tools, self._most_calls)
 
     def count(self, text: str) -> int:
         """Return how many tokens a part has."""

@@ -25,7 +25,7 @@ from mtpcore.decoding.request import read_draft
 from mtpcore.discovery.loading import load_model
 from mtpcore.errors import BatchError, CapacityError, MtpcoreError, spell
 from mtpcore.gguf import Tokenizer
-from mtpcore.lm.answer_form import answering
+from mtpcore.lm.answer_form import answering, name_choice
 from mtpcore.lm.answer_parsing import AnswerParsing
 from mtpcore.lm.bar import show_progress
 from mtpcore.lm.completion import Completion
@@ -674,6 +674,10 @@ class LM(Closing, Uncopied):
         response_format : mapping or type, optional
             The form of the answer, as OpenAI's API has it: ``{"type": "json_schema", "json_schema":
             {"schema": ...}}`` or ``{"type": "json_object"}``; or a type, as ``schema`` takes it.
+        tool_choice : str or mapping
+            Which tools may be called, as OpenAI's API has it: ``auto``, ``none``, ``required`` or
+            ``{"type": "function", "function": {"name": ...}}``. Where one must be called, and where
+            one is ``strict``, arguments follow the schemas of the tools.
         **options
             As in ``generate``. A form (``grammar``, ``schema``, ``regex``) is that of what follows
             the reasoning, where the model thinks.
@@ -743,7 +747,7 @@ class LM(Closing, Uncopied):
         ----------
         messages, stream, tools, template_options
             As in ``chat``.
-        reasoning_effort, continue_final_message, response_format
+        reasoning_effort, continue_final_message, response_format, tool_choice
             As in ``chat``.
         **options
             As in ``generate``.
@@ -840,8 +844,10 @@ class LM(Closing, Uncopied):
 
     def _make_answers(self, conversations: Sequence[Any], options: ChatOptions) -> list[Job]:
         """Return a job for each conversation; an error says which of several it is about."""
-        writing, of_texts = split_chat_options(options)
-        writing["tools"] = _read_tools(writing.get("tools"))
+        writing, of_texts, choice = split_chat_options(options)
+        tools = writing["tools"] = _read_tools(writing.get("tools"))
+        if name_choice(choice) == "none":
+            tools = writing["tools"] = None
         prompts = []
         for i, messages in enumerate(conversations):
             try:
@@ -850,40 +856,44 @@ class LM(Closing, Uncopied):
                 if len(conversations) == 1:
                     raise
                 raise error.at(f"messages[{i}] of {len(conversations)}") from error
-        tools = writing.get("tools") or ()
-        parsings = [AnswerParsing.of(self.model, prompt, tools) for prompt in prompts]
-        return self._make_jobs(prompts, of_texts, parsings)
+        parsings = [AnswerParsing.of(self.model, prompt, tools or ()) for prompt in prompts]
+        return self._make_jobs(prompts, of_texts, parsings, choice)
 
     def _make_jobs(
         self,
         prompts: Sequence[Any],
         options: TextOptions,
         parsings: Sequence[AnswerParsing | None] = (),
+        choice: object = "auto",
     ) -> list[Job]:
-        """Return a job for each prompt, an answer's with its parsing.
+        """Return a job for each prompt, an answer's with its parsing and which tools it may call.
 
         An error says which of several it is about.
         """
         parsings = parsings or [None] * len(prompts)
         if len(prompts) == 1:
-            return [self._make_job(prompts[0], options, parsings[0])]
+            return [self._make_job(prompts[0], options, parsings[0], choice)]
         read_options(options, self._sampling)  # what is wrong with them is no prompt's fault
         jobs = []
         for i, prompt in enumerate(prompts):
             try:
-                jobs.append(self._make_job(prompt, options, parsings[i]))
+                jobs.append(self._make_job(prompt, options, parsings[i], choice))
             except (BatchError, CapacityError) as error:
                 raise error.at(f"prompts[{i}] of {len(prompts)}") from error
         return jobs
 
     def _make_job(
-        self, prompt: Any, options: TextOptions, parsing: AnswerParsing | None = None
+        self,
+        prompt: Any,
+        options: TextOptions,
+        parsing: AnswerParsing | None = None,
+        choice: object = "auto",
     ) -> Job:
         if isinstance(prompt, str):
             prompt = self.tokenizer.encode(prompt)
         of_request = read_options(options, self._sampling)
         if parsing is not None and (sampling := of_request["sampling"]) is not None:
-            of_request["sampling"] = answering(self.model, prompt, sampling)
+            of_request["sampling"] = answering(self.model, prompt, sampling, parsing.tools, choice)
         request = self.generator.request(prompt, **of_request)
         return Job(request, has_text=self.model.has_tokenizer, parsing=parsing)
 

@@ -88,6 +88,7 @@ class ChatOptions(TemplateOptions, TextOptions, total=False):
     """What ``LM.chat`` and ``LM.achat`` take by name."""
 
     response_format: SchemaLike | None
+    tool_choice: str | Mapping[str, object]
 
 
 TEXT_DEFAULTS = cast(
@@ -108,6 +109,7 @@ CHAT_DEFAULTS: ChatOptions = {
     "reasoning_effort": None,
     "continue_final_message": False,
     "response_format": None,
+    "tool_choice": "auto",
     **TEXT_DEFAULTS,
 }
 
@@ -120,8 +122,10 @@ def recommend_sampling(model: Model) -> Recommended:
     return recommended
 
 
-def split_chat_options(given: ChatOptions) -> tuple[TemplateOptions, TextOptions]:
-    """Return the options of the template, and those of the texts, the form of answers among them.
+def split_chat_options(given: ChatOptions) -> tuple[TemplateOptions, TextOptions, Any]:
+    """Return the options of the template, those of the texts, and which tools may be called.
+
+    The form of answers is an option of the texts.
 
     Raises
     ------
@@ -136,7 +140,8 @@ def split_chat_options(given: ChatOptions) -> tuple[TemplateOptions, TextOptions
         texts["grammar"] = form
     names = TemplateOptions.__annotations__
     writing = {name: texts.pop(name) for name in given if name in names}
-    return cast(TemplateOptions, writing), cast(TextOptions, texts)
+    choice = texts.pop("tool_choice", CHAT_DEFAULTS["tool_choice"])
+    return cast(TemplateOptions, writing), cast(TextOptions, texts), choice
 
 
 def read_defaults(given: SamplingOptions) -> dict[str, Any]:

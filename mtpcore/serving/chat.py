@@ -18,7 +18,7 @@ from mtpcore.lm.answer_parsing import AnswerParsing
 from mtpcore.serving.answers import Answer, Service
 from mtpcore.serving.bodies import read_body, read_fields
 from mtpcore.serving.fields import HARMLESS, TextsFields, check_needless, options_of
-from mtpcore.serving.forms import form_of_answer, name_choice
+from mtpcore.serving.forms import form_of_answer
 from mtpcore.serving.logprobs import chat_logprobs
 from mtpcore.serving.parsing import find_parsing, parsed_message, spell_call
 from mtpcore.serving.prompts import TemplateInput, encode_conversation
@@ -60,7 +60,7 @@ async def answer_chat(service: Service, request: Request) -> Response:
     options = options_of(service.lm, fields) | parsing.options
     options |= await form_of_answer(
         *(service, conversation, prompt, fields, fields.response_format, "response_format"),
-        choice=name_choice(fields.tool_choice) if fields.tools else "none",
+        choice=fields.tool_choice,
         most_calls=most_calls,
     )
     if fields.max_completion_tokens is not None:

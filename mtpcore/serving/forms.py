@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import anyio.to_thread
 
 from mtpcore.errors import SamplingError
-from mtpcore.lm import form_answer, read_response_format
+from mtpcore.lm import find_form, read_response_format
 from mtpcore.sampling import Grammar
 from mtpcore.serving.answers import Service
 from mtpcore.serving.fields import SamplingFields
 from mtpcore.serving.prompts import TemplateInput
 from mtpcore.serving.refusals import Refusal, refusal_of
 
-__all__ = ["form_of_answer", "form_of_text", "name_choice"]
-
-
-def name_choice(choice: str | Mapping[str, Any]) -> str:
-    """Return which tools may be called: ``auto``, ``none``, ``required``, or a function's name.
-
-    Raises
-    ------
-    Refusal
-        None of these. A function may not be called ``auto``, ``none`` or ``required``.
-    """
-    if isinstance(choice, str):
-        if choice in ("auto", "none", "required"):
-            return choice
-        wanted = "'auto', 'none', 'required' or a function"
-        raise Refusal(400, f"tool_choice is {wanted}", param="tool_choice", got=choice)
-    function = choice.get("function", choice)
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if choice.get("type") != "function" or not isinstance(name, str):
-        raise Refusal(400, "tool_choice names no function", param="tool_choice")
-    return name
+__all__ = ["form_of_answer", "form_of_text"]
 
 
 async def form_of_text(
@@ -74,13 +54,12 @@ async def form_of_answer(
     asked: object = None,
     param: str = "",
     *,
-    choice: str = "auto",
+    choice: str | Mapping[str, Any] = "auto",
     most_calls: int | None = None,
 ) -> dict[str, Any]:
     """Return the option of an answer whose part after the reasoning is to have a form.
 
-    Calls of tools have one where a tool must be called, where one of them is ``strict``, and where
-    what is said has one.
+    That is where ``find_form`` says so, as for ``LM.chat``.
 
     Parameters
     ----------
@@ -90,8 +69,8 @@ async def form_of_answer(
         Its tools may be called.
     prompt : sequence of int
         The conversation's tokens.
-    choice : str
-        As ``name_choice`` returns it.
+    choice : str or mapping
+        What the request says of tools, as ``find_form`` takes it.
     most_calls : int, optional
         1: no second call.
 
@@ -101,29 +80,19 @@ async def form_of_answer(
         As ``form_of_text``; a tool that there is not, or a model of which it is not known how it
         writes calls.
     """
-    must_call = choice not in ("auto", "none")
-    tools = [] if choice == "none" else [*_functions(conversation.tools)]
-    if must_call and choice != "required":
-        tools = [tool for tool in tools if tool.get("name") == choice]
-    if must_call and not tools:
-        raise Refusal(400, f"tool_choice {choice!r}: there is no such tool", param="tool_choice")
-    is_strict = any(tool.get("strict") is True for tool in tools)
+    tools = conversation.tools
 
     def make() -> Grammar | None:
-        said, model = _read(fields, asked), service.lm.model
-        has_form = must_call or is_strict or (said is not None and model.answer_format.calls)
-        if said is None and not has_form:
-            return None
-        return form_answer(
-            model,
-            prompt,
-            said,
-            tools=tools if has_form else (),
-            must_call=must_call,
-            calls_several=most_calls != 1 and choice in ("auto", "required"),
+        said = _read(fields, asked)
+        return find_form(
+            *(service.lm.model, prompt, said),
+            tools=tools,
+            choice=choice if tools else "none",
+            calls_several=most_calls != 1,
         )
 
-    return await _in_thread(service, make, "tool_choice" if must_call else param)
+    is_free = not tools or choice in ("auto", "none")
+    return await _in_thread(service, make, param if is_free else "tool_choice")
 
 
 async def _in_thread(
@@ -168,11 +137,3 @@ def _read(fields: SamplingFields, asked: object) -> Grammar | None:
     if len(forms) > 1:
         raise SamplingError("a text has one form", where="the request", got=f"{len(forms)} of them")
     return forms[0] if forms else None
-
-
-def _functions(tools: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield the functions among tools; what has no name cannot be called."""
-    for tool in tools:
-        function = tool.get("function", tool)
-        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-            yield function

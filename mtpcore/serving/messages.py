@@ -17,7 +17,7 @@ from mtpcore.lm.answer_parsing import AnswerParsing
 from mtpcore.serving.answers import Answer, Service
 from mtpcore.serving.bodies import note_once, read_body, read_fields
 from mtpcore.serving.fields import HARMLESS, SamplingFields, check_needless, options_of
-from mtpcore.serving.forms import form_of_answer, name_choice
+from mtpcore.serving.forms import form_of_answer
 from mtpcore.serving.parsing import find_parsing, read_arguments
 from mtpcore.serving.prompts import TemplateInput, encode_conversation
 from mtpcore.serving.refusals import Refusal, as_anthropic
@@ -87,7 +87,7 @@ async def answer_messages(service: Service, request: Request) -> Response:
     asked = fields.output_config.format or fields.output_format
     form = await form_of_answer(
         *(service, conversation, prompt, fields, asked, "output_config.format"),
-        choice=_choice(fields.tool_choice) if fields.tools else "none",
+        choice=_choice(fields.tool_choice),
         most_calls=most_calls,
     )
     options = options_of(service.lm, fields) | parsing.options | form
@@ -133,11 +133,11 @@ async def _read(service: Service, request: Request) -> MessageFields:
     return fields
 
 
-def _choice(given: ToolChoice) -> str:
+def _choice(given: ToolChoice) -> str | dict[str, Any]:
     """Return which tools may be called, as OpenAI's API says it."""
     if given.type == "tool":
-        return name_choice({"type": "function", "name": given.name})
-    return name_choice("required" if given.type == "any" else given.type)
+        return {"type": "function", "name": given.name}
+    return "required" if given.type == "any" else given.type
 
 
 def _conversation(fields: MessageFields) -> TemplateInput:

@@ -19,7 +19,7 @@ from mtpcore.lm.answer_parsing import AnswerParsing
 from mtpcore.serving.answers import Answer, Service
 from mtpcore.serving.bodies import note_once, read_body, read_fields
 from mtpcore.serving.fields import HARMLESS, SamplingFields, check_needless, options_of
-from mtpcore.serving.forms import form_of_answer, name_choice
+from mtpcore.serving.forms import form_of_answer
 from mtpcore.serving.logprobs import chat_logprobs
 from mtpcore.serving.parsing import find_parsing
 from mtpcore.serving.prompts import TemplateInput, encode_conversation
@@ -80,7 +80,7 @@ async def answer_responses(service: Service, request: Request) -> Response:
     options = options_of(service.lm, fields) | parsing.options
     options |= await form_of_answer(
         *(service, conversation, prompt, fields, fields.text.format, "text.format"),
-        choice=name_choice(fields.tool_choice) if conversation.tools else "none",
+        choice=fields.tool_choice,
         most_calls=most_calls,
     )
     if _LOGPROBS in fields.include:

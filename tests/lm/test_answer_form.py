@@ -252,6 +252,92 @@ def test_a_model_whose_calls_are_not_known(thinker):
     assert "calls" in caught.value.what
 
 
+PET = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["cat", "dog"]}, "legs": {"enum": [3, 4]}},
+    "required": ["kind", "legs"],
+    "additionalProperties": False,
+}
+
+
+def pet(name, **more):
+    return {"type": "function", "function": {"name": name, "parameters": PET, **more}}
+
+
+@pytest.fixture(scope="module")
+def caller():
+    """The demo with a template that writes calls as JSON between marks."""
+    made = mtpcore.load_model("demo")
+    told = "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
+    made.chat_template = ChatTemplate(told + TURNS.replace("%s", FORMS["json"]))
+    with LM(made, n_ctx=400, threads=1) as lm:
+        yield lm
+
+
+def named(name):
+    return {"type": "function", "function": {"name": name}}
+
+
+@pytest.mark.parametrize("draft", [0, "auto"])
+def test_a_tool_that_must_be_called_is(caller, draft):
+    tools = [pet("sell"), pet("feed")]
+    for seed in range(2):
+        said = caller.chat("hi", tools=tools, tool_choice=named("feed"), seed=seed, draft=draft)
+        (call,) = said.tool_calls
+        assert call.name == "feed"
+        assert not said.content
+        made = call.read_arguments()
+        assert made["kind"] in ("cat", "dog")
+        assert made["legs"] in (3, 4)
+    options = {"tools": tools, "tool_choice": "required", "max_tokens": 120, "seed": 3}
+    streamed = caller.chat("hi", stream=True, **options)
+    list(streamed)
+    for said in (caller.chat("hi", **options), streamed.completion):
+        assert said.tool_calls
+        assert {call.name for call in said.tool_calls} <= {"sell", "feed"}
+
+
+def test_calls_of_strict_tools_are_as_they_say(caller):
+    """A processor leads the model into a call; then the form alone decides."""
+    way = tokens_of(caller.model, '<tool_call>\n{"name": "sell", "arguments": {').tolist()
+
+    def said(strict):
+        tools = [pet("sell", strict=strict)]
+        n = len(caller.encode_chat("hi", tools=tools))
+
+        def lead(tokens, logits):
+            if len(tokens) - n < len(way):
+                logits[way[len(tokens) - n]] += 1000
+
+        options = {"logits_processor": lead, "seed": 1, "max_tokens": 80}
+        return caller.chat("hi", tools=tools, **options)
+
+    call = said(True).tool_calls[0]
+    assert call.name == "sell"
+    assert set(call.read_arguments()) == {"kind", "legs"}
+    assert not said(False).tool_calls
+
+
+def test_the_model_is_told_of_no_tools_where_none_may_be_called(caller):
+    tools = [pet("sell")]
+    plain = caller.chat("hi", max_tokens=8, seed=1)
+    none = caller.chat("hi", tools=tools, tool_choice="none", max_tokens=8, seed=1)
+    assert (none.text, none.stats.prompt_tokens) == (plain.text, plain.stats.prompt_tokens)
+
+
+@pytest.mark.parametrize("choice", ["maybe", "sell", None, 3, {"type": "function"}, {}, named(3)])
+def test_no_tool_choice(caller, choice):
+    with pytest.raises(SamplingError) as caught:
+        caller.chat("hi", tools=[pet("sell")], tool_choice=choice)
+    assert caught.value.where == "tool_choice"
+
+
+@pytest.mark.parametrize(("tools", "choice"), [([pet("sell")], named("dance")), ([], "required")])
+def test_a_tool_that_is_not_there_cannot_be_called(caller, tools, choice):
+    with pytest.raises(SamplingError, match="no such tool"):
+        caller.chat("hi", tools=tools, tool_choice=choice)
+
+
 @pytest.mark.parametrize(
     "given", [{"type": "yaml"}, {"type": "json_schema"}, {}, 3, "json", {"type": ["text"]}]
 )
