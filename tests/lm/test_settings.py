@@ -33,6 +33,7 @@ def test_signatures_show_all_options_with_their_defaults(lm):
     assert defaults(lm.generate) == TEXT_DEFAULTS | {"progress": None}
     own = {"stream": False, "tools": None, "template_options": None}
     own |= {"reasoning_effort": None, "continue_final_message": False, "response_format": None}
+    own |= {"tool_choice": "auto"}
     assert defaults(lm.chat) == TEXT_DEFAULTS | own
     for method in (Generator.add, Generator.request, Generator.generate):
         assert defaults(method) == REQUEST_DEFAULTS
