@@ -16,7 +16,7 @@ _KINDS = {
     ),
     "imatrix": (
         "an importance matrix, by which a model is quantised",
-        "give the model's file",
+        "give the model's file; quantize takes this one as --imatrix",
     ),
     "mmproj": (
         "an encoder of images or sound, which stands beside a model's file",
