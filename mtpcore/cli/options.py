@@ -514,7 +514,7 @@ def add_type_options(
         choices=(*WRITABLE, "mix"),
         metavar="TYPE",
         help="type of the heads' matrices, in a draft model of all; mix: as --outtype has them "
-        "(default: as --outtype, but f16 for q8_0, and q8_0 for what is smaller)",
+        "(default: q8_0, or as --outtype where that is a type of floats)",
     )
     return group
 

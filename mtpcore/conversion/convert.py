@@ -84,7 +84,8 @@ def convert(
         Type of matrices, and as ``q4_k_m`` a mix of them: a key of ``conversion.MIXES``.
     mtp_type : str, optional
         Type of the heads' matrices, which are all in a drafter with a file of its own, or ``mix``:
-        as ``outtype`` has them. Default: f16 for q8_0, q8_0 for what is smaller.
+        as ``outtype`` has them. Default: q8_0, or a type of floats as
+        ``outtype``.
     mtp : str
         ``keep`` trunk and heads, ``only`` the heads (with the tables that they share with the
         trunk), or ``drop`` the heads.

@@ -25,8 +25,9 @@ from mtpcore.runtime.fit import block_of
 
 __all__ = ["TensorTypes", "TypeChoice"]
 
-_HEAD_TYPES: dict[str, str] = {"f32": "f32", "f16": "f16", "bf16": "bf16", "q8_0": "f16"}
-"""What heads are kept in where nothing is said; else Q8_0: they cost little and guess more."""
+_HEAD_TYPES = ("f32", "f16", "bf16")
+"""What heads are kept in where nothing is said, if the trunk is; else in Q8_0, with which as many
+drafts are accepted as with F16, and more than with four bits (``benchmarks/head_types.py``)."""
 
 Least = Iterable[tuple[str, str]]
 
@@ -60,8 +61,8 @@ class TypeChoice:
     outtype : str
         Of the trunk's matrices: a key of ``MIXES``.
     mtp_type : str, optional
-        Type of the heads' matrices, or ``mix``: as the trunk's; default: f16 for q8_0, q8_0 for
-        what is smaller.
+        Type of the heads' matrices, or ``mix``: as the trunk's; default: q8_0, or a type of
+        floats as the trunk's.
     first_head_block : int or None
         Blocks from this one on are heads; None: the file is a drafter's, and all that it holds.
     least, head_least : iterable of (str, str)
@@ -103,7 +104,9 @@ class TypeChoice:
                 got=repr(outtype)[:80],
                 fix="name one of these",
             )
-        head = _HEAD_TYPES.get(outtype, "q8_0") if mtp_type is None else mtp_type
+        head = mtp_type
+        if head is None:
+            head = outtype if outtype in _HEAD_TYPES else "q8_0"
         asked = types or TensorTypes()
         named = [_named(*pair) for pair in asked.named.items()]
         self.mix: str = outtype

@@ -114,7 +114,7 @@ def test_the_parts_together_are_the_whole(files, family):
         ("f32", None, "F32", "F32"),
         ("f16", None, "F16", "F16"),
         ("bf16", None, "BF16", "BF16"),
-        ("q8_0", None, "Q8_0", "F16"),
+        ("q8_0", None, "Q8_0", "Q8_0"),
         ("q4_0", None, "Q4_0", "Q8_0"),
         ("q8_0", "q4_0", "Q8_0", "Q4_0"),
         ("f16", "f32", "F16", "F32"),

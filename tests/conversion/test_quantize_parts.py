@@ -71,7 +71,7 @@ def test_types_go_with_the_parts(tmp_path):
     quantize(model_file("glm-11"), tmp_path / "head.gguf", outtype="q8_0", mtp="only")
     with open_model_file(tmp_path / "head.gguf") as file:
         kinds = {name: tensor.type_name for name, tensor in file.tensors.items()}
-    assert kinds["blk.4.attn_q.weight"] == "F16"
+    assert kinds["blk.4.attn_q.weight"] == "Q8_0"
     assert kinds["output.weight"] == kinds["token_embd.weight"] == "Q8_0"
 
 
