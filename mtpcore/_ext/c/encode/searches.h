@@ -223,7 +223,8 @@ SHARED float search_scales(int n, int m, const float *x, const float *w, uint8_t
     float most = 0;
     for (int i = 0; i < n; i++)
         most = most > x[i] ? most : x[i];
-    memset(codes, 0, (size_t)n);
+    for (int i = 0; i < n; i++)
+        codes[i] = 0;
     if (most < LEAST_GROUP)
         return 0;
     float factor = (float)m / most, error = 0;
