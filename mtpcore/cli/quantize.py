@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from mtpcore.cli.options import add_mtp_option, add_type_options, whole
@@ -61,7 +62,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--pure", action="store_true", help="all other matrices in the mix's own type"
     )
+    group.add_argument(
+        "--override-kv",
+        type=_metadata,
+        action="append",
+        default=[],
+        metavar="KEY=TYPE:VALUE",
+        help="metadata of the new file; TYPE is int, float, bool or str",
+    )
     group.add_argument("-t", "--threads", type=whole(1), metavar="N", help="default: all cores")
+
+
+_READERS: dict[str, Callable[[str], int | float | bool | str]] = {
+    "int": int,
+    "float": float,
+    "bool": {"true": True, "false": False}.__getitem__,
+    "str": str,
+}
 
 
 def _named_type(text: str) -> tuple[str, str]:
@@ -69,6 +86,18 @@ def _named_type(text: str) -> tuple[str, str]:
     if not (name and mark):
         raise argparse.ArgumentTypeError("wanted REGEX=TYPE, as ffn_down=q6_k")
     return name, kind.lower()
+
+
+def _metadata(text: str) -> tuple[str, int | float | bool | str]:
+    key, _, typed = text.partition("=")
+    kind, mark, value = typed.partition(":")
+    try:
+        if not (key and mark):
+            raise ValueError
+        return key, _READERS[kind](value)
+    except (KeyError, ValueError):
+        wanted = "wanted KEY=TYPE:VALUE, as general.name=str:Mine; TYPE is int, float, bool or str"
+        raise argparse.ArgumentTypeError(wanted) from None
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -88,6 +117,7 @@ def execute(options: argparse.Namespace) -> int:
             mtp=options.mtp,
             types=types,
             importance=options.imatrix,
+            override=dict(options.override_kv),
             threads=options.threads,
             report=report,
         )

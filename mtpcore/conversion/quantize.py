@@ -8,11 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import numpy as np
 from gguf import GGML_QUANT_VERSION
 
+from mtpcore.backends.threads import default_threads
 from mtpcore.backends.workers import run_all
+from mtpcore.boundary.arguments import expect, read
 from mtpcore.boundary.paths import take_path
 from mtpcore.conversion.importance import Importance, read_importance
 from mtpcore.conversion.mixes import Described, MixName, file_order
@@ -35,6 +39,7 @@ __all__ = ["quantize"]
 
 log = logging.getLogger("mtpcore")
 
+_THREADS = Annotated[int, msgspec.Meta(ge=1, le=1024, description="1..1024")]
 _PIECE = 1 << 18  # values that a thread converts at once
 
 
@@ -47,6 +52,7 @@ def quantize(
     mtp: MTP = "keep",
     types: TensorTypes | None = None,
     importance: str | PathLike[str] | None = None,
+    override: dict[str, MetadataValue] | None = None,
     threads: int | None = None,
     plugins: Registry | None = None,
     report: Report | None = None,
@@ -67,8 +73,7 @@ def quantize(
         Type of matrices, and as ``q4_k_m`` a mix of them: a key of ``conversion.MIXES``.
     mtp_type : str, optional
         Type of the heads' matrices, which are all in a drafter with a file of its own, or ``mix``:
-        as ``outtype`` has them. Default: q8_0, or a type of floats as
-        ``outtype``.
+        as ``outtype`` has them. Default: q8_0, or as ``outtype`` where that is a type of floats.
     mtp : str
         ``keep`` what the file holds, ``only`` the heads (with the tables that they share with the
         trunk), or ``drop`` the heads.
@@ -76,8 +81,10 @@ def quantize(
         Types of some matrices.
     importance : path, optional
         An importance matrix of llama.cpp, as GGUF or as it was before.
+    override : dict, optional
+        Metadata that replaces the file's, or comes to it.
     threads : int, optional
-        Default: as many as there are cores.
+        Default: as many as contexts have.
     plugins : Registry, optional
         The plugins to ask; default: all that are installed.
     report : callable, optional
@@ -98,7 +105,11 @@ def quantize(
     known = registry() if plugins is None else plugins
     source, path = find_model(source), take_path(path)
     weights = None if importance is None else read_importance(take_path(importance))
-    n_threads = os.cpu_count() or 1 if threads is None else threads
+    n_threads = default_threads() if threads is None else threads
+    n_threads = read(
+        n_threads, _THREADS, "number of threads", where="threads", error=ModelFileError
+    )
+    more = dict(expect(override or {}, dict, "metadata", where="override", error=ModelFileError))
     with load_model(source, sidecars=False, plugins=known) as model:
         _refuse_own_file(model, path)
         n_layers = model.hparams.n_layers if model.spec else None
@@ -120,6 +131,7 @@ def quantize(
             None if weights is None else weights.weights.keys(),
         )
         metadata = _metadata(own, model, mtp) | _stamp(choice, weights)
+        metadata = {key: value for key, value in metadata.items() if key not in more} | more
         left_out = {
             name: reason
             for name in own.tensors

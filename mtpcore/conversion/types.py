@@ -8,6 +8,7 @@ from functools import partial
 
 import msgspec
 
+from mtpcore.boundary.arguments import expect
 from mtpcore.conversion.mixes import (
     MIXES,
     Described,
@@ -107,7 +108,7 @@ class TypeChoice:
         head = mtp_type
         if head is None:
             head = outtype if outtype in _HEAD_TYPES else "q8_0"
-        asked = types or TensorTypes()
+        asked = expect(types or TensorTypes(), TensorTypes, "types", error=ModelFileError)
         named = [_named(*pair) for pair in asked.named.items()]
         self.mix: str = outtype
         self._least = [_least(*pair) for pair in least]

@@ -77,6 +77,17 @@ def test_types_that_are_asked_for(tmp_path):
     assert (found["output.weight"], found["blk.1.attn_v.weight"]) == ("Q6_K", "Q8_0")
 
 
+def test_metadata_that_replaces_the_file_s(tmp_path):
+    """The rest is as it was stored, in its order; types are said last but for what is replaced."""
+    model, made = write_case("tied", tmp_path / "model.gguf"), tmp_path / "made.gguf"
+    more = {"general.name": "mine", "general.of_mine": True, "llama.context_length": 64}
+    quantize(model, made, outtype="q8_0", override=more)
+    with open_model_file(model) as before, open_model_file(made) as after:
+        types = {"general.quantization_version": 2, "general.file_type": 7}
+        kept = {k: v for k, v in before.metadata.items() if k not in {**types, **more}}
+        assert list(after.metadata.items()) == list((kept | types | more).items())
+
+
 def test_weights_of_every_matrix(tmp_path):
     """Where a mix would be of no use without them."""
     model = write_case("dense", tmp_path / "model.gguf")
@@ -94,6 +105,10 @@ def test_weights_of_every_matrix(tmp_path):
         ({"outtype": "q4_k_m", "types": TensorTypes(output="i8")}, "output: unknown type"),
         ({"outtype": "q4_k_m", "types": TensorTypes(named={"(": "q8_0"})}, "not a regular expr"),
         ({"outtype": "q2_k_s"}, "needs an importance matrix"),
+        ({"outtype": "q4_k_m", "threads": 0}, "threads"),
+        ({"outtype": "q4_k_m", "types": {"pure": True}}, "wanted TensorTypes"),
+        ({"outtype": "q4_k_m", "override": ["general.name"]}, "override"),
+        ({"outtype": "q4_k_m", "override": {"llama.block_count": "many"}}, "block_count"),
     ],
 )
 def test_what_cannot_be_asked_for(tmp_path, options, words):
