@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypedDict
 
 from mtpcore.cli.options import add_mtp_option, add_type_options, whole
 from mtpcore.cli.progress import count_bytes
 from mtpcore.cli.terminal import note, note_left_out, spell_bytes
-from mtpcore.conversion import WRITABLE, TensorTypes, quantize
+from mtpcore.conversion import WRITABLE, Retyped, TensorTypes, quantised_types, quantize
+from mtpcore.conversion.mixes import MixName
+from mtpcore.conversion.parts import MTP
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 
@@ -70,6 +74,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=TYPE:VALUE",
         help="metadata of the new file; TYPE is int, float, bool or str",
     )
+    group.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="write nothing: say which types tensors would get, and how large the file would be",
+    )
     group.add_argument("-t", "--threads", type=whole(1), metavar="N", help="default: all cores")
 
 
@@ -100,6 +109,29 @@ def _metadata(text: str) -> tuple[str, int | float | bool | str]:
         raise argparse.ArgumentTypeError(wanted) from None
 
 
+class _Asked(TypedDict):
+    """What decides about types."""
+
+    outtype: MixName
+    mtp_type: str | None
+    mtp: MTP
+    types: TensorTypes
+    importance: str | None
+
+
+def _print_types(tensors: Sequence[Retyped]) -> None:
+    """Print what a file would hold, and its size."""
+    width = max(len(tensor.name) for tensor in tensors)
+    for tensor in tensors:
+        shape = " x ".join(map(str, tensor.shape))
+        kinds = f"{tensor.before} to {tensor.after}" if tensor.before != tensor.after else ""
+        size = spell_bytes(tensor.n_bytes)
+        print(f"{tensor.name:{width}}  {kinds or tensor.after:16} {size:>10}  {shape}")
+    n_bytes = sum(tensor.n_bytes for tensor in tensors)
+    n_values = sum(math.prod(tensor.shape) for tensor in tensors)
+    print(f"{spell_bytes(n_bytes)}, {8 * n_bytes / n_values:.2f} bits a weight")
+
+
 def execute(options: argparse.Namespace) -> int:
     """Run the command."""
     types = TensorTypes(
@@ -108,15 +140,21 @@ def execute(options: argparse.Namespace) -> int:
         named=dict(options.tensor_type),
         pure=options.pure,
     )
+    asked: _Asked = {
+        "outtype": options.outtype,
+        "mtp_type": options.mtp_type,
+        "mtp": options.mtp,
+        "types": types,
+        "importance": options.imatrix,
+    }
+    if options.dry_run:
+        _print_types(quantised_types(options.source, **asked))
+        return 0
     with count_bytes("writing") as report:
         left_out = quantize(
             options.source,
             options.out,
-            outtype=options.outtype,
-            mtp_type=options.mtp_type,
-            mtp=options.mtp,
-            types=types,
-            importance=options.imatrix,
+            **asked,
             override=dict(options.override_kv),
             threads=options.threads,
             report=report,

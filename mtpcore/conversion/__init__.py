@@ -8,16 +8,18 @@ from mtpcore.conversion.convert import convert
 from mtpcore.conversion.lend import lend
 from mtpcore.conversion.mixes import ALIASES, MIXES, WRITABLE
 from mtpcore.conversion.output import Report
-from mtpcore.conversion.quantize import quantize
+from mtpcore.conversion.quantize import Retyped, quantised_types, quantize
 from mtpcore.conversion.types import TensorTypes
 
 __all__ = [
     "ALIASES",
     "MIXES",
     "Report",
+    "Retyped",
     "TensorTypes",
     "WRITABLE",
     "convert",
     "lend",
+    "quantised_types",
     "quantize",
 ]

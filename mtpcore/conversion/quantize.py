@@ -35,12 +35,33 @@ from mtpcore.gguf.writer import encode
 from mtpcore.runtime.fit import block_of
 from mtpcore.runtime.model import Model
 
-__all__ = ["quantize"]
+__all__ = ["Retyped", "quantised_types", "quantize"]
 
 log = logging.getLogger("mtpcore")
 
 _THREADS = Annotated[int, msgspec.Meta(ge=1, le=1024, description="1..1024")]
 _PIECE = 1 << 18  # values that a thread converts at once
+
+
+class Retyped(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor, and what ``quantize`` makes of it.
+
+    Attributes
+    ----------
+    name : str
+    shape : tuple of int
+        Outermost axis first.
+    before, after : str
+        Names of types.
+    n_bytes : int
+        Of the tensor in the new file.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    before: str
+    after: str
+    n_bytes: int
 
 
 def quantize(
@@ -112,37 +133,95 @@ def quantize(
     more = dict(expect(override or {}, dict, "metadata", where="override", error=ModelFileError))
     with load_model(source, sidecars=False, plugins=known) as model:
         _refuse_own_file(model, path)
-        n_layers = model.hparams.n_layers if model.spec else None
-        check_parts(
-            mtp,
-            str(source),
-            standalone=n_layers is None,
-            has_heads=model.file_layout != "trunk-only",
-            has_trunk=model.file_layout != "mtp-only",
-        )
+        left_out, choice = _choose(model, source, outtype, mtp_type, mtp, types, weights)
         own = model.parts[0] if model.parts else model
-        choice = TypeChoice(
-            outtype,
-            mtp_type,
-            n_layers,
-            model.spec.min_types if model.spec else (),
-            [pair for drafter in model.drafters for pair in drafter.min_types],
-            types,
-            None if weights is None else weights.weights.keys(),
-        )
         metadata = _metadata(own, model, mtp) | _stamp(choice, weights)
         metadata = {key: value for key, value in metadata.items() if key not in more} | more
-        left_out = {
-            name: reason
-            for name in own.tensors
-            if n_layers is not None and (reason := _left_out(name, n_layers, mtp))
-        }
         writing = _Writing(choice, weights, n_threads)
         kept = [tensor for name, tensor in own.tensors.items() if name not in left_out]
         streamed = writing.retype(kept, model.architecture, own.metadata)
         whole = StreamedFile(path, model.architecture, metadata, streamed)
         write_checked(whole, _companion(model, path, writing), known, report)
     return left_out
+
+
+def quantised_types(
+    source: str | PathLike[str],
+    *,
+    outtype: MixName,
+    mtp_type: str | None = None,
+    mtp: MTP = "keep",
+    types: TensorTypes | None = None,
+    importance: str | PathLike[str] | None = None,
+    plugins: Registry | None = None,
+) -> list[Retyped]:
+    """Return which types ``quantize`` would give the tensors of the model's own file.
+
+    Returns
+    -------
+    list of Retyped
+        In the order of the file: ``name``, ``shape`` (outermost axis first), the names of the types
+        ``before`` and ``after``, and ``n_bytes`` of the tensor in the new file.
+
+    Raises
+    ------
+    ModelFileError
+        As ``quantize``.
+    """
+    source = find_model(source)
+    weights = None if importance is None else read_importance(take_path(importance))
+    with load_model(source, sidecars=False, plugins=plugins) as model:
+        left_out, choice = _choose(model, source, outtype, mtp_type, mtp, types, weights)
+        own = model.parts[0] if model.parts else model
+        kept = {name: tensor for name, tensor in own.tensors.items() if name not in left_out}
+        streamed = _Writing(choice, weights, 1).retype(
+            list(kept.values()), model.architecture, own.metadata
+        )
+        return [
+            Retyped(
+                name=one.name,
+                shape=one.shape,
+                before=kept[one.name].type_name,
+                after=type_name(one.type),
+                n_bytes=one.n_bytes,
+            )
+            for one in streamed
+        ]
+
+
+def _choose(
+    model: Model,
+    source: Path,
+    outtype: MixName,
+    mtp_type: str | None,
+    mtp: MTP,
+    types: TensorTypes | None,
+    weights: Importance | None,
+) -> tuple[dict[str, str], TypeChoice]:
+    """Return what is left out, and what chooses types."""
+    n_layers = model.hparams.n_layers if model.spec else None
+    check_parts(
+        mtp,
+        str(source),
+        standalone=n_layers is None,
+        has_heads=model.file_layout != "trunk-only",
+        has_trunk=model.file_layout != "mtp-only",
+    )
+    choice = TypeChoice(
+        outtype,
+        mtp_type,
+        n_layers,
+        model.spec.min_types if model.spec else (),
+        [pair for drafter in model.drafters for pair in drafter.min_types],
+        types,
+        None if weights is None else weights.weights.keys(),
+    )
+    left_out = {
+        name: reason
+        for name in (model.parts[0] if model.parts else model).tensors
+        if n_layers is not None and (reason := _left_out(name, n_layers, mtp))
+    }
+    return left_out, choice
 
 
 def _refuse_own_file(model: Model, path: Path) -> None:

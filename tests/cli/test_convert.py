@@ -82,6 +82,19 @@ def test_what_is_left_out_is_said_on_request(command, tmp_path):
     assert "left out: model.layers.4.enorm.weight (--mtp drop)" in err
 
 
+def test_a_dry_run_says_types_and_sizes(command, tmp_path):
+    code, out, err = command(
+        *("quantize", "demo", tmp_path / "a.gguf", "--outtype", "q5_1", "--dry-run"),
+        *("--tensor-type", "ffn_down=q4_0", "--output-tensor-type", "F16"),
+    )
+    assert (code, [*tmp_path.iterdir()]) == (0, []), err
+    *lines, total = out.splitlines()
+    kinds = {line.split()[0]: line.split("  ")[1:] for line in lines}
+    assert "Q8_0 to Q4_0" in " ".join(kinds["blk.1.ffn_down_exps.weight"])
+    assert "Q8_0 to F16" in " ".join(kinds["output.weight"])
+    assert total.endswith("bits a weight")
+
+
 def test_errors_are_for_people(command, tmp_path):
     code, out, err = command("convert", tmp_path, tmp_path / "model.gguf")
     assert (code, out) == (1, "")

@@ -20,7 +20,7 @@ from harness.quantised import (
     write_importance,
 )
 
-from mtpcore.conversion import MIXES, TensorTypes, quantize
+from mtpcore.conversion import MIXES, TensorTypes, quantised_types, quantize
 from mtpcore.conversion.mixes import Described, TypeRules, choose_types, model_shape
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import open_model_file
@@ -75,6 +75,18 @@ def test_types_that_are_asked_for(tmp_path):
     quantize(model, made, outtype="f16", types=TensorTypes(output="q6_k", named={"attn_v": "q8_0"}))
     found = types_of(made)
     assert (found["output.weight"], found["blk.1.attn_v.weight"]) == ("Q6_K", "Q8_0")
+
+
+def test_types_are_said_before_a_file_is_written(tmp_path):
+    model, made = write_case("experts", tmp_path / "model.gguf"), tmp_path / "made.gguf"
+    asked = {"outtype": "q4_k_m", "types": TensorTypes(output="q8_0")}
+    said = quantised_types(model, **asked)
+    assert list(tmp_path.iterdir()) == [model]
+    quantize(model, made, **asked)
+    with open_model_file(made) as file:
+        found = [(t.name, t.shape, t.type_name, t.n_bytes) for t in file.tensors.values()]
+    assert [(one.name, one.shape, one.after, one.n_bytes) for one in said] == found
+    assert {one.before for one in said} == {"F32"}
 
 
 def test_metadata_that_replaces_the_file_s(tmp_path):
