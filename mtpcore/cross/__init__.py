@@ -4,7 +4,7 @@ from mtpcore.cross.cross import Cross
 from mtpcore.cross.finding import DrafterLike, find_drafter
 from mtpcore.cross.link import link
 from mtpcore.cross.sequence import Verdict
-from mtpcore.cross.speculation import DraftPlan, DraftSampler, RoundDrafts
+from mtpcore.cross.speculation import DraftPlan, DraftSampler, DraftSettings, RoundDrafts
 from mtpcore.cross.verification import Verdicts, draft_batch
 from mtpcore.declarations.draft_tree import Draft
 
@@ -13,6 +13,7 @@ __all__ = [
     "Draft",
     "DraftPlan",
     "DraftSampler",
+    "DraftSettings",
     "RoundDrafts",
     "DrafterLike",
     "Verdict",

@@ -28,7 +28,7 @@ from mtpcore.cross.codebooks import find_codebooks
 from mtpcore.cross.encoder import find_encoder
 from mtpcore.cross.owners import Owners
 from mtpcore.cross.saving import dump_cross, load_cross
-from mtpcore.cross.speculation import DraftSampler, Overwritten, Speculation
+from mtpcore.cross.speculation import DraftSampler, DraftSettings, Overwritten, Speculation
 from mtpcore.cross.verification import Verdicts
 from mtpcore.declarations.checks import check_struct
 from mtpcore.declarations.draft_tree import Draft
@@ -237,7 +237,16 @@ class Cross(Uncopied):
         watching = read_processors({} if processors is None else processors)
         with self.transaction(wanted):
             drafts = self.speculation.draft(
-                plans, settings, draft_sampler, least, processors=watching
+                plans,
+                {
+                    s: DraftSettings(
+                        setting_of(settings, s),
+                        setting_of(draft_sampler, s),
+                        least[s],
+                        watching.get(s),
+                    )
+                    for s in wanted
+                },
             ).drafts
         return drafts if several else next(iter(drafts.values()))
 

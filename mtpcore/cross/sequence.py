@@ -283,9 +283,13 @@ class SequenceStates:
         LinkError, SamplingError
             No such kind, or no settings.
         """
+        state = self._states[seq]
         if type(kind) is not str or kind not in ("coupled", "argmax"):
             raise LinkError("unknown draft sampler", wanted="coupled, argmax", got=spell(kind))
-        state = self._states[seq]
+        kept = state.samplers.get(kind)
+        if kept is not None and kept[0] is sampling:  # as in most rounds
+            state.sampling = sampling
+            return kept[1]
         state.sampling = check_sampling(sampling)
         return state.sampler(sampling, kind, self._scratch, self._tokenizer_for(sampling))
 

@@ -24,7 +24,7 @@ from mtpcore.cross.sequence import SequenceState, SequenceStates, Verdict
 from mtpcore.cross.verification import RoundBatch, Verdicts, match_drafts, tree_rows
 from mtpcore.declarations.draft_tree import Draft, cut_draft
 from mtpcore.declarations.proposer import Proposal
-from mtpcore.drafting.drafters import Drafter, DraftJob, Verify
+from mtpcore.drafting.drafters import NO_TEXT, Drafter, DraftJob, Verify
 from mtpcore.drafting.embedding_rows import NO_ROWS
 from mtpcore.drafting.grammar import FORCED, draft_forced
 from mtpcore.errors import BatchError, CapacityError, LinkError, NoTokenError, spell
@@ -43,7 +43,14 @@ from mtpcore.sampling import (
     process_logits,
 )
 
-__all__ = ["DraftSampler", "RoundDrafts", "Overwritten", "DraftPlan", "Speculation"]
+__all__ = [
+    "DraftPlan",
+    "DraftSampler",
+    "DraftSettings",
+    "Overwritten",
+    "RoundDrafts",
+    "Speculation",
+]
 
 DraftSampler = Literal["coupled", "argmax"]
 DraftPlan = Mapping[str, int]
@@ -52,7 +59,27 @@ KeepDrafts = Callable[[str, Mapping[int, Proposal]], Mapping[int, int]]
 """``keep(role, proposals)``: how deep the drafts of a role are to be verified, by sequence."""
 
 
-NO_PROCESSORS: Mapping[int, LogitsProcessor] = {}
+NO_SAMPLINGS: Mapping[int, Sampling] = {}
+
+
+class DraftSettings(NamedTuple):
+    """How drafts of a sequence are chosen.
+
+    Attributes
+    ----------
+    sampling : Sampling
+        Of the target's choices.
+    draft_sampler : {"coupled", "argmax"}
+    p_min : float
+        A draft less probable than this ends the drafts.
+    processor : LogitsProcessor or None
+        A pure one changes the drafters' logits, too.
+    """
+
+    sampling: Sampling
+    draft_sampler: DraftSampler = "coupled"
+    p_min: float = 0.0
+    processor: LogitsProcessor | None = None
 
 
 class RoundDrafts(NamedTuple):
@@ -169,89 +196,92 @@ class Speculation:
     def draft(
         self,
         wanted: Mapping[int, DraftPlan],
-        sampling: Samplings,
-        draft_sampler: DraftSampler | Mapping[int, DraftSampler],
-        p_min: float | Mapping[int, float],
+        settings: Mapping[int, DraftSettings],
         *,
-        processors: Mapping[int, LogitsProcessor] = NO_PROCESSORS,
-        verified: Sequence[int] = (),
+        verified: Mapping[int, Sampling] = NO_SAMPLINGS,
         keep: KeepDrafts | None = None,
     ) -> RoundDrafts:
         """Draft for each sequence, by the first drafter in its plan that proposes anything.
 
-        Sequences that ask the same drafter at the same turn draft together. Of ``processors`` the
-        pure ones change the drafters' logits, too. ``verified`` are the sequences, in order, that
-        the next call will ``verify`` with nothing else in its pass: then a backend may run that
-        pass as a part of the schedule. ``keep`` says how deep drafts are to be verified; where that
-        is 0 the next drafter is asked.
+        Sequences that ask the same drafter at the same turn draft together. ``verified`` are the
+        sequences, in order, that the next call will ``verify`` with nothing else in its pass, and
+        their settings: then a backend may run that pass as a part of the schedule. ``keep`` says
+        how deep drafts are to be verified; where that is 0 the next drafter is asked.
         """
         drafted = RoundDrafts({seq: [] for seq in wanted}, {}, {}, {})
-        turns = self._plan_turns(wanted, sampling, draft_sampler, p_min, processors)
-        asked = [jobs for turn in turns for jobs in turn.values() if jobs]
+        turns = self._plan_turns(wanted, settings)
         # One launch can draft and verify only if nobody else is asked for a draft after it.
-        is_only = len(asked) == 1 and len(asked[0]) == len(wanted) and bool(verified)
-        is_only = is_only and not _grammars(sampling, verified)  # these masks follow the drafts
-        verify = partial(self._verify_ahead, verified, sampling, len(wanted)) if is_only else None
+        is_only = bool(verified) and [*map(len, turns)] == [1]
+        is_only = is_only and len(next(iter(turns[0].values()))) == len(wanted)
+        is_only = is_only and not _grammars(verified, verified)  # these masks follow the drafts
+        verify = partial(self._verify_ahead, verified, len(wanted)) if is_only else None
         for turn in turns:
-            for role, jobs in turn.items():
-                if open_jobs := [job for job in jobs if job.seq not in drafted.makers]:
-                    self._ask(role, open_jobs, drafted, verify, keep)
-        for seq in wanted:
-            self._release(seq)
+            for role in self.names:
+                jobs = [
+                    self._job(role, seq, k, settings[seq])
+                    for seq, k in turn.get(role, {}).items()
+                    if seq not in drafted.makers
+                ]
+                if jobs:
+                    self._ask(role, jobs, drafted, verify, keep)
+        if self.states.keeps_rows:
+            for seq in wanted:
+                self._release(seq)
         return drafted
 
     def _plan_turns(
-        self,
-        wanted: Mapping[int, DraftPlan],
-        sampling: Samplings,
-        draft_sampler: DraftSampler | Mapping[int, DraftSampler],
-        p_min: float | Mapping[int, float],
-        processors: Mapping[int, LogitsProcessor],
-    ) -> list[dict[str, list[DraftJob]]]:
-        """Return what each drafter is asked at each turn, unless an earlier turn brings drafts."""
-        turns: list[dict[str, list[DraftJob]]] = []
+        self, wanted: Mapping[int, DraftPlan], settings: Mapping[int, DraftSettings]
+    ) -> list[dict[str, dict[int, int]]]:
+        """Return whom each sequence asks for how much at each turn, while it has no drafts."""
+        turns: list[dict[str, dict[int, int]]] = []
+        longest, n_ctx = self.target.longest_draft, self.target.n_ctx
         for seq, plan in wanted.items():
-            state, settings = self.states[seq], check_sampling(setting_of(sampling, seq))
-            self.states.choose(seq, settings)
-            room = min(max(self.target.n_ctx - state.n - 1, 0), self.target.longest_draft)
-            if not room or not any(plan.values()):
+            state, sampling = self.states[seq], check_sampling(settings[seq].sampling)
+            if state.pending is None:
+                self.states.choose(seq, sampling)
+            room = min(n_ctx - state.n - 1, longest)
+            if room <= 0 or not any(plan.values()):
                 continue
-            followers = {role for role, one in self.drafters.items() if self._follow(one, seq)}
-            if settings.grammar is not None:
-                followers.add(FORCED)
-            if not followers:  # not even one that was not asked: the text, not the plan, is why
-                self.checker.pause(seq, state.n_known)
-                continue
-            sampler = self.states.sampler(seq, settings, setting_of(draft_sampler, seq))
-            if state.stream is not None:
-                settings = msgspec.structs.replace(settings, stream=state.stream)
-            make_job = partial(
-                DraftJob,
-                seq=seq,
-                history=state.history[: state.n + 1],
-                n_prompt=state.n_prompt,
-                sampler=sampler,
-                p_min=setting_of(p_min, seq),
-                sampling=settings,
-                processor=self._processor_of_drafts(seq, processors.get(seq)),
-                matcher=None
-                if settings.grammar is None
-                else self.states.matcher(seq, settings.grammar),
-                text=state.text(state.n + 1),
-            )
-            roles = [role for role, k in plan.items() if k and role in followers]
-            for turn, role in enumerate(roles):
-                if turn == len(turns):
-                    turns.append({name: [] for name in self.names})
+            turn = 0
+            for role, k in plan.items():
                 drafter = self.drafters.get(role)
-                limit = drafter.spec.limit if drafter and drafter.spec else self.target.n_ctx
-                rows = state.rows if drafter and drafter.reads_rows else NO_ROWS
-                turns[turn][role].append(make_job(k=min(plan[role], room, limit), rows=rows))
+                if drafter is None:
+                    follows, limit = sampling.grammar is not None and role == FORCED, room
+                else:
+                    follows = self._follow(drafter, seq)
+                    limit = drafter.spec.limit if drafter.spec else room
+                if k and follows:
+                    if turn == len(turns):
+                        turns.append({})
+                    turns[turn].setdefault(role, {})[seq] = min(k, room, limit)
+                    turn += 1
+            if not turn and sampling.grammar is None and not self._has_follower(seq):
+                self.checker.pause(seq, state.n_known)  # the text, not the plan, is why
         return turns
 
-    def _processor_of_drafts(
-        self, seq: int, processor: LogitsProcessor | None
-    ) -> DraftProcessor | None:
+    def _job(self, role: str, seq: int, k: int, settings: DraftSettings) -> DraftJob:
+        """Return what a drafter is asked for a sequence."""
+        sampling, kind, p_min, processor = settings
+        state, drafter = self.states[seq], self.drafters.get(role)
+        n, grammar = state.n + 1, sampling.grammar
+        sampler = self.states.sampler(seq, sampling, kind)
+        if state.stream is not None:
+            sampling = msgspec.structs.replace(sampling, stream=state.stream)
+        return DraftJob(
+            seq,
+            state.history[:n],
+            state.n_prompt,
+            k,
+            sampler,
+            p_min,
+            state.rows if drafter and drafter.reads_rows else NO_ROWS,
+            sampling,
+            None if processor is None else self._processor_of_drafts(seq, processor),
+            None if grammar is None else self.states.matcher(seq, grammar),
+            NO_TEXT if grammar is None else state.text(n),
+        )
+
+    def _processor_of_drafts(self, seq: int, processor: LogitsProcessor) -> DraftProcessor | None:
         """Return what changes the logits of a sequence's drafters; None: nothing."""
         if not isinstance(processor, PureProcessor):
             return None
@@ -268,15 +298,17 @@ class Speculation:
     ) -> None:
         """Let one drafter draft, and note what it made."""
         begin = perf_counter()
-        by_seq = {job.seq: job for job in jobs}
-        made = self._let_draft(role, jobs, verify).items()
-        proposals = {seq: self.checker.check(role, by_seq[seq], draft) for seq, draft in made}
-        for seq, proposal in proposals.items():
-            job = by_seq[seq]
+        made, proposals = self._let_draft(role, jobs, verify), dict[int, Proposal]()
+        for job in jobs:
+            answer = made.get(job.seq)
+            if answer is None or (type(answer) is list and not answer):  # as in most rounds
+                continue
+            proposal = self.checker.check(role, job, answer)
             if job.matcher is not None:
                 allowed = job.matcher.cut(job.text, proposal.draft)
-                proposals[seq] = Proposal(allowed, proposal.confidence)
-        proposals = {seq: proposal for seq, proposal in proposals.items() if len(proposal.draft)}
+                proposal = Proposal(allowed, proposal.confidence)
+            if len(proposal.draft):
+                proposals[job.seq] = proposal
         depths = keep(role, proposals) if keep and proposals and role != FORCED else {}
         for seq, proposal in proposals.items():
             draft, confidence = proposal.draft, proposal.confidence
@@ -299,8 +331,7 @@ class Speculation:
 
     def _verify_ahead(
         self,
-        verified: Sequence[int],
-        sampling: Samplings,
+        verified: Mapping[int, Sampling],
         n_drafted: int,
         seqs: Sequence[int],
         n_drafts: Sequence[int],
@@ -316,8 +347,8 @@ class Speculation:
         made: dict[int, Draft] = {seq: [] for seq in verified}
         for seq, n in zip(seqs, n_drafts, strict=True):
             made[seq] = [0] * n  # the backend writes its drafts there
-        rows = self._draft_rows(made, sampling, {})
-        fused = self._fused_sampling(rows, rows.batch(), sampling, {})
+        rows = self._draft_rows(made, verified, {})
+        fused = self._fused_sampling(rows, rows.batch(), verified, {})
         if fused is None or None in fused.samplers:  # logits are wanted as well
             return None
         try:
@@ -334,6 +365,9 @@ class Speculation:
         lengths = [runner.lengths[seq] for runner in drafter.runners.values()]
         places = range(max(min(lengths, default=0), drafter.first), state.n)
         return drafter.reads_rows and state.rows.reach(state.history, places) == state.n
+
+    def _has_follower(self, seq: int) -> bool:
+        return any(self._follow(drafter, seq) for drafter in self.drafters.values())
 
     def _release(self, seq: int) -> None:
         """Forget embedding rows that every drafter which reads them has read."""

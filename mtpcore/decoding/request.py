@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mtpcore.boundary.arguments import DraftLength, Flag, Length, Probability, one_of, read
 from mtpcore.boundary.arrays import integers, is_integer
 from mtpcore.boundary.copies import Uncopied
-from mtpcore.cross import DraftSampler
+from mtpcore.cross import DraftSampler, DraftSettings
 from mtpcore.cross.by_sequence import read_names
 from mtpcore.decoding.forbidden import ForbiddenTokens
 from mtpcore.decoding.logprobs import TokenLogprobs
@@ -254,6 +254,11 @@ class Request(Uncopied):
             return own
         is_pure = own is None or isinstance(own, PureProcessor)
         return PureProcessor(self._process) if is_pure else self._process
+
+    @property
+    def draft_settings(self) -> DraftSettings:
+        """How drafts are chosen from now on."""
+        return DraftSettings(self.sampling, self.draft_sampler, self.p_min, self.processor)
 
     def _process(self, tokens: I32, logits: F32) -> F32:
         logits = process_logits(self.logits_processor, tokens, logits)

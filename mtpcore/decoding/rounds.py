@@ -104,30 +104,35 @@ def _plan(cross: Cross, ready: Requests, lengths: LengthPolicy) -> dict[int, Dra
         else:
             k = min(request.draft, left)
             plan = cross.speculation.plan_drafts(k, request.drafters)
-            plans[seq] = {**_forced(request, k), **plan}
+            plans[seq] = _with_forced(plan, request, k)
     if limits:
         fixed = {seq: longest(plan) for seq, plan in plans.items()}
         chosen, where = lengths.choose(limits, fixed), type(lengths).__name__
         if not isinstance(chosen, Mapping):
             raise BatchError("no lengths of drafts", where=where, got=spell(chosen))
         for seq, most in limits.items():
-            plan = cross.speculation.plan_drafts(most, ready[seq].drafters)
-            plan = _shorten(plan, chosen.get(seq, 0), where, ready[seq].drafters is None)
-            plans[seq] = {**_forced(ready[seq], min(most, LONGEST_FORCED)), **plan}
+            request = ready[seq]
+            plan = cross.speculation.plan_drafts(most, request.drafters)
+            plan = _shorten(plan, chosen.get(seq, 0), where, request.drafters is None)
+            plans[seq] = _with_forced(plan, request, min(most, LONGEST_FORCED))
     return plans
 
 
-def _forced(request: Request, k: int) -> dict[str, int]:
-    """Return the plan for what a request's grammar forces, which is drafted before all else."""
-    return {} if request.sampling.grammar is None else {FORCED: k}
+def _with_forced(plan: DraftPlan, request: Request, k: int) -> DraftPlan:
+    """Return a plan in which what a request's grammar forces is drafted before all else."""
+    return plan if request.sampling.grammar is None else {FORCED: k, **plan}
 
 
 def _shorten(plan: DraftPlan, chosen: object, where: str, reorders: bool) -> DraftPlan:
     """Return a plan with the lengths that were chosen, one for all or one for each drafter."""
-    by_role = chosen if isinstance(chosen, Mapping) else dict.fromkeys(plan, chosen)
-    lengths = {role: _read_length(k, "draft", where) for role, k in by_role.items()}
-    order = lengths if reorders else plan
-    return {role: min(lengths.get(role, 0), plan[role]) for role in order if role in plan}
+    if type(chosen) is not dict:
+        chosen = chosen if isinstance(chosen, Mapping) else dict.fromkeys(plan, chosen)
+    lengths: dict[str, int] = {}
+    for role, k in chosen.items():
+        length = _read_length(k, "draft", where)
+        if role in plan:
+            lengths[role] = min(length, plan[role])
+    return lengths if reorders else {role: lengths.get(role, 0) for role in plan}
 
 
 def _draft(
@@ -145,15 +150,12 @@ def _draft(
     # "auto" learns what drafts cost, and what passes cost: they have to be calls of their own.
     is_timed = any(request.draft == "auto" for request in running.values())
     is_whole = len(ready) == len(running) and not any(map(watches, running.values()))
-    verified = [*plans] if is_whole and not is_timed else ()  # by the pass that follows
-    samplers = {seq: ready[seq].draft_sampler for seq in wanted}
-    least = {seq: ready[seq].p_min for seq in wanted}
-    processors = {seq: p for seq in wanted if (p := ready[seq].processor) is not None}
-    automatic = {seq for seq in wanted if ready[seq].draft == "auto"}
+    verified = {seq: samplings[seq] for seq in plans} if is_whole and not is_timed else {}
+    automatic = {seq for seq in wanted if ready[seq].draft == "auto"} if is_timed else set()
     drafted = cross.speculation.draft(
-        *(wanted, samplings, samplers, least),
-        processors=processors,
-        verified=verified,
+        wanted,
+        {seq: ready[seq].draft_settings for seq in wanted},
+        verified=verified,  # by the pass that follows
         keep=partial(_keep, lengths, automatic) if automatic else None,
     )
     return drafted._replace(drafts={seq: drafted.drafts.get(seq, []) for seq in plans})

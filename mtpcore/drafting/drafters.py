@@ -20,6 +20,7 @@ from mtpcore.runtime.runner import GraphRunner
 from mtpcore.sampling import DraftProcessor, GrammarMatcher, Sampling
 
 __all__ = [
+    "NO_TEXT",
     "DraftJob",
     "Drafter",
     "Verify",

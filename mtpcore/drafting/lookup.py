@@ -141,6 +141,8 @@ class Lookup(Proposer):
             As ``find``.
         """
         found = self.find(seq, tokens, k)
+        if not found.draft:
+            return Proposal([], 0.0)
         return Proposal(found.draft[: found.n_sure], found.confidence)
 
     def find(self, seq: int, tokens: NDArray[np.int32], k: int) -> TextMatch:
@@ -179,8 +181,9 @@ class Lookup(Proposer):
             if self._others.room:
                 self._keep(forgotten, 0)
         found = TextMatch(*index.find(tokens, k, self._longest))
-        for other in self._find_elsewhere(tokens, k):
-            found = other if other.length > found.length else found
+        if self._others.room or self.texts:
+            for other in self._find_elsewhere(tokens, k):
+                found = other if other.length > found.length else found
         return found
 
     def _find_elsewhere(self, tokens: NDArray[np.int32], k: int) -> Iterator[TextMatch]:

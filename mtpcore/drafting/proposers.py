@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, cast
 
@@ -18,6 +19,8 @@ from mtpcore.errors import PluginError, spell
 __all__ = ["DeclaredProposer", "ProposerDrafter", "call_plugin", "read_answer"]
 
 I32 = NDArray[np.int32]
+_WHOLE = (list, Proposal, DraftTree)
+"""What proposers mostly answer: nothing that is still to be made while it is read."""
 
 
 class DeclaredProposer(Proposer):
@@ -34,7 +37,7 @@ class DeclaredProposer(Proposer):
         PluginError
             It raised something.
         """
-        return call_plugin(self.spec, "propose", lambda: self._proposer.propose(seq, tokens, k), k)
+        return call_plugin(self.spec, "propose", partial(self._proposer.propose, seq, tokens, k), k)
 
 
 def call_plugin(spec: DrafterSpec, name: str, call: Callable[[], object], k: int) -> object:
@@ -47,6 +50,8 @@ def call_plugin(spec: DrafterSpec, name: str, call: Callable[[], object], k: int
     """
     try:
         answer = call()
+        if type(answer) in _WHOLE:
+            return answer
         return list(islice(answer, k + 1)) if isinstance(answer, Iterator) else answer
     except Exception as error:  # whatever a plugin raises
         raise PluginError(
@@ -57,7 +62,11 @@ def call_plugin(spec: DrafterSpec, name: str, call: Callable[[], object], k: int
 
 def read_answer(answer: object, k: int) -> Draft | Proposal:
     """Return what a proposer answered; one id too many shows that there are more."""
+    if type(answer) is list:
+        return answer[: k + 1]
     if isinstance(answer, Proposal):
+        if type(answer.draft) is list and len(answer.draft) <= k:
+            return answer
         return Proposal(cast(Draft, read_answer(answer.draft, k)), answer.confidence)
     if isinstance(answer, DraftTree):
         return answer
