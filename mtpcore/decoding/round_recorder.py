@@ -41,12 +41,13 @@ class RoundRecorder:
         self._plans: Mapping[int, DraftPlan] = {}
         self._drafted = RoundDrafts({}, {}, {}, {})
         self._verdicts: Mapping[int, Verdict] = {}
-        self._draft_seconds = self._pass_seconds = self._choose_seconds = 0.0
+        self._plan_seconds = self._draft_seconds = self._pass_seconds = self._choose_seconds = 0.0
         self._n_prompt = 0
 
     def planned(self, plans: Mapping[int, DraftPlan]) -> None:
         """Record whom each sequence asks for how much."""
-        self._stats.length_seconds += self._watch.lap()
+        self._plan_seconds = self._watch.lap()
+        self._stats.length_seconds += self._plan_seconds
         self._plans = plans
 
     def drafted(self, drafted: RoundDrafts) -> None:
@@ -114,7 +115,7 @@ class RoundRecorder:
             accepted={seq: verdict.accepted for seq, verdict in self._verdicts.items()},
             rows=self.n_verified + self._n_prompt,
             prompt_rows=self._n_prompt,
-            draft_seconds=self._draft_seconds,
+            draft_seconds=self._draft_seconds + (self._plan_seconds if drafted.seconds else 0.0),
             pass_seconds=0.0,
             choose_seconds=self._choose_seconds,
             makers=drafted.makers,

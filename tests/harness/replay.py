@@ -6,7 +6,10 @@ for the clock: costs are those recorded, disturbed as a simulated machine's are.
 
 import json
 import lzma
+import random
 from functools import cache
+from itertools import cycle, islice
+from math import inf
 from pathlib import Path
 from statistics import mean
 
@@ -17,8 +20,9 @@ from mtpcore.decoding import Controller, Expectation, Proposed, Round
 from mtpcore.drafting.lookup import LOOKUP, Lookup
 
 RECORDED = Path(__file__).parents[1] / "data" / "rounds" / "smollm2.json.xz"
-ASK_SECONDS = 15e-6
-"""What it takes to ask lookup, Python around it included; see ``benchmarks/lookup.py``."""
+ASK_SECONDS, ASK_ROUND = 18e-6, 35e-6
+"""What it takes to ask lookup for a text, and in each round besides, with all that Python does for
+it while its code and data are not in the caches; see ``benchmarks/asking.py``."""
 FIXED = (0, 1, 2, 3, 4, 8)
 ROLE = "lookup"
 
@@ -27,6 +31,26 @@ ROLE = "lookup"
 def recorded():
     """Return what was recorded: passes by texts at once and rows, tasks by name."""
     return json.loads(lzma.decompress(RECORDED.read_bytes()))
+
+
+@cache
+def _passes():
+    return {
+        int(n): ([*map(int, passes)], [*passes.values()])
+        for n, passes in sorted(recorded()["passes"].items(), key=lambda item: int(item[0]))
+    }
+
+
+def pass_seconds(rows, n_texts):
+    """Return the seconds of a pass; those of other numbers of texts lie between recorded ones."""
+    recorded_for = [*_passes()]
+    below = max(n for n in recorded_for if n <= n_texts)
+    above = min(n for n in recorded_for if n >= n_texts)
+    low = np.interp(rows, *_passes()[below])
+    if above == below or rows < above:  # a pass has a row for each text at least
+        return low
+    share = (n_texts - below) / (above - below)
+    return (1.0 - share) * low + share * np.interp(rows, *_passes()[above])
 
 
 class Place:
@@ -63,15 +87,14 @@ class Replay:
         self.n_seqs, self.n_tokens = n_seqs, n_seqs * sum(map(len, self.texts))
         costs = recorded()["tasks"][task]
         self.ask_seconds, self.choose_seconds = ASK_SECONDS, costs["choose_seconds"]
-        passes = recorded()["passes"][str(n_seqs)]
-        self.rows, self.seconds = [*map(int, passes)], [*passes.values()]
 
     def run(self, policy, seed=1):
         """Return tokens a second with a policy."""
         disturbance, seconds, tokens = Disturbance(seed), 0.0, 0
-        at = {seq: (seq % len(self.texts), 0) for seq in range(self.n_seqs)}
+        coming = self._coming(seed)
+        at = {seq: (next(texts), 0) for seq, texts in coming.items()}
         self._read_prompts(policy)
-        while tokens < self.n_tokens:
+        while at and tokens < self.n_tokens:
             here = {seq: self.texts[text][place] for seq, (text, place) in at.items()}
             limits = {s: len(self.texts[text]) - place - 1 for s, (text, place) in at.items()}
             chosen = policy.choose(limits, {})
@@ -84,12 +107,12 @@ class Replay:
             kept = policy.keep(ROLE, proposed) if proposed else {}
             made = {seq: kept.get(seq, 0) for seq in asked}
             accepted = {seq: min(k, here[seq].right) for seq, k in made.items()}
-            rows, new = self.n_seqs + sum(made.values()), self.n_seqs + sum(accepted.values())
+            rows, new = len(at) + sum(made.values()), len(at) + sum(accepted.values())
             draft, verify, choose = map(
                 disturbance.take,
                 (
-                    self.ask_seconds * sum(k > 0 for k in asked.values()),
-                    np.interp(rows, self.rows, self.seconds),
+                    self._asking(sum(k > 0 for k in asked.values())),
+                    pass_seconds(rows, len(at)),
                     self.choose_seconds * new,
                 ),
             )
@@ -110,18 +133,44 @@ class Replay:
                 )
             )
             seconds, tokens = seconds + draft + verify + choose, tokens + new
-            for seq, (text, place) in at.items():
+            for seq, (text, place) in [*at.items()]:
                 at[seq] = text, place + 1 + accepted[seq]
                 if at[seq][1] >= len(self.texts[text]):
                     policy.forget(seq)
-                    at[seq] = (text + 1) % len(self.texts), 0
+                    del at[seq]
+                    for new in islice(coming[seq], 1):
+                        at[seq] = new, 0
         return float(tokens / seconds)
+
+    def _coming(self, seed):
+        """Return the texts of each sequence, one after another."""
+        n = len(self.texts)
+        return {seq: cycle([*range(seq % n, n), *range(seq % n)]) for seq in range(self.n_seqs)}
+
+    def _asking(self, n):
+        return ASK_ROUND + self.ask_seconds * n if n else 0.0
 
     def _read_prompts(self, policy):
         """Let a policy see that prompts were read."""
-        rows = 100 * self.n_seqs
-        seconds = rows * self.seconds[-1] / self.rows[-1]
+        rows, (sizes, passes) = 100 * self.n_seqs, _passes()[self.n_seqs]
+        seconds = rows * passes[-1] / sizes[-1]
         policy.observe(Round({}, {}, {}, rows, rows, 0.0, seconds, 0.0))
+
+
+class Traffic(Replay):
+    """Short answers of all kinds, as a server writes them: who has one done begins another.
+
+    In the end there are fewer and fewer at once.
+    """
+
+    def __init__(self, n_seqs, *, longest=96, times=1):
+        super().__init__(next(iter(recorded()["tasks"])), n_seqs)
+        self.texts = times * [t[:longest] for task in recorded()["tasks"] for t in places(task)]
+        self.n_tokens = inf
+
+    def _coming(self, seed):
+        order = random.Random(seed).sample(range(len(self.texts)), len(self.texts))
+        return dict.fromkeys(range(self.n_seqs), iter(order))
 
 
 class Fixed:

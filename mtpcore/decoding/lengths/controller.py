@@ -16,11 +16,15 @@ __all__ = ["Controller"]
 
 _RECENT = 32.0
 """Rounds after which one counts for 1/e in how fast decoding is."""
+_ASKED = 16.0
+"""Rounds after which one counts for 1/e in what asking those brings that find drafts."""
 _TRIES, _FIRST_TRIES, _MOST_TRIES = 0.005, 0.5, 6.0
 """Of the tokens written so many may be lost by trying what is not known; to begin with, so many for
 each text at once; and so many for each are saved up at most."""
 _SAID = 16
 """Rounds between two notes on one text."""
+_LOOKED = 4
+"""In one round of so many it is looked whether there is something to note."""
 _GLANCE = 4
 """Of rounds in which nothing was found, one of so many is looked at: they are alike."""
 
@@ -105,7 +109,8 @@ class Controller:
         self._catch_up()
         self._found.clear()
         for seq in limits:
-            self._texts.setdefault(seq, TextState())
+            if seq not in self._texts:
+                self._texts[seq] = TextState()
         n = len(limits) + len(fixed)
         if n > self._most_texts:
             self._tries += _FIRST_TRIES * (n - self._most_texts)
@@ -124,8 +129,8 @@ class Controller:
         for role, one in self.drafters.items():
             if not one.expected.finds:
                 continue
-            price = turn.worth * one.seconds(1, 1, self.passes.at(1))
-            missing = (price - one.worth) * len(limits)
+            price = turn.worth * one.seconds(len(limits), 1, self.passes.at(1))
+            missing = price - one.worth * len(limits)
             if missing > 0 and missing > self._tries - lost:
                 continue
             lost += max(missing, 0.0)
@@ -197,7 +202,7 @@ class Controller:
         rows = sum(round(offer.rows(seq, k)) for seq, k in kept.items())
         self._turn = turn._replace(kept=turn.kept + rows, lost=lost)
         n_asked = sum(role in plan for plan in turn.plans.values())
-        one.count_worth(max(gain, 0.0) / n_asked, 1.0 - 1.0 / _RECENT)
+        one.count_worth(max(gain, 0.0) / n_asked, 1.0 - 1.0 / _ASKED)
         self._found.add(role)
         return {seq: kept.get(seq, draft.depth) for seq, draft in proposed.items()}
 
@@ -239,7 +244,7 @@ class Controller:
         self._tries = min(self._tries - self._turn.lost + _TRIES * tokens, _MOST_TRIES * max(n, 1))
         fade, (written, plainly) = 1.0 - 1.0 / _RECENT, self._written
         for role in done.seconds_of.keys() & self.drafters.keys() - self._found:
-            self.drafters[role].count_worth(0.0, fade)
+            self.drafters[role].count_worth(0.0, 1.0 - 1.0 / _ASKED)
         if not done.prompt_rows:
             self._observe_drafts(done, now)
         self._observe_accepted(done, now)
@@ -265,7 +270,7 @@ class Controller:
             self._written, self._n_alike = (written * fade + more, plainly * fade + more), 0
             asked = {role for plan in self._turn.plans.values() for role in plan}
             for role in asked:
-                self.drafters[role].count_worth(0.0, fade)
+                self.drafters[role].count_worth(0.0, (1.0 - 1.0 / _ASKED) ** rounds)
             tries = self._tries + (_TRIES * n - self._turn.lost) * rounds
             self._tries = min(tries, _MOST_TRIES * max(n, 1))
 
@@ -288,9 +293,10 @@ class Controller:
 
     def _observe_drafts(self, done: Round, now: int) -> None:
         """Learn what drafts cost."""
-        slowness = self.passes.slowness
-        for role, seconds in done.seconds_of.items():
-            one = self.drafters.get(role)
+        slowness, n = self.passes.slowness, len(done.seconds_of)
+        around = max(done.draft_seconds - sum(done.seconds_of.values()), 0.0)  # what they share
+        for role, own in done.seconds_of.items():
+            one, seconds = self.drafters.get(role), own + around / n
             if one is None:
                 continue
             asked = [seq for seq, plan in self._turn.plans.items() if role in plan]
@@ -307,7 +313,7 @@ class Controller:
     def _note(self, done: Round) -> list[LengthDecision]:
         """Return the lengths that are others than were noted last, now and then, and why."""
         said: list[LengthDecision] = []
-        if self._turn.lost or not any(one.expected.limit for one in self.drafters.values()):
+        if self._turn.lost or self._round % _LOOKED or not self._longest:
             return said
         for seq, asked in done.asked.items():
             text = self._texts.get(seq)

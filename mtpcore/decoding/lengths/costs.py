@@ -14,6 +14,8 @@ _STALE = 64
 """Rounds without a measurement of a size after which only the newest of its old ones counts."""
 _GLANCE = 8
 """Rounds in which what sizes may cost at least is taken to stay."""
+_LATE = 2
+"""Measurements after which the curve is drawn again at the latest; to begin with each time."""
 _LEAST = 1e-9
 """Seconds of anything: a clock that is too coarse to see it must not make it free."""
 _AGREEING = 5
@@ -53,6 +55,8 @@ class Curve:
         self._cold: set[int] = set()  # sizes of which there is nothing better
         self._sizes: list[float] = []
         self._seconds: list[float] = []
+        self._at: dict[float, float] = {}  # seconds of sizes that were asked for
+        self._n_observed = self._n_fitted = 0  # measurements so far, and when it was drawn
         self._floor: tuple[int, list[int], list[float]] = (-_GLANCE, [], [])  # from a round on
 
     def __len__(self) -> int:
@@ -80,7 +84,10 @@ class Curve:
         self._seen[kept] = seen
         (self._cold.discard if is_warm else self._cold.add)(kept)
         self._newest[kept], self._points[kept] = now, point
-        if point[:2] != before[:2]:
+        self._n_observed += 1
+        if point[:2] != before[:2] and (
+            not before[2] or self._n_observed - self._n_fitted >= min(self._n_fitted / 16, _LATE)
+        ):
             self._sizes = []
 
     def n_seen(self, size: int) -> int:
@@ -91,6 +98,12 @@ class Curve:
         """Return the seconds of a size; there must be a measurement of some size."""
         if not self._sizes:
             self._fit()
+        found = self._at.get(size)
+        if found is None:
+            found = self._at[size] = self._between(size)
+        return found
+
+    def _between(self, size: float) -> float:
         sizes, seconds = self._sizes, self._seconds
         i = bisect_right(sizes, size)
         if 0 < i < len(sizes):
@@ -142,7 +155,7 @@ class Curve:
                 mean = (mean * weight + before * n) / (weight + n)
                 weight, sizes = weight + n, below + sizes
             pools.append((mean, weight, sizes))
-        self._floor = -_GLANCE, [], []
+        self._floor, self._n_fitted, self._at = (-_GLANCE, [], []), self._n_observed, {}
         # Sizes last: without them there is no curve, wherever a signal cuts this off.
         self._seconds = [0.0] * self._anchored + [pool[0] for pool in pools for _ in pool[2]]
         self._sizes = [0] * self._anchored + [size for pool in pools for size in pool[2]]
@@ -169,9 +182,8 @@ class Passes(Curve):
             self.slowness = sorted(self._slowness)[len(self._slowness) // 2]
         super().observe(size, seconds / self.slowness, now, is_warm=is_warm)
 
-    def at(self, size: float) -> float:
-        """Return the seconds of a pass; there must be a measurement of some size."""
-        seconds = super().at(size)
+    def _between(self, size: float) -> float:
+        seconds = super()._between(size)
         if len(self._sizes) == 1:
             seconds *= (1 + _ROW * (size - 1)) / (1 + _ROW * (self._sizes[0] - 1))
         return seconds

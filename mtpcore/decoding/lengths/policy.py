@@ -40,7 +40,8 @@ class Round(msgspec.Struct, frozen=True):
 
     By sequence: ``asked`` is the draft length (0: none was asked for), ``made`` how many tokens
     were drafted and verified, ``accepted`` how many of them in a row. ``rows`` is all that the
-    target's pass had, ``prompt_rows`` those of prompts among them. ``pass_seconds`` is the whole
+    target's pass had, ``prompt_rows`` those of prompts among them. ``draft_seconds`` are those of
+    choosing lengths and drafting, where somebody was asked; ``pass_seconds`` is the whole
     round without ``draft_seconds`` and ``choose_seconds``, the choice of tokens from their logits.
     Where a round is not warm, a backend packed weights in it or tried out how to read them, so
     others take less. ``makers`` are the roles that made the drafts, where one was made;
