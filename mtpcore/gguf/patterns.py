@@ -36,10 +36,12 @@ def find_first(
         raise _too_slow(pattern) from error
 
 
-def find_here(pattern: regex.Pattern[str], text: str, begin: int) -> regex.Match[str] | None:
-    """Find a match that begins at a place."""
+def find_here(
+    pattern: regex.Pattern[str], text: str, begin: int, *, partial: bool = False
+) -> regex.Match[str] | None:
+    """Find a match that begins at a place; with ``partial`` also what may become one."""
     try:
-        return pattern.match(text, begin, timeout=_SECONDS)
+        return pattern.match(text, begin, partial=partial, timeout=_SECONDS)
     except TimeoutError as error:
         raise _too_slow(pattern) from error
 

@@ -36,6 +36,18 @@ class RegionEvent(NamedTuple):
     groups: dict[str, str]
 
 
+class _Found(NamedTuple):
+    """A mark, and the field that it opens; None: it closes the one that is open."""
+
+    match: regex.Match[str]
+    opened: ResponseField | None
+
+    def order(self) -> tuple[int, int, bool, str]:
+        """Return what is smallest of the mark that counts."""
+        begin, end = self.match.span()
+        return begin, begin - end, self.opened is None, self.opened.name if self.opened else ""
+
+
 class RegionParser:
     """Finds regions in a text that comes in pieces; however it is cut, the regions are the same.
 
@@ -109,28 +121,32 @@ class RegionParser:
         closing = [] if rest is None or rest.close is None else [(rest.close, None)]
         return [*marks, *closing]
 
-    def _find(
-        self, *, is_end: bool
-    ) -> tuple[tuple[regex.Match[str], ResponseField | None] | None, int]:
+    def _find(self, *, is_end: bool) -> tuple[_Found | None, int]:
         """Return the first mark that is certain, and up to where the text is no mark's."""
-        certain = len(self._text)
-        found: list[tuple[tuple[int, int, bool, str], regex.Match[str], ResponseField | None]] = []
-        for anchor, opened in self._marks():
+        text, begin, certain = self._text, self._at, len(self._text)
+        marks = self._marks()
+        if not is_end and any(anchor.is_open(text, begin) for anchor, _ in marks):
+            return None, begin
+        # At the place itself first: patterns that look far ahead are slow to search for.
+        here = [(anchor.find_here(text, begin), anchor, opened) for anchor, opened in marks]
+        found = [_Found(match, opened) for match, _, opened in here if match is not None]
+        if not is_end and any(m and not anchor.is_final(text, m) for m, anchor, _ in here):
+            return None, begin
+        if found and begin < certain:
+            return min(found, key=_Found.order), certain
+        found = []
+        for anchor, opened in marks:
             if not is_end:
-                certain = min(certain, anchor.find_open(self._text, self._at))
-            match = anchor.find(self._text, self._at)
+                certain = min(certain, anchor.find_open(text, begin))
+            match = anchor.find(text, begin)
             if match is None:
                 continue
-            if not is_end and not anchor.is_final(self._text, match):
+            if is_end or anchor.is_final(text, match):
+                found.append(_Found(match, opened))
+            else:
                 certain = min(certain, match.start())
-                continue
-            begin, end = match.span()
-            order = begin, begin - end, opened is None, "" if opened is None else opened.name
-            found.append((order, match, opened))
-        if not found:
-            return None, certain
-        _, match, opened = min(found, key=lambda one: one[0])
-        return (None if match.start() >= certain else (match, opened)), certain
+        best = min(found, key=_Found.order, default=None)
+        return (None if best is None or best.match.start() >= certain else best), certain
 
     def _say(self, events: list[RegionEvent], end: int) -> None:
         """Give the text up to a place to the region."""

@@ -109,19 +109,25 @@ class Anchor(NamedTuple):
         """Return the first match from a place on."""
         return find_first(self.pattern, text, begin)
 
+    def find_here(self, text: str, begin: int) -> regex.Match[str] | None:
+        """Return a match that begins at a place, which costs less than to search."""
+        return find_here(self.pattern, text, begin)
+
+    def is_open(self, text: str, begin: int) -> bool:
+        """Say whether there may be another match at a place as the text goes on."""
+        if self.at_end is not None:
+            return find_here(self.at_end, text, begin, partial=True) is not None
+        rest = text[begin:]
+        return any(len(mark) > len(rest) and mark.startswith(rest) for mark in self.marks if rest)
+
     def find_open(self, text: str, begin: int) -> int:
         """Return the first place where there may be another match as the text goes on."""
         if self.at_end is not None:
             found = find_first(self.at_end, text, begin, partial=True)
             return len(text) if found is None else found.start()
         longest = max(map(len, self.marks)) - 1
-        for place in range(max(begin, len(text) - longest), len(text)):
-            if any(
-                len(mark) > len(text) - place and mark.startswith(text[place:])
-                for mark in self.marks
-            ):
-                return place
-        return len(text)
+        places = range(max(begin, len(text) - longest), len(text))
+        return next((place for place in places if self.is_open(text, place)), len(text))
 
     def is_final(self, text: str, match: regex.Match[str]) -> bool:
         """Say whether a match is one whatever follows the text, such as ``$`` is not."""

@@ -399,6 +399,17 @@ def test_a_pattern_that_never_ends_is_an_error():
         parser.feed("a" * 90 + "c")
 
 
+def test_a_pattern_that_looks_far_ahead_is_tried_at_one_place():
+    """A search from each place on would take minutes, and end as too long."""
+    spec = changed(fields={"thinking": {"open_pattern": r"(?=[\s\S]*?</t>)", "close": "</t>"}})
+    spec["fields"]["content"] = {}
+    parser = TemplateAnswerParser(ResponseTemplate(spec))
+    assert not [part for _ in range(50) for part in parser.feed("word " * 400)]
+    parts = parser.feed("</t>so") + parser.finish()
+    text = ("word " * 20_000).strip()
+    assert parts == [AnswerPart("reasoning", text), AnswerPart("content", "so")]
+
+
 def test_marks_without_characters_end():
     spec = changed(
         fields={"content": {"open_pattern": "(?=x)", "close_pattern": "(?=x)"}, "thinking": {}}
