@@ -7,10 +7,10 @@ import mtpcore_glm_nextn
 import numpy as np
 import pytest
 import toy
-from harness.fixtures import model_file
+from harness.fixtures import checkpoint, model_file
 
 import mtpcore
-from mtpcore.conversion import quantize
+from mtpcore.conversion import convert, quantize
 from mtpcore.discovery.registry import Registry
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import open_model_file, write_model_file
@@ -30,6 +30,15 @@ def test_the_same_as_from_the_checkpoint(tmp_path, outtype):
     with open_model_file(path) as made, open_model_file(model_file("glm-11", outtype)) as wanted:
         assert made.metadata.keys() == wanted.metadata.keys()
         assert made.metadata["general.file_type"] == wanted.metadata["general.file_type"]
+
+
+@pytest.mark.parametrize("outtype", ["q2_k", "q4_k_m", "iq4_xs"])
+def test_a_mix_is_the_same_as_from_the_checkpoint(tmp_path, outtype):
+    made, wanted = tmp_path / "made.gguf", tmp_path / "wanted.gguf"
+    convert(checkpoint("glm-11"), wanted, outtype=outtype, mtp_type="mix")
+    quantize(model_file("glm-11"), made, outtype=outtype, mtp_type="mix")
+    assert raw(made) == raw(wanted)
+    assert len({kind for kind, *_ in raw(made).values()}) > 2
 
 
 @pytest.mark.parametrize("outtype", ["q8_0", "q4_0"])
