@@ -33,21 +33,32 @@ class _Usage(ctypes.Structure):
     _fields_ += [(name, ctypes.c_size_t) for name in ("bytes", "free_bytes", "top_bytes")]
 
 
-def in_use():
+@pytest.fixture(scope="module")
+def caches():
+    """Of functions; else what was there before is not looked at: a run of all tests has much."""
+    found = [one for one in gc.get_objects() if isinstance(one, functools._lru_cache_wrapper)]
+    gc.collect()
+    gc.freeze()
+    yield found
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()  # as it was before
+
+
+def in_use(caches):
     """Return what is in use, as ``MOST`` counts it; no cache of a function holds any of it."""
-    last, found = None, _read_in_use()
+    last, found = None, _read_in_use(caches)
     for _ in range(50):
         if found == last:
             break
         time.sleep(0.02)  # the server's threads are still letting go of the last request
-        last, found = found, _read_in_use()
+        last, found = found, _read_in_use(caches)
     return found
 
 
-def _read_in_use():
-    for one in gc.get_objects():
-        if isinstance(one, functools._lru_cache_wrapper):
-            one.cache_clear()
+def _read_in_use(caches):
+    for one in caches:
+        one.cache_clear()
     gc.collect()
     containers, blocks = len(gc.get_objects()), sys.getallocatedblocks()
     try:
@@ -60,7 +71,7 @@ def _read_in_use():
 
 
 @pytest.fixture(scope="module")
-def port():
+def port(caches):
     """Of a server of the demo of its own; msgspec's memory of keys is full."""
     pytest.importorskip("llguidance")
     msgspec.json.decode(json.dumps({f"key{i}": 0 for i in range(20_000)}))
@@ -74,15 +85,15 @@ def port():
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)), ids=KINDS)
-def test_nothing_is_kept_of_a_request(port, kind):
+def test_nothing_is_kept_of_a_request(port, caches, kind):
     numbers = (len(KINDS) * i + kind for i in range(sys.maxsize))
     for _ in range(FIRST.get(KINDS[kind], N)):
         ask(port, next(numbers))
-    held = [in_use()]
+    held = [in_use(caches)]
     for _ in range(N_WINDOWS):
         for _ in range(N):
             ask(port, next(numbers))
-        held.append(in_use())
+        held.append(in_use(caches))
     grown = [[b - a for a, b in zip(one, other, strict=True)] for one, other in pairwise(held)]
     for (what, most), counts in zip(MOST.items(), zip(*grown, strict=True), strict=True):
         assert min(counts) < N * most, (what, counts)
