@@ -10,6 +10,7 @@ import msgspec
 
 from mtpcore.boundary.arguments import expect
 from mtpcore.conversion.mixes import (
+    ALIASES,
     MIXES,
     Described,
     MixName,
@@ -114,10 +115,12 @@ class TypeChoice:
         self._least = [_least(*pair) for pair in least]
         if head != "mix":
             kind = read_type(head, "mtp_type")
-            named.append((partial(_is_head, first_head_block), kind))
             self._least += [_least(*pair) for pair in head_least]
-            if first_head_block is None:
-                self.mix = next(name for name, mix in MIXES.items() if mix.type == kind)
+            if first_head_block is None:  # the whole file: as such a file of a trunk
+                own = ALIASES.get(head.lower(), head.lower())
+                self.mix = own if own in MIXES else "mxfp4_moe"
+            else:
+                named.append((partial(_is_head, first_head_block), kind))
         keeps = asked.output == "keep"
         self._rules = TypeRules(
             output=None if keeps or asked.output is None else read_type(asked.output, "output"),
@@ -178,7 +181,7 @@ def _least(name: str, kind: str) -> tuple[Callable[[str], object], int]:
     return pattern(name).fullmatch, found
 
 
-def _is_head(first_head_block: int | None, name: str) -> bool:
-    """Say whether a tensor is a head's; in a drafter's own file all are."""
+def _is_head(first_head_block: int, name: str) -> bool:
+    """Say whether a tensor is a head's."""
     block = block_of(name)
-    return first_head_block is None or (block is not None and block >= first_head_block)
+    return block is not None and block >= first_head_block

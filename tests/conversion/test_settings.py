@@ -155,8 +155,8 @@ OWN = """
     Dots3NoteForConditionalGeneration Dots3NoteTextForCausalLM Eagle3DraftModel
     Eagle3LlamaForCausalLM Eagle3Speculator Ernie4_5_ForCausalLM ExaoneForCausalLM
     ExaoneMoEForCausalLM GPTRefactForCausalLM Grok1ForCausalLM GrokForCausalLM
-    InternLM2ForCausalLM JAISLMHeadModel LFM2ForCausalLM Lfm2DSparkDraftModel LiLiCorrDraftModel
-    LlamaEagle3DraftModel LlamaForCausalLMEagle3 MPTForCausalLM MTPDraftModel
+    GroveMoeForCausalLM InternLM2ForCausalLM JAISLMHeadModel LFM2ForCausalLM Lfm2DSparkDraftModel
+    LiLiCorrDraftModel LlamaEagle3DraftModel LlamaForCausalLMEagle3 MPTForCausalLM MTPDraftModel
     MaincoderForCausalLM MapleForCausalLM MiMoForCausalLM MiMoV2ForCausalLM MiniCPMForCausalLM
     MiniMaxM1ForCausalLM MiniMaxM3SparseForCausalLM MiniMaxM3SparseForConditionalGeneration
     MiniMaxText01ForCausalLM NanbeigeForCausalLM OpenELMForCausalLM OrionForCausalLM

@@ -248,7 +248,7 @@ def test_what_it_declares_for_conversion_counts(tmp_path):
     known = Registry.of(mtpcore.models, toy.offering(spec))
     found = find_family(config, ["model.glance.0.weight"], tmp_path, known)
     assert (found.heads, found.n_heads) == (table, 1)
-    assert spec.min_types[0] in found.min_types
+    assert spec.min_types[0] in found.head_min_types
 
 
 @pytest.mark.parametrize(

@@ -27,17 +27,17 @@ def plain(tmp_path_factory):
 
 @pytest.mark.parametrize("way", ["convert", "quantize"])
 @pytest.mark.parametrize(
-    ("outtype", "mtp_type", "kind", "least"),
+    ("outtype", "mtp_type", "kind", "joining", "output"),
     [
-        ("f32", None, "F32", "F32"),
-        ("q8_0", None, "F16", "F16"),
-        ("q4_0", None, "Q8_0", "Q8_0"),
-        ("q4_0", "q4_0", "Q4_0", "Q8_0"),
-        ("f16", "q8_0", "Q8_0", "Q8_0"),
+        ("f32", None, "F32", "F32", "F32"),
+        ("q8_0", None, "Q8_0", "Q8_0", "Q8_0"),
+        ("q4_0", None, "Q8_0", "Q8_0", "Q8_0"),
+        ("q4_0", "q4_0", "Q4_0", "Q8_0", "Q6_K"),
+        ("f16", "q8_0", "Q8_0", "Q8_0", "Q8_0"),
     ],
 )
-def test_every_matrix_is_the_head_s(plain, tmp_path, way, outtype, mtp_type, kind, least):
-    """``fc`` and the output matrix have a smallest type."""
+def test_every_matrix_is_the_head_s(plain, tmp_path, way, outtype, mtp_type, kind, joining, output):
+    """``fc`` has a smallest type, and the output matrix more bits, as in a file of a trunk."""
     path, types = tmp_path / "model.gguf", {"outtype": outtype, "mtp_type": mtp_type}
     if way == "convert":
         convert(HEAD, path, target=TARGET, **types)
@@ -47,7 +47,7 @@ def test_every_matrix_is_the_head_s(plain, tmp_path, way, outtype, mtp_type, kin
         kinds = {name: tensor.type_name for name, tensor in file.tensors.items()}
         assert file.metadata["general.file_type"] == FILE_TYPES[kind]
     assert [kinds[name] for name in MATRICES] == [kind] * 2
-    assert [kinds[name] for name in ("fc.weight", "output.weight")] == [least] * 2
+    assert [kinds[name] for name in ("fc.weight", "output.weight")] == [joining, output]
     assert kinds["output_norm.weight"] == "F32"
     assert kinds["d2t"] == "I64"
 
