@@ -1,6 +1,6 @@
 """Kimi K3 (``kimi-k3``): Kimi Linear whose layers attend to what earlier ones left behind.
 
-In every so-manieth layer the residual stream is kept as it is, and begins anew with what attention
+In every n-th layer the residual stream is kept as it is, and begins anew with what attention
 adds. What a norm reads is a mean of the streams that were kept and the present one: by a softmax of
 their products, each normed, with a vector of the layer.
 """
