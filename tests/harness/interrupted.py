@@ -128,7 +128,7 @@ class Alarms:
 
     def __init__(self, seed, most_seconds):
         self.random, self.most_seconds, self.n_raised = random.Random(seed), most_seconds, 0
-        self._is_silent = False
+        self._is_silent = self._is_over = False
 
     def __enter__(self):
         self._before = signal.signal(signal.SIGALRM, self._raise)
@@ -136,6 +136,7 @@ class Alarms:
         return self
 
     def __exit__(self, *error):
+        self._is_over = True  # a signal that has come and is handled after this sends no other
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, self._before)
 
@@ -150,6 +151,8 @@ class Alarms:
         self._is_silent = False
 
     def _raise(self, number, frame):
+        if self._is_over:
+            return
         self._next()
         is_inside = False
         while frame is not None and not self._is_silent:

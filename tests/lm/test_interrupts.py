@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import sys
 import threading
 from contextlib import suppress
@@ -130,6 +131,14 @@ def test_a_stream_that_is_closed_or_let_go_of_frees_its_sequence(lm):
         del stream
         check_free(lm)
     assert n_raised > 20
+
+
+def test_a_signal_that_is_handled_late_sends_no_other():
+    """One that came as the block ended; the next would meet the handler of before, and kill."""
+    with Alarms(1, 100) as alarms:
+        pass
+    alarms._raise(signal.SIGALRM, None)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_signals_leave_no_other_thread_waiting(lm):
