@@ -317,8 +317,24 @@ class _Writing:
                 "matrices of %s are quantised once more, which loses more than from the original",
                 ", ".join(sorted(again)),
             )
+        if self.weights is not None:
+            self._note_unweighted([name for name, kind in kinds.items() if BLOCKS[kind][0] > 1])
         in_order = sorted(tensors, key=lambda tensor: file_order(tensor.name))
         return [self._retyped(tensor, kinds.get(tensor.name, tensor.type)) for tensor in in_order]
+
+    def _note_unweighted(self, names: Sequence[str]) -> None:
+        """Say of which quantised matrices the importance matrix has no weights."""
+        assert self.weights is not None
+        missing = [name for name in names if name not in self.weights.weights]
+        if missing:
+            log.warning(
+                "%s has no weights of %d of %d matrices: %s%s",
+                self.weights.path,
+                len(missing),
+                len(names),
+                ", ".join(missing[:3]),
+                ", ..." if len(missing) > 3 else "",
+            )
 
     def _retyped(self, tensor: Tensor, kind: int) -> StreamedTensor:
         if kind == tensor.type:
