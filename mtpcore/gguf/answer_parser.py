@@ -12,7 +12,7 @@ import msgspec
 from mtpcore.errors import MtpcoreError, spell
 from mtpcore.gguf.answer_format import AnswerFormat, CallFormat
 
-__all__ = ["AnswerParser", "AnswerPart", "ToolCall", "join_parts"]
+__all__ = ["AnswerParser", "AnswerPart", "ToolCall", "functions_of", "join_parts"]
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -67,6 +67,15 @@ class AnswerPart(NamedTuple):
     call: ToolCall | None = None
 
 
+def functions_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return the functions of tools by name."""
+    return {
+        function["name"]: function
+        for tool in tools
+        if isinstance(function := tool.get("function", tool), Mapping) and "name" in function
+    }
+
+
 class AnswerParser:
     """Parses one answer; what may still become a mark is held back.
 
@@ -94,11 +103,7 @@ class AnswerParser:
         self._most_calls = most_calls
         self._reasoning = form.reasoning
         self._calls = form.calls if tools else None
-        self._types = {
-            function["name"]: _types_of(function)
-            for tool in tools
-            if isinstance(function := tool.get("function", tool), Mapping) and "name" in function
-        }
+        self._types = {name: _types_of(one) for name, one in functions_of(tools).items()}
         self._content = form.content
         self._state: Literal["reasoning", "content", "calls"] = "content"
         if self._reasoning is not None and prompt.rstrip().endswith(self._reasoning[0]):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mtpcore.gguf.answer_parser import AnswerPart, ToolCall, join_parts
+from mtpcore.gguf.answer_parser import AnswerPart, ToolCall, functions_of, join_parts
 from mtpcore.gguf.region_readers import RegionReader, TextReader
 from mtpcore.gguf.response_parser import RegionEvent, RegionParser
 from mtpcore.gguf.response_template import ResponseField, ResponseTemplate
@@ -40,11 +40,8 @@ class TemplateAnswerParser:
     ) -> None:
         self._regions = RegionParser(template if tools else template.without_calls())
         self._most_calls = most_calls
-        self._properties = {
-            function["name"]: _properties_of(function)
-            for tool in tools
-            if isinstance(function := tool.get("function", tool), Mapping) and "name" in function
-        }
+        functions = functions_of(tools)
+        self._properties = {name: _properties_of(one) for name, one in functions.items()}
         self._region = _Region()
         self._seen: set[str] = set()  # kinds of which something was given
         self._outside = ""
