@@ -17,7 +17,7 @@ from mtpcore.cli.llama_cpp import judge_for_llama_cpp
 from mtpcore.cross import find_drafter
 from mtpcore.declarations.spec import TARGET, DrafterSpec
 from mtpcore.discovery.companions import unread
-from mtpcore.drafting.heads import n_heads
+from mtpcore.drafting.upstream import n_heads
 from mtpcore.errors import MtpcoreError
 from mtpcore.gguf import ModelFile, Tensor, read_tokenizer
 from mtpcore.gguf.types import BLOCKS

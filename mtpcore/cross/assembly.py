@@ -11,10 +11,17 @@ from mtpcore.drafting.block import BlockDrafter
 from mtpcore.drafting.chain import GraphDrafter
 from mtpcore.drafting.drafters import Drafter
 from mtpcore.drafting.fed import FedDrafter, FedRole
-from mtpcore.drafting.heads import HeadDrafter, find_heads, head_role, n_heads
+from mtpcore.drafting.heads import HeadDrafter
 from mtpcore.drafting.proposers import ProposerDrafter
 from mtpcore.drafting.shared_memory import SharedMemoryDrafter
-from mtpcore.drafting.upstream import UpstreamGraphs, find_graph, find_upstream
+from mtpcore.drafting.upstream import (
+    UpstreamGraphs,
+    find_graph,
+    find_heads,
+    find_upstream,
+    head_role,
+    n_heads,
+)
 from mtpcore.errors import LinkError
 from mtpcore.graph import GraphType
 from mtpcore.links.links import Links

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.declarations.spec import DrafterSpec, Feed, Tap
-from mtpcore.drafting.heads import head_role, n_heads
-from mtpcore.drafting.upstream import order_graphs
+from mtpcore.drafting.upstream import head_role, n_heads, order_graphs
 from mtpcore.drafting.vocabulary import find_rows
 from mtpcore.errors import GraphError, LinkError
 from mtpcore.graph import GraphType, Program

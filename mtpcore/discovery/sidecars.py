@@ -19,7 +19,7 @@ import numpy as np
 
 from mtpcore.declarations.draft_model import is_independent
 from mtpcore.declarations.spec import DrafterSpec
-from mtpcore.drafting.heads import n_heads
+from mtpcore.drafting.upstream import n_heads
 from mtpcore.drafting.vocabulary import find_rows, shared_tokens
 from mtpcore.errors import ModelFileError, spell
 from mtpcore.gguf import ModelFile

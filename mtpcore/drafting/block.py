@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.spec import DrafterSpec, Feed
-from mtpcore.drafting.base import RoundDrafter
-from mtpcore.drafting.drafters import DraftJob, Verify
-from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
+from mtpcore.drafting.base import RoundDrafter, RoundRows
+from mtpcore.drafting.batch_rows import BatchRows
+from mtpcore.drafting.drafters import DraftJob
 from mtpcore.drafting.entries import Entries
 from mtpcore.drafting.reserved import ReservedRows
 from mtpcore.drafting.rounds import RoundInput
@@ -19,7 +18,7 @@ from mtpcore.drafting.stages import draft_block
 from mtpcore.drafting.upstream import UpstreamGraphs
 from mtpcore.errors import LinkError
 from mtpcore.links.sources import ZeroSource
-from mtpcore.runtime.arrival import hand_over, join
+from mtpcore.runtime.arrival import hand_over
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.runner import GraphRunner
 
@@ -77,21 +76,17 @@ class BlockDrafter(RoundDrafter):
             n_passes=block.passes,
             n_known=self._first_draft - self._first_row,
         )
-        runners = {**upstream.runners, name: runner, **post_head}
-        super().__init__(name, runners, runner, draft_block, inputs)
-        feeds = [feed for feed in self.spec.feeds if not feed.graph]
-        self.runner, self.upstream = runner, upstream
+        feeds = [feed for feed in runner.drafter.feeds if not feed.graph]
         self._is_fed = bool(block.entries)  # with entries that another graph makes
-        self.entries = Entries(runner, feeds, upstream, is_fed=self._is_fed)
-        self.first = self.entries.first
-        self.reads_text = self.entries.remembers or bool(upstream.runners)
+        entries = Entries(runner, feeds, upstream, is_fed=self._is_fed)
+        runners = {name: runner, **post_head}
+        super().__init__(name, runners, draft_block, inputs, entries=[entries], upstream=upstream)
         self._is_whole = runner.program.is_run_whole
         self._passes = block.passes
         self._post_head = next(iter(post_head.values()), None)
         for later_runner in post_head.values():
             for slot, width in later_runner.program.slots().items():
                 later_runner.sources[slot] = ZeroSource(width)  # the block feeds it as it runs
-        self._n_batch = runner.n_batch  # rows of all blocks that run together
         if self._post_head is not None and self._passes:
             self._n_batch = min(self._n_batch, self._post_head.n_batch)
         self._masks = {feed.slot: self._mask_rows(feed) for feed in feeds}
@@ -147,43 +142,21 @@ class BlockDrafter(RoundDrafter):
                 got=", ".join(dict.fromkeys(node.op for node in program.nodes)),
             )
 
-    def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:
-        """Hold exactly the entries of the tokens that the target has processed."""
-        self.entries.settle(seq, history)
+    def _n_rows(self, jobs: Sequence[DraftJob]) -> int:
+        return self._size
 
-    def draft(self, jobs: list[DraftJob], verify: Verify | None = None) -> dict[int, Draft]:
-        """Draft up to k tokens for each job, as many together as blocks fit a batch.
-
-        A sequence whose text cannot be read up to the pending token gets no drafts.
-        """
-        drafts: dict[int, Draft] = {job.seq: [] for job in jobs}
-        self.upstream.fill({job.seq: job.history[:-1] for job in jobs})
-        active = self._begin(self.entries, jobs)
-        n_together = max(self._n_batch // self._size, 1)
-        for begin in range(0, len(active), n_together):
-            together = active[begin : begin + n_together]
-            room = self.runner.n_batch // len(together)
-            for job in together:
-                missing = self.entries.missing(job.seq, len(job.history))
-                if len(missing) - 1 + self._size > room:
-                    self.entries.read(job.seq, missing[:-1], job.history)
-            drafts |= self._draft_together(together, verify)
-        return drafts
-
-    def _draft_together(self, jobs: Sequence[DraftJob], verify: Verify | None) -> dict[int, Draft]:
-        """Run a block and choose its drafts in one schedule, with what verifies them."""
+    def _compose(self, jobs: Sequence[DraftJob]) -> RoundRows:
+        """Return a block and what chooses its drafts."""
+        for job in jobs:
+            self._entries[0].catch_up(job, self.runner.n_batch // len(jobs) - self._size + 1)
         spans = [self._span(job) for job in jobs]
         most = [max(len(rows) - self._first_draft, 0) for rows in spans]
         wanted = [max(min(job.k, n), 0) for job, n in zip(jobs, most, strict=True)]
         reserved = [ReservedRows(self.runner, self._batch(jobs, spans, wanted))]
         if self._post_head is not None and any(wanted):
-            batch = self._post_head_rows(jobs, wanted)
+            batch = self._post_head_rows(self._post_head, jobs, wanted)
             reserved.append(ReservedRows(self._post_head, batch, is_fed=True))
-        passes = [rows.given for rows in reserved]
-        drafts = self._run_round(jobs, wanted, wanted, passes, reserved, verify)
-        for job in jobs:
-            self.entries.end(job)
-        return drafts
+        return RoundRows(wanted, wanted, [rows.given for rows in reserved], reserved)
 
     def _span(self, job: DraftJob) -> range:
         """Return the places of a sequence's block: as many as are wanted, or as have to be."""
@@ -196,50 +169,41 @@ class BlockDrafter(RoundDrafter):
         self, jobs: Sequence[DraftJob], spans: Sequence[range], lengths: Sequence[int]
     ) -> Batch:
         """Return the missing entries and the blocks; outputs are the rows that are read."""
-        tokens: list[int] = []
-        seqs: list[int] = []
-        places: list[int] = []
-        wanted: list[bool] = []
-        slots: dict[str, list[F32]] = {slot: [] for slot in self._masks}
+        rows = BatchRows(self.runner, self._masks)
         for job, span, k in zip(jobs, spans, lengths, strict=True):
-            text = self.entries.missing(job.seq, len(job.history))
-            n_masks = len(span) - 1
-            tokens += job.history[text.start :].tolist() + [self._mask] * n_masks
-            seqs += [job.seq] * (len(text) + n_masks)
-            places += [*text, *span[1:]]
-            read = self._read_rows(k)
-            wanted += [False] * (len(text) - 1) + [row in read for row in range(len(span))]
-            at = np.array(text, np.int32)
-            for slot, rows in slots.items():
-                rows.append(self.runner.sources[slot](np.full(len(at), job.seq, np.int32), at))
-                rows.append(self._masks[slot][:n_masks])
-        batch = Batch(tokens, seq=seqs, pos=places, outputs=wanted)
-        widths, make = self.runner.program.slots(), self.runner.backend.row_buffer
-        batch.slots = {slot: join(rows, widths[slot], make) for slot, rows in slots.items()}
-        return batch
+            text, masks = self._entries[0].missing(job.seq, len(job.history)), span[1:]
+            read, tokens = self._read_rows(k), job.history[text.start :].tolist()
+            outputs = [row in read for row in range(len(span))]
+            rows.add(job.seq, tokens, text, [False] * (len(text) - 1) + outputs[:1])
+            rows.add(job.seq, [self._mask] * len(masks), masks, outputs[1:])
+            rows.fetch(job.seq, text)
+            for slot, of_masks in self._masks.items():
+                rows.feed(slot, of_masks[: len(masks)])
+        return rows.batch()
 
     def _mask_rows(self, feed: Feed) -> F32:
         """Return what feeds a slot for all mask tokens of a block, where the graph reads it."""
         rows = np.repeat(_mask_row(feed, self.runner), self._size - 1, axis=0)
         return hand_over(rows, self.runner.backend.row_buffer)
 
-    def _post_head_rows(self, jobs: Sequence[DraftJob], lengths: Sequence[int]) -> Batch:
+    def _post_head_rows(
+        self, post_head: GraphRunner, jobs: Sequence[DraftJob], lengths: Sequence[int]
+    ) -> Batch:
         """Return the rows of the post-head, each after the token before its draft.
 
         Where the text has no token before the pending one, that stands for it.
         """
-        tokens: list[int] = []
-        seqs: list[int] = []
-        places: list[int] = []
-        wanted: list[bool] = []
+        batch = BatchRows(post_head)
         for job, k in zip(jobs, lengths, strict=True):
             known, rows = job.history[-2:].tolist(), self._read_rows(k)
             text = [known[0], *known[-1:], *[0] * k]  # drafts are filled in
-            tokens += [text[row - self._first_draft + 1] for row in rows]
-            seqs += [job.seq] * len(rows)
-            places += [len(job.history) - 1 + row for row in rows]
-            wanted += [row >= self._first_draft for row in rows]
-        return Batch(tokens, seq=seqs, pos=places, outputs=wanted)
+            batch.add(
+                job.seq,
+                [text[row - self._first_draft + 1] for row in rows],
+                [len(job.history) - 1 + row for row in rows],
+                [row >= self._first_draft for row in rows],
+            )
+        return batch.batch()
 
     def _read_rows(self, k: int) -> range:
         """Return the rows of a block that are read for ``k`` drafts."""

@@ -4,33 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mtpcore.declarations.draft_tree import Draft
-from mtpcore.drafting.base import RoundDrafter
-from mtpcore.drafting.drafters import DraftJob, Verify
-from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
+from mtpcore.drafting.base import RoundDrafter, RoundRows
+from mtpcore.drafting.batch_rows import BatchRows
+from mtpcore.drafting.drafters import DraftJob
 from mtpcore.drafting.entries import Entries
 from mtpcore.drafting.reserved import ReservedRows
 from mtpcore.drafting.rounds import RoundInput
 from mtpcore.drafting.stages import draft_levels
 from mtpcore.drafting.upstream import UpstreamGraphs
-from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.runner import GraphRunner
 
 __all__ = ["GraphDrafter"]
-
-I32 = NDArray[np.int32]
 
 
 class GraphDrafter(RoundDrafter):
     """A drafter's graph fed from inboxes, by its further graphs where it has them.
 
-    Entries up to the pending token come from the target's true hidden rows; those written while
-    drafting come from the drafter's own and are taken back at once, so that nothing of a draft
-    remains. Where the target read an embedding row, the head reads it in the token's place, if its
-    graph takes any.
+    What is missing of a text runs with the first drafts, if it fits one batch. Where the target
+    read an embedding row, the head reads it in the token's place, if its graph takes any.
 
     Raises
     ------
@@ -46,64 +37,22 @@ class GraphDrafter(RoundDrafter):
             feeds={feed.slot: (feed.recycle,) for feed in feeds if feed.recycle},
             tree=runner.drafter.tree,
         )
-        super().__init__(name, {**upstream.runners, name: runner}, runner, draft_levels, inputs)
-        self.runner, self.upstream = runner, upstream
-        self.entries = Entries(runner, feeds, upstream)
-        self.first = self.entries.first
+        entries = Entries(runner, feeds, upstream)
+        super().__init__(
+            name, {name: runner}, draft_levels, inputs, entries=[entries], upstream=upstream
+        )
         # A draft model has rows of its own, of another width, where a head reads the target's.
         takes_rows = "embeddings" in runner.program.inputs and bool(feeds)
-        self.reads_rows = takes_rows and not upstream.runners and self.entries.remembers
-        self.reads_text = self.entries.remembers or bool(upstream.runners)
+        self.reads_rows = takes_rows and not upstream.runners and entries.remembers
+        self._is_apart = bool(inputs.tree and runner.program.states)  # its text from rows of a tree
 
-    def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:
-        """Hold exactly the entries of the tokens that the target has processed."""
-        self.entries.settle(seq, history, rows)
-
-    def draft(self, jobs: list[DraftJob], verify: Verify | None = None) -> dict[int, Draft]:
-        """Draft up to k tokens for each job; sequences leave the loop one by one.
-
-        A sequence with a non-finite hidden row gets no drafts. What is missing of the texts runs
-        with the first drafts, if it fits one batch.
-        """
-        drafts: dict[int, Draft] = {job.seq: [] for job in jobs}
-        self.upstream.fill({job.seq: job.history[:-1] for job in jobs})
-        tree, n_batch = self.spec.tree, self.runner.n_batch
-        is_apart = tree is not None and bool(self.runner.program.states)  # from rows of a tree
-        active = self._begin(self.entries, jobs)
-        for job in active:
-            missing = self.entries.missing(job.seq, len(job.history))
-            fits = len(missing) <= max(n_batch // len(active), 1) and not is_apart
-            end = job.rows.end if fits else missing.stop - 1
-            self.entries.read(job.seq, range(missing.start, end), job.history, job.rows)
-        n_together = max(n_batch // max(tree.n_branches if tree else 1, 1), 1)
-        for begin in range(0, len(active), n_together):
-            drafts |= self._draft_together(active[begin : begin + n_together], verify)
-        return drafts
-
-    def _draft_together(self, jobs: Sequence[DraftJob], verify: Verify | None) -> dict[int, Draft]:
-        rows = ReservedRows(self.runner, self._missing(jobs))
-        wanted, room = [job.k for job in jobs], [self._room(job, len(jobs)) for job in jobs]
-        drafts = self._run_round(jobs, wanted, room, [rows.given], [rows], verify)
+    def _compose(self, jobs: Sequence[DraftJob]) -> RoundRows:
+        rows, n_rows = BatchRows(self.runner), self._n_batch // len(jobs)
         for job in jobs:
-            self.entries.end(job)
-        return drafts
-
-    def _missing(self, jobs: Sequence[DraftJob]) -> Batch:
-        """Return the rows of all missing entries; the pending tokens' outputs are wanted."""
-        tokens: list[int] = []
-        seqs: list[int] = []
-        places: list[int] = []
-        wanted: list[bool] = []
-        for job in jobs:
-            missing = self.entries.missing(job.seq, len(job.history))
-            tokens += job.history[missing.start :].tolist()
-            seqs += [job.seq] * len(missing)
-            places += missing
-            wanted += [False] * (len(missing) - 1) + [True]
-        return Batch(tokens, seq=seqs, pos=places, outputs=wanted)
-
-    def _room(self, job: DraftJob, n_jobs: int) -> int:
-        """Return how many rows of drafts a sequence may have in a pass."""
-        runner = self.runner
-        n_batch = runner.n_batch // n_jobs
-        return max(min(runner.n_ctx - len(job.history), n_batch, runner.longest_draft), 0)
+            self._entries[0].catch_up(job, 0 if self._is_apart else n_rows)
+            missing = self._entries[0].missing(job.seq, len(job.history))
+            tokens = job.history[missing.start :].tolist()
+            rows.add(job.seq, tokens, missing, [False] * (len(missing) - 1) + [True])
+        reserved = ReservedRows(self.runner, rows.batch())
+        room = [self._room(job, n_rows) for job in jobs]
+        return RoundRows([job.k for job in jobs], room, [reserved.given], [reserved])

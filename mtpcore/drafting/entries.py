@@ -37,6 +37,8 @@ class Entries:
         How many places further on the tokens are that it reads the target's rows with.
     is_fed : bool
         Whether a further graph makes the entries; of the pending token there is none then.
+    keeps_pending : bool
+        Whether the pending token's entry stays when a round ends, where there is one.
 
     Attributes
     ----------
@@ -54,9 +56,11 @@ class Entries:
         *,
         ahead: int = 0,
         is_fed: bool = False,
+        keeps_pending: bool = True,
     ) -> None:
         self.runner, self._feeds, self._upstream = runner, feeds, upstream
         self._ahead, self._is_fed = ahead, is_fed
+        self._keeps_pending = keeps_pending and not is_fed
         self.first = (1 + ahead) * any(feed.pairing == "next-token" for feed in feeds)
         self.remembers = runner.memory is not None
         self._reads_tokens = runner.program.n_embeddings > 0
@@ -109,6 +113,15 @@ class Entries:
         readable = self.readable(job.seq, missing, job.history, job.rows)
         return None if readable == missing else readable.stop
 
+    def catch_up(self, job: DraftJob, most: int) -> None:
+        """Read rows that are no tokens, and of a text that lacks more than ``most`` what it lacks.
+
+        But for the pending token, which is read with the drafts.
+        """
+        missing = self.missing(job.seq, len(job.history))
+        end = job.rows.end if len(missing) <= most else missing.stop - 1
+        self.read(job.seq, range(missing.start, end), job.history, job.rows)
+
     def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:
         """Hold exactly the entries of these tokens, as far as they can be read.
 
@@ -123,7 +136,7 @@ class Entries:
 
     def end(self, job: DraftJob) -> None:
         """Forget what drafts left, of the text only what is yet to be made."""
-        self.rewind(job.seq, len(job.history) - self._is_fed)
+        self.rewind(job.seq, len(job.history) - (not self._keeps_pending))
 
     def rewind(self, seq: int, n: int) -> None:
         """Hold no more than ``n`` entries; nothing where there is no memory."""

@@ -11,7 +11,7 @@ from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.schedule import Pass
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.spec import DrafterSpec
-from mtpcore.drafting.base import RoundDrafter
+from mtpcore.drafting.base import RoundDrafter, RoundRows
 from mtpcore.drafting.drafters import DraftJob, Verify
 from mtpcore.drafting.rounds import RoundInput
 from mtpcore.drafting.stages import draft_levels
@@ -55,20 +55,17 @@ class SharedMemoryDrafter(RoundDrafter):
             feeds={feed.slot: (feed.recycle,) for feed in spec.feeds if feed.recycle},
             step=0,
         )
-        super().__init__(name, {name: runner}, runner, draft_levels, inputs)
-        self.runner, self._target = runner, target
+        super().__init__(name, {name: runner}, draft_levels, inputs)
+        self._target = target
         runner.lent = target.memory
-        self.reads_text = False  # the target has stored what it made of it
 
     def draft(self, jobs: list[DraftJob], verify: Verify | None = None) -> dict[int, Draft]:
-        """Draft up to k tokens for each job; sequences leave the loop one by one.
+        """Draft up to k tokens for each job; sequences leave the loop one by one."""
+        # Rows that see what is ahead would see places that are reserved for a verification.
+        return super().draft(jobs, None if self.runner.program.sees_ahead else verify)
 
-        A sequence with a non-finite hidden row gets no drafts, nor does one of which nothing is
-        stored.
-        """
-        if self.runner.program.sees_ahead:
-            verify = None  # rows would see places that are reserved for it
-        drafts: dict[int, Draft] = {job.seq: [] for job in jobs}
+    def _begin(self, jobs: Sequence[DraftJob]) -> list[DraftJob]:
+        """Return the jobs of which something is stored, and the pending token's row is finite."""
         active = []
         for job in jobs:
             pending = len(job.history) - 1
@@ -77,13 +74,12 @@ class SharedMemoryDrafter(RoundDrafter):
                 active.append(job)
             elif pending:
                 self._pause(job.seq, pending)
-        for begin in range(0, len(active), self.runner.n_batch):
-            together = active[begin : begin + self.runner.n_batch]
-            batch = self.batch(together)
-            given = Pass(plan=self.runner.plan, memory=self.runner.lent, batch=batch)
-            wanted = [job.k for job in together]
-            drafts |= self._run_round(together, wanted, wanted, [given], [], verify)
-        return drafts
+        return active
+
+    def _compose(self, jobs: Sequence[DraftJob]) -> RoundRows:
+        given = Pass(plan=self.runner.plan, memory=self.runner.lent, batch=self.batch(jobs))
+        wanted = [job.k for job in jobs]
+        return RoundRows(wanted, wanted, [given], [])
 
     def batch(self, jobs: Sequence[DraftJob]) -> CheckedBatch:
         """Return the first rows of a round: the pending tokens, at the newest stored places.

@@ -8,13 +8,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.declarations.spec import DrafterSpec, Feed
+from mtpcore.drafting.batch_rows import BatchRows
 from mtpcore.errors import LinkError
 from mtpcore.links.inbox import Inbox
 from mtpcore.links.links import role_of
-from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.runner import GraphRunner
 
-__all__ = ["UpstreamGraphs", "find_graph", "find_upstream", "order_graphs", "finite_places"]
+__all__ = [
+    "UpstreamGraphs",
+    "find_graph",
+    "find_heads",
+    "find_upstream",
+    "finite_places",
+    "head_role",
+    "n_heads",
+    "order_graphs",
+]
 
 I32 = NDArray[np.int32]
 
@@ -61,18 +70,15 @@ class UpstreamGraphs:
         """
         for role, runner in self.runners.items():
             feeds = [f for f in self._spec.feeds if f.graph == runner.graph_type.name]
-            tokens: list[int] = []
-            seqs: list[int] = []
-            at: list[int] = []
+            rows = BatchRows(runner)
             for seq, text in texts.items():
                 reaches = [self.reach(feed, seq) for feed in feeds]
                 end = min([len(text), *(n for n in reaches if n is not None)])
                 places = finite_places(runner, feeds, seq, range(runner.lengths[seq], end))
-                tokens += text[places.start : places.stop].tolist()
-                seqs += [seq] * len(places)
-                at += places
-            if tokens:
-                runner.process(Batch(tokens, seq=seqs, pos=at, outputs="none"))
+                tokens = text[places.start : places.stop].tolist()
+                rows.add(seq, tokens, places, [False] * len(places))
+            if len(rows):
+                runner.process(rows.batch())
             for seq in texts:
                 for box in self._inboxes[role].values():
                     box.release(seq, runner.lengths[seq])
@@ -93,9 +99,9 @@ def find_upstream(role: str, runners: Mapping[str, GraphRunner]) -> dict[str, Gr
 
 
 def find_graph(
-    graph: str, role: str, runners: Mapping[str, GraphRunner]
+    graph: str, role: str, runners: Mapping[str, GraphRunner], head: int = 0
 ) -> tuple[str, GraphRunner]:
-    """Return the role of a further graph of the drafter in ``role``, and what runs it.
+    """Return the role of a graph of the drafter in ``role``, or of a later head, and its runner.
 
     Raises
     ------
@@ -105,26 +111,53 @@ def find_graph(
     runner = runners[role]
     spec = runner.drafter
     assert spec is not None
-    name = role_of(graph, role, spec)
+    name = head_role(role, head) if head else role_of(graph, role, spec)
     candidate = runners.get(name)
     host = runner if spec.block and spec.block.entries == graph else None
     if (
         candidate is None
-        or candidate.graph_type.name != graph
+        or (candidate.graph_type.name, candidate.head) != (graph, head)
         or candidate.drafter != spec
         or candidate.model is not runner.model
         or candidate.host is not host
     ):
+        what, given = f"graph {graph!r}", f"graph_type={graph!r}, drafter={spec.name!r}"
+        if head:
+            what, given = f"head {head}", f"{given}, head={head}"
         shared = f", host={role}" if host else ""
         raise LinkError(
-            "a graph of the drafter has no context",
+            f"a {what.split()[0]} of the drafter has no context",
             where=f"role {role}, drafter {spec.name!r}",
-            wanted=f"its graph {graph!r} in the role {name}{shared}",
+            wanted=f"its {what} in the role {name}{shared}",
             got=", ".join(runners) if candidate is None else repr(candidate),
-            fix=f"{name}=Context(model, graph_type={graph!r}, drafter={spec.name!r}{shared}), "
-            "or let link() make the contexts",
+            fix=f"{name}=Context(model, {given}{shared}), or let link() make the contexts",
         )
     return name, candidate
+
+
+def find_heads(role: str, runners: Mapping[str, GraphRunner]) -> dict[str, GraphRunner]:
+    """Return the graphs of the heads of the drafter in ``role``, by role in their order.
+
+    Raises
+    ------
+    LinkError
+        One is missing, or runs another graph.
+    """
+    runner = runners[role]
+    assert runner.drafter is not None
+    graph, later = runner.graph_type.name, range(1, n_heads(runner.drafter))
+    return {role: runner} | dict(find_graph(graph, role, runners, head) for head in later)
+
+
+def head_role(role: str, head: int) -> str:
+    """Return the role of a head of the drafter in ``role``."""
+    return f"{role}_head{head}" if head else role
+
+
+def n_heads(spec: DrafterSpec) -> int:
+    """Return how many heads have contexts of their own."""
+    assert isinstance(spec.heads.count, int)
+    return spec.heads.count if spec.heads.order == "each-step" else 1
 
 
 def order_graphs(spec: DrafterSpec) -> list[str]:

@@ -129,44 +129,31 @@ def _declared(model: Model, spec: DrafterSpec) -> I32 | None:
             fix="return Outputs(logits=..., ...) from its build",
         )
     n_logits, n_vocab = int(program.shape("logits")[1]), model.hparams.n_vocab
+    where = f"{model.path}, drafter {spec.name!r}"
+
+    def refuse(what: str, wanted: object, got: object) -> LinkError:
+        return LinkError(what, where=where, wanted=wanted, got=got, fix=_FIX)
+
     tensor = model.tensors.get(spec.vocabulary)
     if tensor is None:
         if n_logits == n_vocab:
             return None
-        raise LinkError(
+        raise refuse(
             "the drafter's logits are of other tokens than the target's, and no map says of which",
-            where=f"{model.path}, drafter {spec.name!r}",
-            wanted=f"{n_vocab} logits"
-            + (f", or the tensor {spec.vocabulary!r}" if spec.vocabulary else ""),
-            got=f"{n_logits} logits",
-            fix=_FIX,
+            f"{n_vocab} logits" + f", or the tensor {spec.vocabulary!r}" * bool(spec.vocabulary),
+            f"{n_logits} logits",
         )
     where = f"{model.path}, tensor {spec.vocabulary!r}"
     if tuple(tensor.shape) != (n_logits,):
-        raise LinkError(
-            "the draft vocabulary's map has one id for each logit",
-            where=where,
-            wanted=(n_logits,),
-            got=tuple(tensor.shape),
-            fix=_FIX,
-        )
+        what = "the draft vocabulary's map has one id for each logit"
+        raise refuse(what, (n_logits,), tuple(tensor.shape))
     ids = tensor.array(np.int64)
     unknown = ids[(ids < 0) | (ids >= n_vocab)]
     if len(unknown):
-        raise LinkError(
-            "the draft vocabulary names unknown tokens",
-            where=where,
-            wanted=f"0..{n_vocab - 1}",
-            got=int(unknown[0]),
-            fix=_FIX,
-        )
+        what = "the draft vocabulary names unknown tokens"
+        raise refuse(what, f"0..{n_vocab - 1}", int(unknown[0]))
     first, counts = np.unique(ids, return_counts=True)
     if counts.max(initial=0) > 1:
-        raise LinkError(
-            "the draft vocabulary names a token twice",
-            where=where,
-            wanted="each token once",
-            got=int(first[counts > 1][0]),
-            fix=_FIX,
-        )
+        what = "the draft vocabulary names a token twice"
+        raise refuse(what, "each token once", int(first[counts > 1][0]))
     return ids.astype(np.int32)

@@ -14,7 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from mtpcore import Batch, Context, ModelFileError, Sampling, link, load_model
 from mtpcore.conversion import convert
 from mtpcore.discovery.registry import describe_plugins
-from mtpcore.drafting.heads import head_role
+from mtpcore.drafting.upstream import head_role
 from mtpcore.gguf import write_model_file
 from mtpcore.testing import (
     Batching,
