@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 from pathlib import Path
 
 from mtpcore.cli.options import add_mtp_option, add_type_options
 from mtpcore.cli.progress import count_bytes
 from mtpcore.cli.terminal import note, note_left_out, spell_bytes
 from mtpcore.conversion import convert
+from mtpcore.discovery.fetching import fetch_checkpoint
+from mtpcore.errors import ModelFileError
+from mtpcore.hub import CHECKPOINT_NAME
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 
 SUMMARY = "Make a model file from a published checkpoint: a folder of .safetensors files"
 EXAMPLES = """examples:
   mtpcore convert Some-Model-7B model.gguf --outtype q8_0
+  mtpcore convert owner/Some-Model-7B    (of the Hugging Face hub, where there is no such folder)
   mtpcore convert Some-Model-7B trunk.gguf --mtp drop
   mtpcore convert Some-Model-7B mtp-model.gguf --mtp only    (run it: --mtp-path mtp-model.gguf)
   mtpcore convert Some-Drafter drafter.gguf --target Some-Model-7B --mtp-type q8_0
@@ -24,7 +30,12 @@ EXAMPLES = """examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     group = parser.add_argument_group("files")
-    group.add_argument("folder", metavar="HF_DIR", help="config.json, tensors and tokenizer")
+    group.add_argument(
+        "folder",
+        metavar="HF_DIR",
+        help="config.json, tensors and tokenizer; OWNER/REPO or hf:OWNER/REPO: fetched from the "
+        "Hugging Face hub",
+    )
     group.add_argument(
         "out",
         nargs="?",
@@ -51,18 +62,41 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Run the command."""
-    out = options.out or f"{Path(options.folder).resolve().name}-{options.outtype}.gguf"
+    folder, name = _find_folder(options.folder)
+    target = None if options.target is None else _find_folder(options.target)[0]
+    out = options.out or f"{name}-{options.outtype}.gguf"
     with count_bytes("writing") as report:
         left_out = convert(
-            options.folder,
+            folder,
             out,
             outtype=options.outtype,
             mtp_type=options.mtp_type,
             mtp=options.mtp,
-            target=options.target,
+            target=target,
             ignore=options.ignore,
             report=report,
         )
     note_left_out(left_out, options.verbose)
     note(f"wrote {out}, {spell_bytes(Path(out).stat().st_size)}")
     return 0
+
+
+def _find_folder(given: str) -> tuple[str | Path, str]:
+    """Return the folder of a checkpoint, fetched where the hub's is meant, and what it is called.
+
+    Raises
+    ------
+    ModelFileError
+        It cannot be fetched.
+    """
+    named = re.fullmatch(r"(hf:(?://)?)?(?:https://huggingface\.co/)?(.*?)/?", given)
+    assert named is not None
+    is_meant = bool(named[1]) or not os.path.lexists(given)
+    if not (is_meant and CHECKPOINT_NAME.fullmatch(named[2])):
+        return given, Path(given).resolve().name
+    try:
+        with count_bytes(f"fetching {named[2]}") as report:
+            folder = fetch_checkpoint(named[2], report=report)
+    except ModelFileError as error:
+        raise error if named[1] else error.at(f"{given} is no folder here") from error
+    return folder, named[2].partition("/")[2]

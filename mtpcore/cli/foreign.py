@@ -44,6 +44,7 @@ _RENAMED = {
     "-r --reverse-prompt": Foreign("X", "mtpcore run --stop", ours="--stop", refused=True),
     "--no-context-shift": Foreign(said="nothing is shifted", ours="--when-full=stop"),
     "--spec-draft-model": Foreign("X", "-md", ours="-md", refused=True),
+    "--spec-draft-hf": Foreign("X", "-hfd", ours="-hfd", refused=True),
     "--log-disable": Foreign(said="-q", ours="--quiet"),
 }
 """Ours by another name."""
@@ -99,7 +100,7 @@ _NEEDLESS: Table = {
         "X": "-lv --verbosity --log-verbosity",
     },
     "notes go to standard error: 2>FILE": {"X": "--log-file"},
-    "this is always so": {"": "--simple-io --offline"},
+    "this is always so": {"": "--simple-io"},
     'lines between """ and """ are one turn': {"": "-mli --multiline-input"},
     "a prompt is taken as it is; the shell spells \\n as $'\\n'": {"": "-e --escape --no-escape"},
     "mtpcore run answers one question": {"": "-st --single-turn"},
@@ -113,11 +114,10 @@ _NEEDLESS: Table = {
 """What cannot change a text, with why it does nothing."""
 
 _REFUSED: Table = {
-    "download the file first, as with hf download OWNER/REPO FILE.gguf, and give its path": {
-        "X": "-hf -hfr --hf-repo -hff --hf-file -hft --hf-token -mu --model-url -dr --docker-repo"
-    },
-    "download the file first, as with hf download OWNER/REPO FILE.gguf, and give its path with "
-    "-md": {"X": "-hfd -hfrd --hf-repo-draft --spec-draft-hf"},
+    "set HF_TOKEN in the environment, or run hf auth login: tokens in a command line are seen by "
+    "everybody on the machine": {"X": "-hft --hf-token"},
+    "download the file first, as with curl -LO, and give its path": {"X": "-mu --model-url"},
+    "take the model from the hub, with -hf OWNER/REPO": {"X": "-dr --docker-repo"},
     "merge the adapter into a model file first, as export-lora of llama.cpp does": {
         "X": "--lora --lora-scaled"
     },

@@ -16,9 +16,12 @@ from mtpcore.cli import (
     fit,
     inspect,
     lend,
+    list,
     lookup,
     plugins,
+    pull,
     quantize,
+    rm,
     run,
     serve,
     vocabulary,
@@ -36,6 +39,9 @@ _COMMANDS = (
     run,
     chat,
     serve,
+    pull,
+    list,
+    rm,
     inspect,
     bench,
     convert,
@@ -50,9 +56,9 @@ _TAKE_FOREIGN = (run, chat, serve, inspect, bench)
 _MEANT = {
     **dict.fromkeys(("generate", "complete", "completion", "cli"), "mtpcore run writes a text"),
     "server": "mtpcore serve answers clients over HTTP",
-    **dict.fromkeys(
-        ("pull", "download"), "hf download OWNER/REPO FILE.gguf gets a file; mtpcore run FILE.gguf"
-    ),
+    **dict.fromkeys(("download", "fetch"), "mtpcore pull OWNER/REPO fetches a model"),
+    **dict.fromkeys(("ls", "models"), "mtpcore list shows the models on this machine"),
+    **dict.fromkeys(("remove", "delete"), "mtpcore rm removes a model from the hub's cache"),
     **dict.fromkeys(("show", "info"), "mtpcore inspect shows what a file holds"),
 }
 _EXIT_CODES = f"""exit codes:

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from typing import Literal, TypedDict
 
 from mtpcore.boundary.texts import read_pieces
+from mtpcore.cli.named import find_named_model
 from mtpcore.cli.terminal import note
 from mtpcore.conversion import ALIASES, MIXES, WRITABLE
 from mtpcore.declarations.spec import TreeShape
 from mtpcore.discovery.registry import registry
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
 from mtpcore.errors import MtpcoreError, SamplingError
+from mtpcore.hub import ModelName, parse_name
 from mtpcore.lm import default_n_ctx
 from mtpcore.memory import KV_DTYPES
 from mtpcore.runtime.model import Model
@@ -141,8 +143,28 @@ def token_ids(text: str) -> list[int]:
 def add_model_options(parser: argparse.ArgumentParser, *, runs: bool = True) -> None:
     """Add the model and what may complete it; where it ``runs``, how and with which drafter."""
     group = parser.add_argument_group("model")
-    group.add_argument("path", nargs="?", metavar="MODEL", help="a GGUF file, demo, or demo:FAMILY")
+    group.add_argument(
+        "path",
+        nargs="?",
+        metavar="MODEL",
+        help="a GGUF file, demo, demo:FAMILY, hf:OWNER/REPO[:QUANT] of the Hugging Face hub, "
+        "ollama:NAME[:TAG] or lmstudio:OWNER/REPO[:QUANT]",
+    )
     group.add_argument("-m", "--model", metavar="MODEL", help="MODEL, as an option")
+    group.add_argument(
+        "-hf",
+        "-hfr",
+        "--hf-repo",
+        metavar="OWNER/REPO[:QUANT]",
+        help="MODEL from the hub, fetched where the cache does not hold it (without QUANT Q4_K_M, "
+        "else Q8_0, else the first)",
+    )
+    group.add_argument(
+        "-hff", "--hf-file", metavar="FILE", help="the file of that repository, instead of QUANT"
+    )
+    group.add_argument(
+        "--offline", action="store_true", help="take what the cache holds, and never ask the hub"
+    )
     group.add_argument("--mtp-path", metavar="FILE", help="a file with the head that MODEL lacks")
     if runs:
         group.add_argument(
@@ -160,6 +182,13 @@ def add_model_options(parser: argparse.ArgumentParser, *, runs: bool = True) -> 
             metavar="FILE",
             help="a draft model: a drafter in its own file",
         )
+        group.add_argument(
+            "-hfd",
+            "-hfrd",
+            "--hf-repo-draft",
+            metavar="OWNER/REPO[:QUANT]",
+            help="the draft model, from the hub",
+        )
 
 
 def context_size(options: argparse.Namespace, model: Model) -> int | None:
@@ -170,11 +199,36 @@ def context_size(options: argparse.Namespace, model: Model) -> int | None:
 
 
 def model_path(options: argparse.Namespace) -> str:
-    """Return the model's path, whichever way it was given; exit with code 2 where it was not."""
-    if (options.path is None) == (options.model is None):
-        options.parser.error("give one model: MODEL or -m MODEL")
-    path: str = options.path or options.model
+    """Return the model's path, whichever way it was given; exit with code 2 where it was not.
+
+    Models that have names are found or fetched, and their paths take the names' place in the
+    options, those of drafters and heads, too.
+    """
+    if [options.path, options.model, options.hf_repo].count(None) != 2:
+        options.parser.error("give one model: MODEL, -m MODEL or -hf OWNER/REPO")
+    if options.hf_file is not None and options.hf_repo is None:
+        options.parser.error("--hf-file says which file of -hf OWNER/REPO")
+    if (repo := getattr(options, "hf_repo_draft", None)) is not None:
+        if options.model_draft is not None:
+            options.parser.error("give one draft model: -md FILE or -hfd OWNER/REPO")
+        options.model_draft, options.hf_repo_draft = str(parse_name(repo, "hf")), None
+    named = options.path or options.model
+    if options.hf_repo is not None:
+        named = str(_hub_name(options.hf_repo, options.hf_file))
+    options.path, options.model, options.hf_repo, options.hf_file = named, None, None, None
+    for name in ("path", "model_draft", "mtp_path"):
+        given = getattr(options, name, None)
+        if given is not None and (found := parse_name(given)) is not None:
+            setattr(options, name, str(find_named_model(found, offline=options.offline)))
+    path: str = options.path
     return path
+
+
+def _hub_name(repo: str, file: str | None) -> ModelName | None:
+    """Return the model that ``-hf`` and ``--hf-file`` name."""
+    if file is None:
+        return parse_name(repo, "hf")
+    return parse_name(f"{repo.partition(':')[0] if '://' not in repo else repo}/{file}", "hf")
 
 
 def add_context_options(parser: argparse.ArgumentParser) -> None:

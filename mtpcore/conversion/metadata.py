@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,9 @@ from mtpcore.gguf.header import MetadataValue
 from mtpcore.gguf.writer import take_values
 
 __all__ = ["family_metadata", "general_metadata", "held_metadata", "table_metadata"]
+
+_CACHED = re.compile(r"models--[^/]*?--([^/]+)/snapshots/[^/]+")
+"""A checkpoint in the hub's cache, and what it is called."""
 
 
 def family_metadata(
@@ -130,8 +136,9 @@ def general_metadata(
         writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), n_bytes)
     total, shared, experts, n_experts = writer.get_total_parameter_count()
     try:
-        card = Card.load(None, folder, None, total)
-        card.name = card.name or folder.resolve().name
+        with _called(folder) as place:
+            card = Card.load(None, place, None, total)
+        card.name = card.name or (folder.resolve() if place == folder else place).name
         if card.size_label is None and total > 0:
             card.size_label = size_label(total, shared, experts, n_experts)
         writer.add_type("model")
@@ -169,3 +176,17 @@ def _is_plain(key: str, value: object) -> bool:
         return all(isinstance(item, str) for item in value)
     kinds = str if key.endswith("name") else (str, int, float, np.generic, np.ndarray)
     return isinstance(value, kinds)
+
+
+@contextmanager
+def _called(folder: Path) -> Iterator[Path]:
+    """Give a folder under the name of its model: the hub's cache calls it after a commit."""
+    whole = folder.resolve()
+    cached = _CACHED.fullmatch("/".join(whole.parts[-3:]))
+    if cached is None:
+        yield folder
+        return
+    with TemporaryDirectory() as place:
+        link = Path(place) / cached[1]
+        link.symlink_to(whole, target_is_directory=True)
+        yield link

@@ -14,6 +14,7 @@ from mtpcore.boundary.paths import take_path
 from mtpcore.declarations.draft_model import is_independent
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.discovery.companions import complete
+from mtpcore.discovery.fetching import open_named
 from mtpcore.discovery.registry import Registry, registry
 from mtpcore.discovery.sidecars import (
     MOST_FILES,
@@ -28,6 +29,7 @@ from mtpcore.discovery.sidecars import (
 from mtpcore.errors import ModelFileError, MtpcoreError, PluginError, spell
 from mtpcore.gguf import Fields, ModelFile, merge, open_model_file
 from mtpcore.gguf.other_kinds import refuse_other_kinds
+from mtpcore.hub import parse_name
 from mtpcore.runtime.accounting import account
 from mtpcore.runtime.fit import (
     FittedDrafter,
@@ -79,8 +81,10 @@ def load_model(
     Parameters
     ----------
     path : path
-        A GGUF file (of a split one the first part), or a model in the package: ``demo``, or
-        ``demo:`` and a family's name.
+        A GGUF file (of a split one the first part), or the name of a model: in the package
+        ``demo``, or ``demo:`` and a family's name; ``hf:owner/repo``, ``hf:owner/repo:Q4_K_M`` or
+        ``hf:owner/repo/file.gguf`` on the Hugging Face hub, fetched where its cache does not hold
+        it; ``ollama:name:tag`` or ``lmstudio:owner/repo`` in the store of that program here.
     mtp : bool
         Whether to load heads; if not, their tensors are neither packed nor counted.
     mtp_path : path, optional
@@ -299,13 +303,18 @@ class _Trial:
 
 
 def find_model(name: str | PathLike[str]) -> Path:
-    """Return the path of a model in the package by its name, or any other path as it is.
+    """Return the path of a model by its name, or any other path as it is.
+
+    A model of the package is found, one in another program's store, or in the hub's cache; what
+    that does not hold is fetched, with a bar on standard error if that is a terminal.
 
     Raises
     ------
     ModelFileError
-        The package has no model of this name.
+        There is no model of this name, or it cannot be fetched.
     """
+    if isinstance(name, str) and (named := parse_name(name)) is not None:
+        return open_named(named).path
     name = take_path(name) if not isinstance(name, str) else name
     known = str(name) in _PACKAGED
     if str(name).startswith("demo:") and not known:

@@ -37,6 +37,8 @@ __all__ = [
     "find_candidates",
     "find_named",
     "precision",
+    "rank_names",
+    "sidecar_patterns",
     "spell_reason",
 ]
 
@@ -78,9 +80,7 @@ def find_candidates(model: Path, drafters: Iterable[DrafterSpec]) -> list[Candid
 
     Only names are read. A folder that cannot be listed has none.
     """
-    return find_named(
-        model, [(p, s.name) for s in drafters if not s.variant_of for p in s.fit.sidecars]
-    )
+    return find_named(model, sidecar_patterns(drafters))
 
 
 def find_named(model: Path, patterns: Iterable[tuple[str, str]]) -> list[Candidate]:
@@ -88,21 +88,33 @@ def find_named(model: Path, patterns: Iterable[tuple[str, str]]) -> list[Candida
 
     Each pattern comes with the name of the declaration that it is from.
     """
-    named = [(pattern.lower(), name) for pattern, name in patterns]
-    if not named:
+    patterns = [*patterns]
+    if not patterns:
         return []
     try:
         names = os.listdir(model.parent)
     except OSError:
         return []
+    return [one for one in rank_names(model, names, patterns) if os.path.isfile(one.path)]
+
+
+def rank_names(
+    model: Path, names: Iterable[str], patterns: Iterable[tuple[str, str]]
+) -> list[Candidate]:
+    """Return those of some names beside a model that patterns name, the nearest first."""
+    named = [(pattern.lower(), spec) for pattern, spec in patterns]
     found = []
     for name in names:
         cores = {spec: core for p, spec in named if (core := _core(name.lower(), p)) is not None}
-        path = model.with_name(name)
-        if cores and name != model.name and os.path.isfile(path):
+        if cores and name != model.name:
             distance = min(_distance(model, core) for core in cores.values())
-            found.append(Candidate(path, tuple(cores), distance))
+            found.append(Candidate(model.with_name(name), tuple(cores), distance))
     return sorted(found, key=lambda one: (one.distance, one.path.name))
+
+
+def sidecar_patterns(drafters: Iterable[DrafterSpec]) -> list[tuple[str, str]]:
+    """Return what drafters' files are called, each with the name of its declaration."""
+    return [(p, spec.name) for spec in drafters if not spec.variant_of for p in spec.fit.sidecars]
 
 
 def _core(name: str, pattern: str) -> str | None:

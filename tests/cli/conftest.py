@@ -2,6 +2,7 @@
 
 import pytest
 from harness.fixtures import model_file
+from harness.hub import taken_for_the_hub
 
 from mtpcore.cli import main
 from mtpcore.gguf import open_model_file, write_model_file
@@ -58,3 +59,10 @@ def command(capsys):
         return code, *capsys.readouterr()
 
     return run
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Serve a stand-in, which this process takes for the hub."""
+    with taken_for_the_hub(tmp_path, monkeypatch) as hub:
+        yield hub

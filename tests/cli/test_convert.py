@@ -120,8 +120,6 @@ def test_the_file_is_called_after_the_folder(command, tmp_path, monkeypatch):
         ("model.gguf", "a model file already", "run it: mtpcore run model.gguf"),
         ("model.gguf", "a model file already", "mtpcore quantize model.gguf"),
         ("hf/model.safetensors", "a file, not the folder", "give its folder: hf"),
-        ("some-one/A.Model-7B", "a published model", "hf download some-one/A.Model-7B --local-dir"),
-        ("https://huggingface.co/a/b", "a published model", "hf download a/b --local-dir b, then"),
         ("nowhere", "no such folder", "give the folder of a published model"),
         ("a/b/c", "no such folder", "give the folder of a published model"),
     ],

@@ -7,7 +7,7 @@ import pytest
 from mtpcore.cli.foreign import FOREIGN, Refused, translate
 
 RUN = ("run", "demo", "hi", "-n", 2)
-OURS = {"-p", "-n", "--raw", "--chat", "--stop", "--when-full", "-md", "--quiet", "-q"}
+OURS = {"-p", "-n", "--raw", "--chat", "--stop", "--when-full", "-md", "-hfd", "--quiet", "-q"}
 
 
 def test_every_row_says_something():
@@ -31,7 +31,8 @@ def test_every_row_says_something():
         ("-q -- -ngl 3", "-q -- -ngl 3", []),
         ("--nonsense -ngl", None, "-ngl takes a value"),
         ("--mirostat 2", None, "--mirostat: there is no such sampler"),
-        ("-hf a/b", None, "-hf: download the file first"),
+        ("-mu a/b", None, "-mu: download the file first"),
+        ("--spec-draft-hf a/b", "-hfd a/b", []),
         ("--lora=x", None, "--lora: merge"),
         ("--jinja --host x", None, "--host: mtpcore serve"),
         ("--grammar x", None, "--grammar: mtpcore run and chat give"),
@@ -73,7 +74,7 @@ def test_a_command_line_of_llama_cpp_runs(command):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("run", "demo", "x", "-hf", "a/b"), "run: -hf: download the file first"),
+        (("run", "demo", "x", "-mu", "a/b"), "run: -mu: download the file first"),
         (("run", "demo", "-hx"), "unknown argument -hx\n"),
         (("run", "demo", "-nfoo"), "unknown argument -nfoo\n"),
         (("run", "demo", "--top_k", "3"), "did you mean --top-k?"),
@@ -83,7 +84,7 @@ def test_a_command_line_of_llama_cpp_runs(command):
         (("chatt",), "did you mean chat?"),
         (("generate",), "mtpcore run writes a text"),
         (("server",), "mtpcore serve answers clients"),
-        (("xyz",), "there are run, chat, serve, inspect"),
+        (("xyz",), "there are run, chat, serve, pull"),
         (("m.gguf", "hi"), "did you mean mtpcore run m.gguf?"),
         (("-m", "m.gguf", "-p", "hi"), "options follow a command, as in mtpcore run -m"),
         (("-hf", "a/b"), "options follow a command"),

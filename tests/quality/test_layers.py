@@ -26,7 +26,7 @@ STOREYS = [
     "links",
     "drafting",
     "cross",
-    "data",
+    "data hub",
     "discovery",
     "models",
     "plugin",
