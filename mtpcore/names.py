@@ -23,6 +23,7 @@ from mtpcore.errors import (
     SamplingError,
     StateError,
 )
+from mtpcore.gguf.adapter import Adapter, load_adapter
 from mtpcore.graph import GraphType
 from mtpcore.lm import LM, AsyncStream, Completion, CompletionStats, Piece, Stream, ToolCall
 from mtpcore.runtime.batch import Batch
@@ -39,6 +40,7 @@ from mtpcore.runtime.prompt import Audio, Codes, Image, Prompt, Rows, Video
 from mtpcore.sampling import Grammar, PureProcessor, Sampling
 
 __all__ = [
+    "Adapter",
     "LM",
     "AsyncStream",
     "Audio",
@@ -91,6 +93,7 @@ __all__ = [
     "audio_positions",
     "image_positions",
     "link",
+    "load_adapter",
     "load_model",
     "text_positions",
     "video_positions",

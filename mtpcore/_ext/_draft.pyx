@@ -188,8 +188,8 @@ cdef class FlatRound:
                              wanted=f"passes 0..{len(self.programs) - 1}; {', '.join(FORMS)}",
                              got=(stage.graph, stage.rows))
         program = self.programs[stage.graph]
-        if "codes" in program.inputs:
-            raise BatchError("a graph that reads codes cannot draft", where=where)
+        if given := {"codes", "adapters"} & program.inputs.keys():
+            raise BatchError("a graph that reads such inputs cannot draft", where=where, got=given)
         own.form, own.given = FORMS[stage.rows], &self.given[<int64_t> stage.graph]
         own.repeats, own.runs_whole = max(stage.repeats, 0), bool(stage.runs_whole)
         own.ends_at_nan, own.n_told = bool(stage.ends_at_nan), len(stage.fills)

@@ -15,11 +15,12 @@ from mtpcore.backends.batch import (
     CHOSEN,
     F32,
     I32,
+    NUMBERS,
     ChangeLogits,
     CheckedBatch,
     FusedSampling,
     Verification,
-    codes_of,
+    numbers_of,
 )
 from mtpcore.backends.schedule import Drafts, Schedule
 from mtpcore.graph.program import MemoryLayer, Program, StateLayer
@@ -36,7 +37,8 @@ __all__ = [
     "Plan",
     "RowBuffer",
     "CheckedBatch",
-    "codes_of",
+    "NUMBERS",
+    "numbers_of",
     "StateStore",
     "Store",
     "Verification",

@@ -27,7 +27,8 @@ __all__ = [
     "FusedSampling",
     "RunsBatches",
     "Verification",
-    "codes_of",
+    "NUMBERS",
+    "numbers_of",
 ]
 
 F32 = NDArray[np.float32]
@@ -37,6 +38,9 @@ I32 = NDArray[np.int32]
 CHOSEN: Final = "chosen token"
 """The name of what fused sampling makes; outputs of a graph are words, and so have other names."""
 
+
+NUMBERS: Final = ("codes", "adapters", "adapter_scales")
+"""Inputs of programs that are attributes of batches of the same names."""
 
 ChangeLogits = Callable[[I32, F32, I32 | None], F32]
 """``change(tokens, logits, token_ids)`` returns the logits float32[n_logits] from which the token
@@ -94,6 +98,11 @@ class CheckedBatch(msgspec.Struct, frozen=True, kw_only=True):
     embeddings : float32[n, width], optional
     codes : int32[n, n_codes], optional
         -1 where a row has none; given where the program reads codes.
+    adapters : int32[n, n_adapters], optional
+        Which of a program's adapters each row has, -1 where it has none; given where the program
+        has any.
+    adapter_scales : float32[n, n_adapters], optional
+        Factors of what they add, 0 where a row has none.
     slots : mapping of str to float32[n, width]
     fused_sampling : FusedSampling, optional
         Outputs with a sampler return a token in place of their logits.
@@ -108,27 +117,39 @@ class CheckedBatch(msgspec.Struct, frozen=True, kw_only=True):
     until: I32 | None = None
     embeddings: F32 | None = None
     codes: I32 | None = None
+    adapters: I32 | None = None
+    adapter_scales: F32 | None = None
     slots: Mapping[str, F32] = {}
     fused_sampling: FusedSampling | None = None
 
 
-def codes_of(batch: CheckedBatch, program: Program) -> I32:
-    """Return the codes of a batch, int32[n, n_codes].
+def numbers_of(batch: CheckedBatch, program: Program, name: str) -> I32 | F32:
+    """Return what a batch has for an input, int32[n, width] or float32[n, width].
+
+    Parameters
+    ----------
+    batch : CheckedBatch
+    program : Program
+    name : str
+        One of ``NUMBERS``.
 
     Raises
     ------
     BatchError
-        They are not those that the program reads.
+        It is not what the program reads.
     """
-    wanted, codes = (len(batch.tokens), program.n_codes), batch.codes
-    if codes is None or codes.shape != wanted or codes.dtype != np.int32:
+    value = program.values[program.inputs[name]]
+    wanted = (len(batch.tokens), value.shape[1])
+    dtype = np.dtype(np.int32 if value.dtype == "i32" else np.float32)
+    given: I32 | F32 | None = getattr(batch, name)
+    if given is None or given.shape != wanted or given.dtype != dtype:
         raise BatchError(
-            "codes do not fit",
+            f"{name} do not fit",
             where=program.name,
-            wanted=f"int32{list(wanted)}",
-            got=None if codes is None else f"{codes.dtype}{list(codes.shape)}",
+            wanted=f"{dtype}{list(wanted)}",
+            got=None if given is None else f"{given.dtype}{list(given.shape)}",
         )
-    return codes
+    return given
 
 
 class RunsBatches(Protocol):

@@ -38,6 +38,7 @@ from mtpcore.drafting.drafters import Drafter
 from mtpcore.drafting.fed import FedRole
 from mtpcore.errors import BatchError, LinkError, NoTokenError, spell
 from mtpcore.links.links import Links
+from mtpcore.runtime.adapters import AdapterChoice
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.prompt import Prompt
 from mtpcore.runtime.runner import GraphRunner
@@ -585,6 +586,21 @@ class Cross(Uncopied):
         if drop:
             with self.transaction((seq,), Overwritten(self.speculation, seq)):
                 self.speculation.shift(seq, keep, drop)
+
+    @act
+    def adapt(self, seq: int, adapters: AdapterChoice) -> None:
+        """Give an empty sequence adapters of the target; see ``Context.adapt``.
+
+        Drafters run without them: they read adapted hidden states, and their drafts are verified.
+
+        Raises
+        ------
+        BatchError
+            No such sequence or adapter, or a sequence that is not empty.
+        """
+        seq = self.llm.check_seq(seq)
+        with self.transaction((seq,)):
+            self.llm.runner.adapt(seq, adapters)
 
     @act
     def fork(self, seq: int, new: int, *, stream: int | None = None) -> None:

@@ -339,10 +339,12 @@ class Speculation:
         """Return the pass that verifies what a schedule for these sequences drafts, or None.
 
         None if the run is only one of several for the ``n_drafted`` sequences, if logits are wanted
-        as well, or if there is no room, which ``verify`` will report.
+        as well, if a sequence has adapters, or if there is no room, which ``verify`` will report.
         """
         n_rows = len(verified) + sum(n_drafts)
         if len(seqs) < n_drafted or n_rows > self.target.n_batch:
+            return None
+        if self.target.sequences.adapters:  # another plan runs rows that have some
             return None
         made: dict[int, Draft] = {seq: [] for seq in verified}
         for seq, n in zip(seqs, n_drafts, strict=True):

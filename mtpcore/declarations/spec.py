@@ -179,7 +179,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     missing: Missing = "refused"
 
 
-INPUTS = ("tokens", "positions", "embeddings", "codes")
+INPUTS = ("tokens", "positions", "embeddings", "codes", "adapters", "adapter_scales")
 """What graphs read of a batch, whatever feeds them: no slot has such a name, but that a trunk's
 further graph may be fed ``embeddings``."""
 

@@ -34,6 +34,7 @@ from mtpcore.decoding.rounds import check_sequences, run_round
 from mtpcore.decoding.stats import Stats
 from mtpcore.decoding.stopwatch import Stopwatch
 from mtpcore.errors import BatchError, CapacityError, LinkError
+from mtpcore.runtime.adapters import AdapterChoice
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.prompt import Prompt
 from mtpcore.sampling import Sampling, check_sampling
@@ -69,6 +70,10 @@ class Generator(RequestQueue[Request]):
         needs; "all": as many as there are. A request whose prompt begins with the same tokens as a
         text, finished or running, then processes only the others. The text is the same. Default:
         every request begins anew, and so it does where the target reads rows of another role.
+        Texts with other adapters have nothing in common.
+    adapters : mapping of str to float, or sequence of str
+        The target's adapters that a text has whose request names none: names and scales, or names
+        alone.
 
     Raises
     ------
@@ -88,6 +93,7 @@ class Generator(RequestQueue[Request]):
         p_min: float = 0.0,
         lengths: LengthPolicy | None = None,
         prefix_cache: PrefixCacheSize = None,
+        adapters: AdapterChoice = (),
     ) -> None:
         if lengths is not None and not offers(lengths, "choose", "keep", "observe", "forget"):
             raise BatchError(
@@ -117,6 +123,8 @@ class Generator(RequestQueue[Request]):
                 fix="let Frames write: Frames(cross).generate(prompt)",
             )
         super().__init__(source, Request)
+        source.llm.runner.choose_adapters(adapters)
+        self.adapters = adapters
         self.prefixes, self.kept = PrefixCache(source, prefix_cache), KeptTexts(source)
         self.lengths = controller_for(source) if lengths is None else lengths
         self.stats = Stats()
@@ -174,6 +182,9 @@ class Generator(RequestQueue[Request]):
         n_keep : int, optional
             How many of the first tokens a shift never drops; default: the prompt, at most half of
             the context.
+        adapters : mapping of str to float, or sequence of str, optional
+            The target's adapters that the text has, as ``Context.adapt`` takes them; empty: none.
+            Default: the generator's.
 
         Raises
         ------
@@ -213,11 +224,14 @@ class Generator(RequestQueue[Request]):
             draft=self.draft,
             draft_sampler=self.draft_sampler,
             p_min=self.p_min,
+            adapters=self.adapters,
         )
         reader = self.cross.encoder or llm
+        complete = complete_options(options, own)
         request = Request(
             prompt,
-            complete_options(options, own),
+            complete,
+            adapters=llm.runner.choose_adapters(complete["adapters"] or ()),
             tokenizer=llm.model.tokenizer if llm.model.has_tokenizer else None,
             start_token=None if reader is llm else getattr(llm.model.hparams, "start_token", None),
         )

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypedDict, cast
 
 from mtpcore.boundary.options import find_unknown
 from mtpcore.cross import DraftSampler
+from mtpcore.runtime.adapters import AdapterChoice
 from mtpcore.sampling import LogitsProcessor, Sampling
 
 __all__ = ["REQUEST_DEFAULTS", "RequestOptions", "complete_options"]
@@ -31,6 +32,7 @@ class RequestOptions(TypedDict, total=False):
     logits_processor: LogitsProcessor | None
     when_full: Literal["stop", "shift"]
     n_keep: int | None
+    adapters: AdapterChoice | None
 
 
 REQUEST_DEFAULTS = RequestOptions(
@@ -50,6 +52,7 @@ REQUEST_DEFAULTS = RequestOptions(
     logits_processor=None,
     when_full="stop",
     n_keep=None,
+    adapters=None,
 )
 """What an option is where it is left out. Where None is no value, it stands for the generator's."""
 

@@ -68,7 +68,7 @@ class PrefixCache:
 
         None: no sequence is free. Where an interrupt cuts it off, the next call goes on.
         """
-        seq, prompt = self._owners.find(request), _array(request)
+        seq, prompt = self._owners.find(request), _PromptText(request)
         if seq is None:
             seq = self._choose(prompt)
             if seq is None:
@@ -79,11 +79,11 @@ class PrefixCache:
         if most - n >= PAGE:  # no state is kept where the texts part: the next one finds it there
             request.stops.add(most)
         if self.is_on and self._cross.speculation.is_recurrent:
-            request.stops.update(_stops_near_end(n, len(prompt)))
+            request.stops.update(_stops_near_end(n, len(prompt.tokens)))
         request.begin_at(n)
         return seq
 
-    def _choose(self, prompt: NDArray[np.int32]) -> int | None:
+    def _choose(self, prompt: _PromptText) -> int | None:
         """Return the free sequence that a prompt takes.
 
         It is an empty one, or the one that was used longest ago. But what a prompt has most in
@@ -103,7 +103,7 @@ class PrefixCache:
         lengths, last_used = self._target.lengths, self._owners.last_used
         return sorted(self._owners.free(), key=lambda seq: (lengths[seq] > 0, last_used(seq)))
 
-    def _fill(self, seq: int, prompt: NDArray[np.int32]) -> int:
+    def _fill(self, seq: int, prompt: _PromptText) -> int:
         """Let a sequence hold as much of a prompt as others have, and nothing else; return it."""
         source, n = self._find(prompt, seq)
         cross, speculation = self._cross, self._cross.speculation
@@ -111,6 +111,8 @@ class PrefixCache:
             with cross.transaction((seq,)):
                 speculation.remove(seq)
         if not n:
+            with cross.transaction((seq,)):
+                self._target.sequences.adapt(seq, prompt.adapters)
             return 0
         with cross.transaction((source, seq)):
             if source != seq:
@@ -120,7 +122,7 @@ class PrefixCache:
         self._owners.use(source)
         return n
 
-    def _find(self, prompt: NDArray[np.int32], seq: int) -> tuple[int, int]:
+    def _find(self, prompt: _PromptText, seq: int) -> tuple[int, int]:
         """Return the sequence that has most in common with a prompt, and how many tokens.
 
         Of equals it is ``seq``. The prompt's last token is always processed, for its logits.
@@ -145,21 +147,27 @@ class PrefixCache:
         """
         if not self.is_on:
             return False
-        prompt = _array(request)
+        prompt = _PromptText(request)
         found = self._find(prompt, -1)[1]
         for other in running:
-            n = _count_common(_array(other), prompt[:-1])
+            if other.adapters != prompt.adapters:
+                continue
+            n = _count_common(_PromptText(other).tokens, prompt.tokens[:-1])
             if found <= other.n_prefilled < n and n - other.n_cached >= PAGE:
                 other.stops.add(n)
                 return True
         return False
 
-    def _common(self, prompt: NDArray[np.int32]) -> dict[int, int]:
+    def _common(self, prompt: _PromptText) -> dict[int, int]:
         """Return how many tokens each sequence has in common with a prompt, but for its last."""
         if not self.is_on:
             return {}
-        known = self._cross.speculation.states.known
-        return {seq: _count_common(known(seq), prompt[:-1]) for seq in self._owners.known()}
+        known, adapters = self._cross.speculation.states.known, self._target.sequences.adapters
+        return {
+            seq: _count_common(known(seq), prompt.tokens[:-1])
+            for seq in self._owners.known()
+            if adapters.chosen(seq) == prompt.adapters
+        }
 
     def trim(self) -> None:
         """Forget finished texts, those used longest ago first, until the others are few enough.
@@ -191,9 +199,15 @@ def _stops_near_end(begin: int, end: int) -> list[int]:
     return [end - n for n in _FROM_END if end - n - begin >= _BEFORE * n]
 
 
-def _array(request: Request) -> NDArray[np.int32]:
-    """Return the tokens of a prompt up to its first row that is none: rows equal nothing."""
-    return np.array(request.known, np.int32)
+class _PromptText:
+    """The tokens of a prompt up to its first row that is none, as rows equal nothing.
+
+    And the adapters of its text: rows of others differ.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.tokens: NDArray[np.int32] = np.array(request.known, np.int32)
+        self.adapters = request.adapters
 
 
 def _count_common(tokens: NDArray[np.int32], prompt: NDArray[np.int32]) -> int:

@@ -23,6 +23,7 @@ from mtpcore.decoding.options import RequestOptions
 from mtpcore.decoding.written_text import StopPlace, WrittenText
 from mtpcore.errors import BatchError, spell
 from mtpcore.gguf import Tokenizer
+from mtpcore.runtime.adapters import Chosen
 from mtpcore.runtime.prompt import Prompt
 from mtpcore.sampling import (
     LogitsProcessor,
@@ -96,6 +97,8 @@ class Request(Uncopied):
         The model's.
     start_token : int, optional
         The token with which a text begins, where an encoder reads the prompt.
+    adapters : tuple of (int, float)
+        Numbers and scales of the target's adapters that the text has.
 
     Attributes
     ----------
@@ -150,6 +153,7 @@ class Request(Uncopied):
         *,
         tokenizer: Tokenizer | None,
         start_token: int | None = None,
+        adapters: Chosen = (),
     ) -> None:
         self.rows: Prompt | None = None
         if isinstance(prompt, Prompt) and not prompt.is_text:
@@ -193,6 +197,7 @@ class Request(Uncopied):
         self.p_min = read_p_min(options["p_min"])
         self.when_full = read_when_full(options["when_full"])
         self.n_keep: int | None = read(options["n_keep"], _KEEP, "n_keep is a number of tokens")
+        self.adapters = adapters
         logprobs, processor = options["logprobs"], options["logits_processor"]
         self.n_logprobs: int | None = read(logprobs, _LOGPROBS, "logprobs is a number of tokens")
         if processor is not None and not callable(processor):

@@ -1,5 +1,6 @@
 """Graphs: their types, the builder with which they are written, their rules, and drawings."""
 
+from mtpcore.graph.adapting import adapt_products, adapted_products
 from mtpcore.graph.builder import GraphBuilder
 from mtpcore.graph.draw import to_dot, to_mermaid
 from mtpcore.graph.inputs import Inputs, Outputs
@@ -36,6 +37,8 @@ __all__ = [
     "StateLayer",
     "Value",
     "Weight",
+    "adapt_products",
+    "adapted_products",
     "slice_output",
     "split_sources",
     "to_dot",

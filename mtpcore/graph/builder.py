@@ -1253,6 +1253,23 @@ class GraphBuilder:
         """
         return self.add_node("group_ids", [ids], name=name, n_of_group=n_of_group)[0]
 
+    def given_ids(
+        self, given: Value, n: int, *, rows: str = TOKENS, name: str | None = None
+    ) -> Value:
+        """Return the ids that a batch brings, ``n`` for those that are none of 0 .. n - 1.
+
+        They choose among n + 1 matrices.
+
+        Parameters
+        ----------
+        given : Value
+            i32[n_tokens, n_used], an input.
+        n : int
+        rows : str
+            ``n_tokens``, or ``n_outputs``: the rows that are asked for alone.
+        """
+        return self.add_node("given_ids", [given], name=name, n=n, rows=rows)[0]
+
     def scale_chosen(self, x: Value, ids: Value, weight: str, *, name: str | None = None) -> Value:
         """Multiply each expert's row by the factor of that expert: [T, n_used, width], as it was.
 

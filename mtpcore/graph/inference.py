@@ -121,6 +121,8 @@ def _n_choices(
     op: str, inputs: Sequence[Value], weights: WeightShapes, attrs: dict[str, Any]
 ) -> int:
     """Return among how many experts, groups of them or columns the ids that ``op`` makes choose."""
+    if op == "given_ids":
+        return int(attrs["n"]) + 1
     if op == "group_ids":
         return inputs[0].n_experts // int(attrs["n_of_group"])
     return int(weights[0][0] if weights and weights[0] else inputs[0].shape[-1])
@@ -194,7 +196,12 @@ def check(program: Program) -> None:
 
 def _check_input(name: str, value: Value) -> None:
     """Refuse an input that is neither tokens, positions nor float32 rows."""
-    kinds = {"tokens": ("i32", 1), "positions": ("i32", 2), "codes": ("i32", 2)}
+    kinds = {
+        "tokens": ("i32", 1),
+        "positions": ("i32", 2),
+        "codes": ("i32", 2),
+        "adapters": ("i32", 2),
+    }
     dtype, n_axes = kinds.get(name, ("f32", 2))
     fits = value.dtype == dtype and len(value.shape) == n_axes and value.n_experts == 0
     rows, *widths = value.shape
@@ -204,8 +211,8 @@ def _check_input(name: str, value: Value) -> None:
         raise GraphError(
             "an input that no batch has",
             where=name,
-            wanted="tokens i32[n_tokens], positions i32[n_tokens, axes], codes i32[n_tokens, n], "
-            "or f32[n_tokens, width]",
+            wanted="tokens i32[n_tokens], positions i32[n_tokens, axes], codes or adapters "
+            "i32[n_tokens, n], or f32[n_tokens, width]",
             got=f"{value.dtype}{list(value.shape)}",
         )
 

@@ -566,6 +566,13 @@ def _group_ids(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signat
     return ((x[0], "i32"),)
 
 
+def _given_ids(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
+    _want(len(x[0]) == 2 and x[0][0] == TOKENS, "ids are given", f"[{TOKENS}, used]", x[0])
+    _want(a["n"] > 0, "ids of nothing", "1 or more", a["n"])
+    _want(a["rows"] in (TOKENS, OUTPUTS), "whose ids", f"{TOKENS}, {OUTPUTS}", a["rows"])
+    return (((a["rows"], x[0][1]), "i32"),)
+
+
 def _scale_chosen(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     fits = len(x[0]) == 3 and x[0][:2] == x[1]
     _want(fits, "not a row for each rank", (*x[1], "width"), x[0])
@@ -926,6 +933,15 @@ OPS: dict[str, OpRule] = {
         "ids[t, r] // n_of_group, groups of experts that lie side by side; a token may have one "
         "several times",
         (0,),
+        (0,),
+    ),
+    "given_ids": _rule(
+        1,
+        0,
+        "n rows",
+        _given_ids,
+        "ids[t, r] where that is one of 0 .. n - 1, else n; of all rows, or of those that were "
+        "asked for",
         (0,),
     ),
     "scale_chosen": _rule(

@@ -25,6 +25,7 @@ from mtpcore.decoding.request import read_draft
 from mtpcore.discovery.loading import load_model
 from mtpcore.errors import BatchError, CapacityError, MtpcoreError, spell
 from mtpcore.gguf import Tokenizer
+from mtpcore.gguf.adapter import Adapter, load_adapter
 from mtpcore.lm.answer_form import answering, name_choice
 from mtpcore.lm.answer_parsing import AnswerParsing
 from mtpcore.lm.bar import show_progress
@@ -46,6 +47,7 @@ from mtpcore.lm.settings import (
 )
 from mtpcore.lm.streams import AsyncStream, Stream
 from mtpcore.lm.template_options import read_template_options
+from mtpcore.runtime.adapters import AdapterChoice
 from mtpcore.runtime.model import Model
 from mtpcore.sampling import Sampling
 
@@ -108,6 +110,10 @@ class LM(Closing, Uncopied):
         Threads of the CPU; default: all that this process may use.
     backend : str or Backend
         "cpu", "reference" or a backend object.
+    adapters : mapping of str to path or Adapter, optional
+        Adapters of the model (LoRA), by the names by which calls choose them.
+    default_adapters : mapping of str to float, or sequence of str
+        Those that a text has whose call names none, with their scales; default: none.
 
     Raises
     ------
@@ -145,8 +151,10 @@ class LM(Closing, Uncopied):
         prefix_cache: PrefixCacheSize = "all",
         threads: int | None = None,
         backend: str | Backend = "cpu",
+        adapters: Mapping[str, str | PathLike[str] | Adapter] | None = None,
+        default_adapters: AdapterChoice = (),
     ) -> None:
-        self._owned: list[Model] = []
+        self._owned: list[Model | Adapter] = []
         draft = read_draft(draft)
         try:
             cross = open_cross(
@@ -161,8 +169,11 @@ class LM(Closing, Uncopied):
                 checkpoint_bytes=checkpoint_bytes,
                 threads=threads,
                 backend=backend,
+                adapters=self._open_adapters(adapters),
             )
-            generator = Generator(cross, draft=draft, prefix_cache=prefix_cache)
+            generator = Generator(
+                cross, draft=draft, prefix_cache=prefix_cache, adapters=default_adapters
+            )
         except BaseException:
             self._close_models()
             raise
@@ -203,8 +214,24 @@ class LM(Closing, Uncopied):
     ) -> Model:
         if isinstance(model, Model):
             return model
-        self._owned.append(load_model(model, mtp=draft != 0, sidecars=sidecars))
-        return self._owned[-1]
+        opened = load_model(model, mtp=draft != 0, sidecars=sidecars)
+        self._owned.append(opened)
+        return opened
+
+    def _open_adapters(
+        self, given: Mapping[str, str | PathLike[str] | Adapter] | None
+    ) -> dict[str, Adapter]:
+        if not isinstance(given or {}, Mapping):
+            raise BatchError(
+                "adapters have names", wanted="a dict of names to paths", got=spell(given)
+            )
+        opened: dict[str, Adapter] = {}
+        for name, adapter in (given or {}).items():
+            if not isinstance(adapter, Adapter):
+                adapter = load_adapter(adapter)
+                self._owned.append(adapter)
+            opened[name] = adapter
+        return opened
 
     def _open_draft_model(
         self, given: str | PathLike[str] | Model | None, draft: int | Literal["auto"]
@@ -357,6 +384,8 @@ class LM(Closing, Uncopied):
         when_full : {"stop", "shift"}
             When the context is full the text ends, or a part of it is dropped and it goes on; so
             does ``n_keep``, the number of first tokens that stay, as in ``Generator.add``.
+        adapters : mapping of str to float, or sequence of str, optional
+            The adapters of the text, with their scales; empty: none. Default: as the LM was made.
         progress : bool, optional
             Whether a bar on standard error shows how many texts are finished; default: for many
             prompts, where that is a terminal.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from mtpcore.backends.base import Backend
 from mtpcore.cross import Cross, DrafterLike, link
 from mtpcore.drafting.lookup import LOOKUP
 from mtpcore.errors import GraphError, LinkError
+from mtpcore.gguf.adapter import Adapter
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.model import Model
 
@@ -33,6 +34,7 @@ def open_cross(
     checkpoint_bytes: int | None,
     threads: int | None,
     backend: str | Backend,
+    adapters: Mapping[str, Adapter],
 ) -> Cross:
     """Make the context and link the drafter; the arguments are those of ``LM``.
 
@@ -52,6 +54,7 @@ def open_cross(
             checkpoint_bytes=checkpoint_bytes,
             threads=threads,
             backend=backend,
+            adapters=adapters,
         )
 
     if draft == 0:

@@ -109,6 +109,7 @@ class Admission:
             self._check_delivered(ranges)
         if fused_sampling is not None:
             fused_sampling = read_fused_sampling(fused_sampling, len(outputs))
+        adapters, adapter_scales = self._sequences.adapters.of_rows(batch.seq)
         checked = CheckedBatch(
             tokens=batch.tokens,
             positions=self._positions(batch),
@@ -119,6 +120,8 @@ class Admission:
             until=self._until(batch, place, ranges),
             embeddings=self._embeddings(batch),
             codes=self._codes(batch),
+            adapters=adapters,
+            adapter_scales=adapter_scales,
             slots=self._fetch(batch, place),
             fused_sampling=fused_sampling,
         )

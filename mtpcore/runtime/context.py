@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from os import PathLike
 from typing import TYPE_CHECKING, Protocol, overload
@@ -20,7 +20,9 @@ from mtpcore.boundary.arrays import RowsLike, integers, rows_of
 from mtpcore.boundary.copies import Uncopied
 from mtpcore.declarations.spec import DrafterSpec, Tap, read_taps
 from mtpcore.errors import BatchError, GraphError, LinkError, spell
+from mtpcore.gguf.adapter import Adapter
 from mtpcore.graph import GraphType, Program
+from mtpcore.runtime.adapters import AdapterChoice, Adapters
 from mtpcore.runtime.arrival import bring
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.limits import read_sizes
@@ -97,6 +99,9 @@ class Context(Uncopied):
         Which of the drafter's heads, if each has a memory of its own.
     logit_rows : int32[n], optional
         Which logits the graph computes, ascending; default: all.
+    adapters : mapping of str to Adapter, optional
+        Adapters of the model by the names by which ``adapt`` gives them to sequences. A context
+        that has any makes a second plan for batches in which a row has one.
     host : Context, optional
         The context in whose KV cache this one stores its rows, where a drafter's graphs share one;
         it has the same sizes. Default: a memory of its own.
@@ -126,6 +131,7 @@ class Context(Uncopied):
         drafter: DrafterSpec | str | None = None,
         head: int = 0,
         logit_rows: I32 | None = None,
+        adapters: Mapping[str, Adapter] | None = None,
         host: Context | None = None,
     ) -> None:
         if not offers(model, "program", "find_drafter"):
@@ -158,6 +164,7 @@ class Context(Uncopied):
             drafter=None if plain else model.find_drafter(drafter),
             head=read(head, int, "no such head", where="Context(head=...)", error=GraphError),
             logit_rows=None if logit_rows is None else integers(logit_rows, "logit_rows"),
+            adapters=Adapters(model, adapters) if adapters else None,
             host=None if host is None else host.runner,
         )
         self.model, self.graph_type = model, kind
@@ -384,6 +391,35 @@ class Context(Uncopied):
         self._check_free("remove")
         with self._transaction(()):
             self.runner.sequences.remove(seq)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters that sequences may have."""
+        return self.runner.adapters.names if self.runner.adapters else ()
+
+    @act
+    def adapt(self, seq: int, adapters: AdapterChoice) -> None:
+        """Give an empty sequence adapters: all of its rows have them, until it is removed.
+
+        Forks have them, too. A row has the bits that it has alone, whatever adapters others in its
+        batch have, and without adapters those of a context that was made without any.
+
+        Parameters
+        ----------
+        seq : int
+        adapters : mapping of str to float, or sequence of str
+            Names and scales, in the order in which what they make is added; with names alone scales
+            are 1. Empty: none.
+
+        Raises
+        ------
+        BatchError, LinkError
+            No such sequence or adapter, or a sequence that is not empty; the context belongs to a
+            Cross.
+        """
+        self._check_free("adapt")
+        with self._transaction(()):
+            self.runner.adapt(seq, adapters)
 
     @act
     def fork(self, seq: int, new: int) -> None:

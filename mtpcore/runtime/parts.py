@@ -121,6 +121,8 @@ def _part(batch: CheckedBatch, begin: int, end: int) -> tuple[CheckedBatch, Rang
         until=None if batch.until is None else batch.until[begin:end],
         embeddings=None if batch.embeddings is None else batch.embeddings[begin:end],
         codes=None if batch.codes is None else batch.codes[begin:end],
+        adapters=None if batch.adapters is None else batch.adapters[begin:end],
+        adapter_scales=None if batch.adapter_scales is None else batch.adapter_scales[begin:end],
         slots={name: slot[begin:end] for name, slot in batch.slots.items()},
         fused_sampling=fused_sampling and fused_sampling.part(first, stop),
     )

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from mtpcore.backends.base import (
     F32,
     Backend,
+    CheckedBatch,
     FusedSampling,
     Plan,
     StateStore,
@@ -22,6 +23,7 @@ from mtpcore.declarations.spec import DrafterSpec, Tap
 from mtpcore.errors import CapacityError, GraphError, LinkError
 from mtpcore.graph import GraphType, Program, split_sources
 from mtpcore.memory import make_memory
+from mtpcore.runtime.adapters import AdapterChoice, Adapters, Chosen, choose_none
 from mtpcore.runtime.admission import Admission, Admitted
 from mtpcore.runtime.arrival import bring_batch
 from mtpcore.runtime.batch import Batch
@@ -46,11 +48,15 @@ Deliver = Callable[[Batch, Output], None]
 
 
 class Tapped(NamedTuple):
-    """A graph that hands out some hidden states, and where it finds its weights."""
+    """A graph that hands out some hidden states, and where it finds its weights.
+
+    ``adapted`` is the same of the graph for batches with rows that have adapters.
+    """
 
     taps: tuple[Tap, ...]
     program: Program
     source: WeightSource
+    adapted: tuple[Program, WeightSource] | None = None
 
 
 class GraphRunner:
@@ -76,6 +82,8 @@ class GraphRunner:
         Which of the drafter's heads.
     logit_rows : int32[n], optional
         Which logits the graph makes; None: all.
+    adapters : Adapters, optional
+        Those that sequences may have.
     host : GraphRunner, optional
         The graph in whose memory this one stores its rows; None: a memory of its own.
 
@@ -99,16 +107,17 @@ class GraphRunner:
         drafter: DrafterSpec | None,
         head: int,
         logit_rows: NDArray[np.int32] | None,
+        adapters: Adapters | None = None,
         host: GraphRunner | None = None,
     ) -> None:
         self.model, self.sizes, self.backend = model, sizes, backend
         self.graph_type, self.drafter, self.head = graph_type, drafter, head
-        self.logit_rows, self.host = logit_rows, host
+        self.logit_rows, self.adapters, self.host = logit_rows, adapters, host
         self.n_ctx, self.n_batch, self.n_seq_max = sizes.n_ctx, sizes.n_batch, sizes.n_seq_max
         self._tapped = self._build(taps)
         if host is None:
             memory = self._make_memory()
-            self.sequences = Sequences(sizes.n_seq_max, memory, self.program.n_axes)
+            self.sequences = Sequences(sizes.n_seq_max, memory, self.program.n_axes, adapters)
         else:
             self._check_host(host)
             self.sequences = host.sequences
@@ -127,6 +136,7 @@ class GraphRunner:
         self.lent: ContextMemory | None = None
         self._plan: Plan | None = None
         self._delivery_plan: Plan | None = None
+        self._adapted_plan: Plan | None = None
 
     def _make_memory(self) -> ContextMemory | None:
         """Return a memory for the program; None where it remembers nothing."""
@@ -171,9 +181,10 @@ class GraphRunner:
             n_ctx=self.n_ctx,
         )
         self._check_limit(program)
-        if self.logit_rows is None:
-            return Tapped(taps, program, self.model)
-        return Tapped(taps, *slice_logits(program, self.model, self.logit_rows))
+        if self.logit_rows is not None:
+            return Tapped(taps, *slice_logits(program, self.model, self.logit_rows))
+        adapted = self.adapters.adapt(program) if self.adapters else None
+        return Tapped(taps, program, self.model, adapted)
 
     def _check_limit(self, program: Program) -> None:
         if program.limit is None or self.n_ctx <= program.limit[0]:
@@ -228,7 +239,7 @@ class GraphRunner:
         """Hand out from now on what ``with_taps`` returned and ``check_taps`` let pass."""
         if tapped is not self._tapped:
             self._tapped, self._plan = tapped, None
-            self._delivery_plan = None
+            self._delivery_plan = self._adapted_plan = None
 
     @property
     def plan(self) -> Plan:
@@ -249,34 +260,64 @@ class GraphRunner:
         if delivery is not None and self.memory and self.memory.delivered:
             stores = [self.memory.delivered.store]
             self._delivery_plan = self._make_plan(delivery, stores, None)
+        return self._make_plan(batches, *self._stores())
+
+    def _stores(self) -> tuple[list[Store], StateStore | None]:
+        """Return what plans of batches store in."""
         read = self.memory or self.lent
-        stores = [group.store for group in read.groups] if read else []
         recurrent = self.memory.recurrent if self.memory else None
-        return self._make_plan(batches, stores, recurrent.store if recurrent else None)
+        stores = [group.store for group in read.groups] if read else []
+        return stores, recurrent.store if recurrent else None
+
+    def _plan_of(self, batch: CheckedBatch) -> Plan:
+        """Return the plan for a batch: one where a row has adapters, another where none has."""
+        return self._plan or self.plan if batch.adapters is None else self.adapted_plan
+
+    @property
+    def adapted_plan(self) -> Plan:
+        """The plan for batches in which a row has adapters; made as ``plan`` is."""
+        if self._adapted_plan is None:
+            self._adapted_plan = self.model.plan_alone(self._make_adapted_plan)
+        return self._adapted_plan
+
+    def _make_adapted_plan(self) -> Plan:
+        assert self._tapped.adapted is not None  # only then is there a row with an adapter
+        program, source = self._tapped.adapted
+        batches, _ = split_sources(program)
+        return self._make_plan(batches, *self._stores(), source)
+
+    def _plans(self) -> list[Plan]:
+        """Return those that were made."""
+        plans = self._plan, self._delivery_plan, self._adapted_plan
+        return [plan for plan in plans if plan is not None]
 
     def prepare(self, *, pack: bool) -> None:
         """Make the plans, and let them pack at once what their runs would; see ``plan``."""
-        for plan in (self.plan, self._delivery_plan):
-            if pack and plan is not None:
+        _ = self.plan, self.adapters and self.adapted_plan
+        for plan in self._plans():
+            if pack:
                 plan.prepare()
 
     @property
     def bytes_to_pack(self) -> int:
         """Bytes of weights that are still to be packed after runs."""
-        plans = self._plan, self._delivery_plan
-        return sum(plan.bytes_to_pack for plan in plans if plan is not None)
+        return sum(plan.bytes_to_pack for plan in self._plans())
 
     @property
     def is_warm(self) -> bool:
         """Whether the last run took no longer than such runs will."""
-        return self._plan is None or self._plan.is_warm
+        return all(plan.is_warm for plan in (self._plan, self._adapted_plan) if plan)
 
     def _make_plan(
-        self, program: Program, stores: Sequence[Store], states: StateStore | None
+        self,
+        program: Program,
+        stores: Sequence[Store],
+        states: StateStore | None,
+        source: WeightSource | None = None,
     ) -> Plan:
         return self.backend.plan(
             program,
-            self._tapped.source,
+            source or self._tapped.source,
             n_batch=self.n_batch,
             n_ctx=self.n_ctx,
             threads=self.sizes.threads,
@@ -287,7 +328,7 @@ class GraphRunner:
     @property
     def progress(self) -> float:
         """Share of the running batch that is done, 0 .. 1; 0 if none runs or it is not measured."""
-        return 0.0 if self._plan is None else self._plan.progress
+        return max((plan.progress for plan in self._plans()), default=0.0)
 
     @property
     def longest_draft(self) -> int:
@@ -312,7 +353,7 @@ class GraphRunner:
         """
         checked, ranges, rows_of_seq = admitted
         if arrays is None:
-            plan = self._plan or self.plan
+            plan = self._plan_of(checked)
             arrays = run_parts(plan, self.memory, self.n_batch, checked, ranges)
         else:
             arrays = finish(checked, arrays)
@@ -326,6 +367,26 @@ class GraphRunner:
         )
         self.sequences.extend(ranges, own, branching=checked.parent is not None)
         return output
+
+    def adapt(self, seq: int, choice: AdapterChoice) -> None:
+        """Give an empty sequence adapters, or none.
+
+        Raises
+        ------
+        BatchError
+            No such sequence or adapter, or a sequence that is not empty.
+        """
+        self.sequences.adapt(seq, self.choose_adapters(choice))
+
+    def choose_adapters(self, choice: AdapterChoice) -> Chosen:
+        """Return numbers and scales of adapters that are chosen by name.
+
+        Raises
+        ------
+        BatchError
+            No such adapter, or no finite scale.
+        """
+        return self.adapters.choose(choice) if self.adapters else choose_none(choice)
 
     def receive(self, slot: str, seq: int, rows: F32) -> None:
         """Keep what the graph makes of a whole sequence's rows, delivered to a slot.
@@ -352,7 +413,8 @@ class GraphRunner:
     def explore(self, batch: Batch) -> Output:
         """Run rows, or a draft tree, and forget them; they are not delivered."""
         checked, ranges, rows_of_seq = self.admit(self.bring(batch))
-        arrays = run_parts(self.plan, self.memory, self.n_batch, checked, ranges)
+        plan = self._plan_of(checked)
+        arrays = run_parts(plan, self.memory, self.n_batch, checked, ranges)
         if self.memory:
             for seq, (begin, _) in ranges.items():
                 self.memory.rewind(seq, begin)

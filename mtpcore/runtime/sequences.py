@@ -15,6 +15,7 @@ from mtpcore.boundary.arguments import read_below
 from mtpcore.boundary.arrays import integers
 from mtpcore.errors import BatchError, LinkError, StateError
 from mtpcore.memory import GroupedKV, PagedKV
+from mtpcore.runtime.adapters import Adapters, AdapterTable, Chosen, SavedAdapters
 from mtpcore.runtime.positions import Positions
 
 __all__ = ["ContextMemory", "SequenceRecord", "Sequences"]
@@ -26,10 +27,12 @@ class SequenceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is saved of a sequence beside its rows.
 
     ``positions`` int32[n, axes]: of rows with positions of their own, and of those before them.
+    ``adapters`` are the digests and scales of its adapters.
     """
 
     length: int
     positions: bytes
+    adapters: SavedAdapters = ()
 
 
 class Sequences:
@@ -46,13 +49,22 @@ class Sequences:
         None where the graph remembers nothing.
     n_axes : int
         Numbers of a position.
+    adapters : Adapters, optional
+        Those that sequences may have; ``adapters`` says which each has.
     """
 
-    def __init__(self, n_seq_max: int, memory: ContextMemory | None, n_axes: int = 1) -> None:
+    def __init__(
+        self,
+        n_seq_max: int,
+        memory: ContextMemory | None,
+        n_axes: int = 1,
+        adapters: Adapters | None = None,
+    ) -> None:
         self.n_seq_max, self.memory = n_seq_max, memory
         self.lengths = [0] * n_seq_max
         self.undecided: dict[int, tuple[int, int]] = {}
         self.positions = Positions(n_axes)
+        self.adapters = AdapterTable(adapters)
 
     def check(self, seq: int) -> int:
         """Return the sequence; raise BatchError where there is none of this number."""
@@ -149,8 +161,9 @@ class Sequences:
         self.undecided.pop(seq, None)
 
     def remove(self, seq: int) -> None:
-        """Forget a sequence, and what was delivered to it."""
+        """Forget a sequence, what was delivered to it, and its adapters."""
         self.rewind(seq, 0)
+        self.adapters.set(seq, ())
         if self.memory:
             self.memory.remove(seq)
 
@@ -184,6 +197,24 @@ class Sequences:
         self.lengths[seq] = begin + len(steps)
         self.undecided.pop(seq, None)
 
+    def adapt(self, seq: int, chosen: Chosen) -> None:
+        """Give an empty sequence adapters, or none.
+
+        Raises
+        ------
+        BatchError
+            No such sequence, or it is not empty.
+        """
+        seq = self.check(seq)
+        if n := self.n_held(seq):
+            raise BatchError(
+                "adapters are given to an empty sequence",
+                where=f"sequence {seq}",
+                got=f"{n} rows",
+                fix="remove it first",
+            )
+        self.adapters.set(seq, chosen)
+
     def fork(self, seq: int, new: int) -> None:
         """Let the empty sequence ``new`` continue from where ``seq`` is.
 
@@ -204,6 +235,7 @@ class Sequences:
         if self.memory:
             self.memory.fork(seq, new)
         self.positions.fork(seq, new)
+        self.adapters.fork(seq, new)
         self.lengths[new] = self.lengths[seq]
 
     def next_position(self, seq: int) -> int:
@@ -214,13 +246,15 @@ class Sequences:
         """Return a hash of what is stored for a sequence: 16 bytes, equal for equal states."""
         length, following = self.lengths[seq], self.next_position(seq)
         stored = self.memory.digest(seq) if self.memory else length.to_bytes(16, "little")
-        if following == length:
+        adapters = self.adapters.of(seq)
+        if following == length and not adapters:
             return stored
-        return hashlib.blake2b(stored + following.to_bytes(8, "little"), digest_size=16).digest()
+        further = following.to_bytes(8, "little") + repr(adapters or "").encode()
+        return hashlib.blake2b(stored + further, digest_size=16).digest()
 
     def dump(self, seq: int) -> SequenceRecord:
         """Return what ``load`` needs beside the memory's rows."""
-        return SequenceRecord(self.lengths[seq], self.positions.dump(seq))
+        return SequenceRecord(self.lengths[seq], self.positions.dump(seq), self.adapters.of(seq))
 
     def load(self, seq: int, record: SequenceRecord, n_ctx: int) -> None:
         """Let an empty sequence, whose rows are in memory already, go on where another one did.
@@ -241,18 +275,22 @@ class Sequences:
                 got=", ".join(map(str, sorted(lengths))),
                 fix="make n_ctx larger",
             )
+        chosen = self.adapters.find(record.adapters)
         self.positions.load(seq, record.positions, record.length, n_ctx)
+        self.adapters.set(seq, chosen)
         self.lengths[seq] = record.length
 
     def save(self) -> Any:
         """Return what ``restore`` needs to take back the rows of an act."""
         memory = self.memory.save() if self.memory else None
-        return self.lengths.copy(), self.undecided.copy(), self.positions.save(), memory
+        own = self.positions.save(), self.adapters.save()
+        return self.lengths.copy(), self.undecided.copy(), own, memory
 
     def restore(self, saved: Any) -> None:
         """Hold the rows that there were at the last ``save``."""
-        lengths, undecided, positions, memory = saved
+        lengths, undecided, (positions, adapters), memory = saved
         if self.memory:
             self.memory.restore(memory)
         self.positions.restore(positions)
+        self.adapters.restore(adapters)
         self.lengths[:], self.undecided = lengths, undecided.copy()

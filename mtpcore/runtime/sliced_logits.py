@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,21 +10,14 @@ from numpy.typing import NDArray
 
 from mtpcore.backends.base import WeightSource
 from mtpcore.errors import GraphError
-from mtpcore.gguf import Tensor, TensorRows
+from mtpcore.gguf import TensorRows
 from mtpcore.graph import Program, slice_output
+from mtpcore.runtime.further_weights import FurtherWeights
 
 if TYPE_CHECKING:
     from mtpcore.runtime.model import Model
 
 __all__ = ["slice_logits"]
-
-
-class _Source:
-    """A model's weights and some rows of them; implements ``WeightSource``."""
-
-    def __init__(self, model: Model, rows: dict[str, TensorRows]) -> None:
-        self.tensors: Mapping[str, Tensor] = {**model.tensors, **rows}
-        self.packed, self.repack = model.packed, model.repack
 
 
 def slice_logits(
@@ -52,7 +44,7 @@ def slice_logits(
     suffix = f"[{hashlib.blake2b(rows.tobytes(), digest_size=8).hexdigest()}]"
     sliced, cut = slice_output(program, "logits", len(rows), suffix)
     parts = {name + suffix: TensorRows(name + suffix, model.tensors[name], rows) for name in cut}
-    return sliced, _Source(model, parts)
+    return sliced, FurtherWeights(model, parts)
 
 
 def _check(program: Program, rows: NDArray[np.int32]) -> None:

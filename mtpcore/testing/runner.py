@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mtpcore.backends.base import F32, Backend, CheckedBatch, WeightSource, WeightTensor
+from mtpcore.backends.base import F32, NUMBERS, Backend, CheckedBatch, WeightSource, WeightTensor
 from mtpcore.graph import split_sources
 from mtpcore.graph.program import Program
 from mtpcore.memory import make_memory
@@ -127,7 +127,7 @@ class Runner:
             Places on every axis, or depths in the tree where ``parent`` is given, if left out.
         **slots : float32[n, width]
             Rows of the program's slots; ``embeddings`` are rows in place of tokens of -1, and
-            ``codes`` int32[n, n_codes].
+            ``codes``, ``adapters`` and ``adapter_scales`` are those of a batch.
         """
         n = len(tokens)
         begin = self.memory.length(seq) if place is None else place
@@ -139,7 +139,9 @@ class Runner:
             program = self.plan.program
             axes = int(program.values[program.inputs["positions"]].shape[1])
             positions = np.repeat(depths[:, None], axes, axis=1)
-        embeddings, codes = slots.pop("embeddings", None), slots.pop("codes", None)
+        given: dict[str, Any] = {
+            name: slots.pop(name) for name in ("embeddings", *NUMBERS) if name in slots
+        }
         rows = CheckedBatch(
             tokens=np.asarray(tokens, np.int32),
             positions=np.asarray(positions, np.int32),
@@ -149,9 +151,8 @@ class Runner:
             if outputs is None
             else np.asarray(outputs, np.int32),
             parent=None if parent is None else np.asarray(parent, np.int32),
-            embeddings=embeddings,
-            codes=codes,
             slots=slots,
+            **given,
         )
         self.memory.reserve({seq: (begin, begin + n)})
         made = self.plan.run(rows, self.memory)

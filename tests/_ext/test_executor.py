@@ -344,6 +344,28 @@ def group_ids(n_experts=4, n_of_group=2, ids=IDS, axis=0, to=IDS):
     return "group_ids", axis, [ids], [to], {"ints": [n_experts, n_of_group]}
 
 
+def given_ids(n=3, ids=IDS, to=IDS, axis=0):
+    return "given_ids", axis, [ids], [to], {"ints": [n]}
+
+
+@pytest.mark.parametrize(
+    ("steps", "misfit"),
+    [
+        ([given_ids(0)], "ids of nothing"),
+        ([given_ids(2**31)], "ids of nothing"),
+        ([given_ids(to=view(INNER, width=1))], "not an id for each"),
+        ([given_ids(3), scale_chosen(3)], "ids of more experts"),
+        ([given_ids(3), scale_chosen(4, axis=1)], "ids of more experts"),
+    ],
+)
+def test_given_ids_are_in_range(steps, misfit):
+    made = executor(n_ops=len(steps))
+    for kind, axis, inputs, outputs, further in steps:
+        made.add(kind, 0, axis, inputs, outputs, **further)
+    with pytest.raises(BackendError, match=misfit):
+        made.finish(0.0, 0.0, 0.0)
+
+
 @pytest.mark.parametrize(
     ("steps", "misfit"),
     [

@@ -309,6 +309,13 @@ WRONG = {
     "group_ids, more groups than matrices": lambda g, x: g.expert_matmul(
         x, g.group_ids(g.route(x, "router.weight", n_used=2)[0], 3), "stack.weight"
     ),
+    "given_ids, of nothing": lambda g, x: g.given_ids(g.inputs.codes(2), 0),
+    "given_ids, numbers": lambda g, x: g.given_ids(x, 3),
+    "given_ids, rows": lambda g, x: g.given_ids(g.inputs.codes(2), 3, rows="n_sources"),
+    "given_ids, ids": lambda g, x: g.given_ids(g.route(x, "router.weight", n_used=2)[0], 3),
+    "given_ids, no matrix for none": lambda g, x: g.expert_matmul(
+        x, g.given_ids(g.inputs.codes(2), 4), "stack.weight"
+    ),
     "scale_chosen": lambda g, x: chosen(g, x, "router.weight"),
     "scale_chosen, fewer factors": lambda g, x: chosen(g, x, "two.weight"),
     "scale_chosen, rows": lambda g, x: g.scale_chosen(

@@ -6,7 +6,7 @@ before, so that values have several readers and names, and views begin and end a
 
 from hypothesis import strategies as st
 
-from harness.random_programs import N_VOCAB, Drawn, Writer
+from harness.random_programs import N_VOCAB, Drawn, Writer, adapt
 from mtpcore.graph import Outputs
 from mtpcore.graph.ops import ACTIVATIONS
 from mtpcore.graph.program import OUTPUTS, TOKENS
@@ -348,7 +348,8 @@ def random_graphs(draw):
     """Draw a program of any verbs."""
     one = Grower(draw)
     one.grow()
-    return one.finish(one.logits() if draw(st.booleans()) else None, one.outputs())
+    drawn = one.finish(one.logits() if draw(st.booleans()) else None, one.outputs())
+    return adapt(draw, drawn) if draw(st.integers(0, 3)) == 0 else drawn
 
 
 @st.composite

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from programs import Raw, Tensor
 
 from harness.generated import FLOATS, QUANTISED, random_matrix
-from mtpcore.graph import GraphBuilder, Outputs
+from mtpcore.graph import GraphBuilder, Outputs, adapt_products, adapted_products
 from mtpcore.graph.ops import ACTIVATIONS
 from mtpcore.graph.program import Program
 from mtpcore.memory import LOG
@@ -393,8 +393,27 @@ class Writer:
 
 @st.composite
 def random_programs(draw):
-    """Draw a program."""
-    return Writer(draw).write()
+    """Draw a program; adapters change products of some."""
+    drawn = Writer(draw).write()
+    return adapt(draw, drawn) if draw(st.integers(0, 3)) == 0 else drawn
+
+
+def adapt(draw, drawn):
+    """Let adapters change some products of a program, where it has any."""
+    products = adapted_products(drawn.program)
+    chosen = draw(st.sets(st.sampled_from(sorted(products)))) if products else ()
+    if not chosen:
+        return drawn
+    n, n_used, rng = draw(few), draw(few), np.random.default_rng(draw(seeds))
+    ranks = {name: draw(st.integers(1, 20)) for name in sorted(chosen)}
+    program = adapt_products(drawn.program, ranks, n, n_used, (".a", ".b"))
+    for name, rank in ranks.items():
+        n_out, n_in = products[name]
+        for suffix, shape in ((".a", (rank, n_in)), (".b", (n_out, rank))):
+            stack = rng.normal(0, 0.3, (n + 1, *shape))
+            stack[n] = 0
+            drawn.tensors[name + suffix] = Tensor(stack)
+    return drawn._replace(program=program)
 
 
 class Batch(NamedTuple):

@@ -20,6 +20,11 @@ class Text:
         first[rng.random(shape) < 0.5] %= 6  # parts of tables, and matrices, are those of few
         n_codes = drawn.program.n_codes
         self.codes = rng.integers(-1, 9, (*shape, n_codes)).astype(np.int32) if n_codes else None
+        self.adapters = self.adapter_scales = None
+        if "adapters" in drawn.program.inputs:
+            n_used = drawn.program.values[drawn.program.inputs["adapters"]].shape[1]
+            self.adapters = rng.integers(-2, 5, (*shape, n_used)).astype(np.int32)
+            self.adapter_scales = rng.normal(0, 1, (*shape, n_used)).astype(np.float32)
         self.slots = {
             name: rng.normal(0, 2, (*shape, width)).astype(np.float32)
             for name, width in drawn.slots.items()
@@ -42,6 +47,8 @@ class Text:
             until=_until(batch) if batch.parent is None else None,
             embeddings=None if self.embeddings is None else self.embeddings[at],
             codes=None if self.codes is None else self.codes[at],
+            adapters=None if self.adapters is None else self.adapters[at],
+            adapter_scales=None if self.adapters is None else self.adapter_scales[at],
             slots={name: rows[at] for name, rows in self.slots.items()},
         )
 

@@ -14,10 +14,11 @@ from mtpcore._ext._plan import BY_COLUMNS, BY_ROWS, IN_COPIES, Executor
 from mtpcore.backends.base import (
     CHOSEN,
     F32,
+    NUMBERS,
     CheckedBatch,
     Store,
     WeightSource,
-    codes_of,
+    numbers_of,
 )
 from mtpcore.backends.cpu.arrangement import allocate, arrange, copy_bytes, share_matmuls
 from mtpcore.backends.cpu.fetch_cache import load_once
@@ -325,13 +326,14 @@ class CpuPlan:
         return memory.page_tables
 
     def _inputs(self, batch: CheckedBatch) -> list[tuple[int, Any]]:
-        """Return the arrays of slots, embeddings and codes by buffer, all as values of 4 bytes."""
+        """Return the arrays of slots, embeddings and numbers by buffer, as values of 4 bytes."""
         if batch.embeddings is not None and "embeddings" not in self.program.inputs:
             raise BatchError("the graph takes no embedding rows", where=self.program.name)
         inputs: list[tuple[int, Any]] = []
         for name, (buffer, width) in self._slots.items():
-            if name == "codes":
-                inputs.append((buffer, codes_of(batch, self.program).view(np.float32)))
+            if name in NUMBERS:
+                given = numbers_of(batch, self.program, name)
+                inputs.append((buffer, given.view(np.float32)))
                 continue
             array = batch.embeddings if name == "embeddings" else batch.slots.get(name)
             if array is None and name == "embeddings":

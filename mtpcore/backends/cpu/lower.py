@@ -345,6 +345,9 @@ class Lowering:
         ints = [n_experts, node.attrs["n_of_group"]]
         self._add(node, "group_ids", self._in(node), ints=ints)
 
+    def _lower_given_ids(self, node: Node) -> None:
+        self._add(node, "given_ids", self._in(node), ints=[node.attrs["n"]])
+
     def _lower_expert_matmul(self, node: Node) -> None:
         (x, ids), axis = self._in(node), self._axis(node.inputs[0])
         weight = node.weights[0]

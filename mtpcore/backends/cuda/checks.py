@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import CheckedBatch
+from mtpcore.backends.base import NUMBERS, CheckedBatch
 from mtpcore.errors import BatchError
 from mtpcore.graph.program import Program
 from mtpcore.memory.base import PAGE
@@ -96,7 +96,7 @@ def check_sequences(batch: CheckedBatch, pages: PageTables, n_pages: int, is_sou
 
 def _widths(program: Program, batch: CheckedBatch) -> dict[str, int]:
     """Return the width of each input of float rows; of embeddings only where they are given."""
-    names = [name for name in program.inputs if name not in ("tokens", "positions", "codes")]
+    names = [name for name in program.inputs if name not in ("tokens", "positions", *NUMBERS)]
     if batch.embeddings is None:
         names = [name for name in names if name != "embeddings"]
     elif "embeddings" not in names:

@@ -36,9 +36,10 @@ from numpy.typing import DTypeLike, NDArray
 from mtpcore.backends.base import (
     CHOSEN,
     F32,
+    NUMBERS,
     CheckedBatch,
     WeightSource,
-    codes_of,
+    numbers_of,
 )
 from mtpcore.backends.cuda.buffers import columns_of_others, share_buffers
 from mtpcore.backends.cuda.checks import check_batch, check_places, check_sequences
@@ -433,8 +434,8 @@ class CudaPlan:
             return batch.tokens
         if name == "positions":
             return batch.positions
-        if name == "codes":
-            return codes_of(batch, self.program)
+        if name in NUMBERS:
+            return numbers_of(batch, self.program, name)
         if name == "embeddings":
             return batch.embeddings
         return batch.slots.get(name)

@@ -9,10 +9,11 @@ import numpy as np
 
 from mtpcore.backends.base import (
     F32,
+    NUMBERS,
     CheckedBatch,
     Store,
     WeightSource,
-    codes_of,
+    numbers_of,
 )
 from mtpcore.backends.draft import run_schedule
 from mtpcore.backends.host_rows import HostRows
@@ -33,7 +34,7 @@ from mtpcore.backends.reference.states import ReferenceStateStore
 from mtpcore.backends.reference.store import ReferenceStore
 from mtpcore.backends.schedule import Drafts, Schedule
 from mtpcore.errors import BackendError
-from mtpcore.graph.program import MemoryLayer, Node, Program, StateLayer, Weight
+from mtpcore.graph.program import OUTPUTS, MemoryLayer, Node, Program, StateLayer, Weight
 from mtpcore.memory.base import Memory, StateStore
 
 __all__ = ["ReferenceBackend", "ReferencePlan"]
@@ -46,6 +47,16 @@ def _outputs(
 ) -> tuple[Array, ...]:
     """Keep the rows that were asked for."""
     return (inputs[0][run.batch.outputs],)
+
+
+def _given_ids(
+    run: Run, inputs: list[Array], weights: list[Any], attrs: dict[str, Any]
+) -> tuple[Array, ...]:
+    """Take the ids that are in range, and one beyond it for all others."""
+    given, n = inputs[0], attrs["n"]
+    if attrs["rows"] == OUTPUTS:
+        given = given[run.batch.outputs]
+    return (np.where((given >= 0) & (given < n), given, np.int32(n)),)
 
 
 class ReferenceBackend:
@@ -111,6 +122,7 @@ class ReferenceBackend:
         "route": by_row(formulas.route),
         "expert_matmul": by_row(formulas.expert_matmul),
         "group_ids": by_row(formulas.group_ids),
+        "given_ids": _given_ids,
         "scale_chosen": by_row(formulas.scale_chosen),
         "cluster_matmul": by_row(formulas.cluster_matmul),
         "head_matmul": by_row(formulas.head_matmul),
@@ -271,8 +283,9 @@ class ReferencePlan:
             return batch.tokens
         if name == "positions":
             return batch.positions
-        if name == "codes":
-            return codes_of(batch, self.program)
+        if name in NUMBERS:
+            numbers = numbers_of(batch, self.program, name)
+            return numbers if numbers.dtype == np.int32 else numbers.astype(self._dtype)
         if name == "embeddings":
             if batch.embeddings is None:
                 return self._zeros(self.program.inputs[name], len(batch.tokens))

@@ -94,6 +94,14 @@ def test_groups_of_experts(device, shape):
     assert made.tobytes() == (ids // 4).tobytes()
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (130, 8)])
+def test_given_ids(device, shape):
+    given = np.random.default_rng(20).integers(-3, 12, shape, np.int32)
+    out, size = (shape[1:], np.int32), {"n_batch": len(given), "n": 7, "rows": "n_tokens"}
+    (made,) = carry_out(device, LAUNCHERS["given_ids"], [given], [], out, **size)
+    assert made.tobytes() == np.where((given >= 0) & (given < 7), given, 7).tobytes()
+
+
 @pytest.mark.parametrize("shape", [(1, 1, 1), (5, 3, 100)])
 def test_factors_of_experts(device, shape):
     x, w = of_all_sizes(18, *shape), of_all_sizes(19, 7)

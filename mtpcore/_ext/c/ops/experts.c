@@ -27,6 +27,21 @@ void mtp_op_group_ids(const mtp_op *op, const mtp_run *run, int thread, int n_th
     }
 }
 
+/* Each is read once: a caller may write to them meanwhile. */
+void mtp_op_given_ids(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
+    for (int64_t t = rows.begin; t < rows.end; t++) {
+        const int64_t row = op->axis == MTP_OUTPUTS ? run->outputs[t] : t;
+        const volatile int32_t *given = mtp_row(run, &op->in[0], row, 0);
+        int32_t *ids = mtp_row(run, &op->out[0], t, 0);
+        for (int64_t r = 0; r < op->in[0].width; r++) {
+            const int32_t id = given[r];
+            ids[r] = id >= 0 && id < op->n[0] ? id : (int32_t)op->n[0];
+        }
+    }
+}
+
 /* A counting sort, so rows of one expert keep their order. */
 void mtp_op_sort_by_expert(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
 {

@@ -35,6 +35,8 @@ MTP_DECLARE(mtp_op_matmul);
 MTP_DECLARE(mtp_op_angles);
 /* out = the groups of the experts in in[0] (int32), n[1] of n[0] each. */
 MTP_DECLARE(mtp_op_group_ids);
+/* out = the ids in[0] (int32) of the batch's rows where they are one of 0..n[0]-1, else n[0]. */
+MTP_DECLARE(mtp_op_given_ids);
 /* out = the rows of each expert by the ids in[0]: see mtp_expert_list_words; n[0] experts. */
 MTP_DECLARE(mtp_op_sort_by_expert);
 /* out = the lists of an expert for each head, which every row uses at the rank of its number. */

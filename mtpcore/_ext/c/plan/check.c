@@ -262,7 +262,7 @@ static int are_found(const mtp_plan *plan, int64_t at, int64_t n)
 }
 
 /* Whether the ids that an operation reads are those that a route chose among n, or fewer, or the
- * groups of such experts. */
+ * groups of such experts, or given ones. */
 static int are_chosen(const mtp_plan *plan, int64_t at, const mtp_view *ids, int64_t n_used,
                       int64_t n)
 {
@@ -271,6 +271,8 @@ static int are_chosen(const mtp_plan *plan, int64_t at, const mtp_view *ids, int
         return 0;
     if (maker->kind == MTP_GROUP_IDS)
         return maker->n[0] / maker->n[1] <= n && maker->in[0].width >= n_used;
+    if (maker->kind == MTP_GIVEN_IDS)
+        return maker->n[0] < n && maker->in[0].width >= n_used;
     return maker->kind == MTP_ROUTE && maker->in[0].width <= n && maker->n[0] >= n_used;
 }
 
@@ -362,6 +364,10 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
         if (op->n[1] < 1 || op->n[0] % op->n[1])
             return "groups of different sizes, or none";
         return is_alike(in, out) ? NULL : "not a group for each id";
+    case MTP_GIVEN_IDS:
+        if (op->n[0] < 1 || op->n[0] >= INT32_MAX)
+            return "ids of nothing";
+        return is_alike(in, out) ? NULL : "not an id for each one that is given";
     case MTP_SORT_BY_EXPERT:
         if (!are_chosen(plan, at, in, in->width, op->n[0]))
             return "ids of more experts than there are lists for";

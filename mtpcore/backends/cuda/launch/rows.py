@@ -22,6 +22,7 @@ from mtpcore.backends.cuda.launch.step import (
     n_parts_of,
 )
 from mtpcore.graph.ops import ACTIVATIONS
+from mtpcore.graph.program import OUTPUTS
 
 __all__ = [
     "KERNELS",
@@ -57,7 +58,7 @@ _COPY, _MIX, _NOT_FINITE = Kernel("copy"), Kernel("mix"), Kernel("not_finite")
 _KEEP_BEST, _FIND_BEST = Kernel("keep_best"), Kernel("find_best")
 _SCALE_BY_POSITION = Kernel("scale_by_position")
 _XIELU, _GAUSSIAN_TOPK = Kernel("xielu"), Kernel("gaussian_topk")
-_GROUP_IDS = Kernel("group_ids")
+_GROUP_IDS, _GIVEN_IDS = Kernel("group_ids"), Kernel("given_ids")
 KERNELS = (
     *_ELEMENTWISE.values(),
     *_NORMALISE.values(),
@@ -71,6 +72,7 @@ KERNELS = (
     _XIELU,
     _GAUSSIAN_TOPK,
     _GROUP_IDS,
+    _GIVEN_IDS,
 )
 
 
@@ -168,6 +170,16 @@ def group_ids(step: Step, n_rows: int) -> list[Launch]:
     ids, n = step.inputs[0], n_rows * n_of_row(step.outputs[0])
     arguments = _GROUP_IDS.arguments(ids=ids, groups=step.outputs[0], n=n, **step.attrs)
     return [Launch(_GROUP_IDS, (blocks_of(n), 1), arguments)]
+
+
+def given_ids(step: Step, n_rows: int) -> list[Launch]:
+    """Take the ids that a batch brings, of all of its rows or of those that were asked for."""
+    given, ids = step.inputs[0], step.outputs[0]
+    rows = step.chosen if step.attrs["rows"] == OUTPUTS else None
+    arguments = _GIVEN_IDS.arguments(
+        given=given, rows=rows, ids=ids, n_rows=n_rows, width=n_of_row(ids), n=step.attrs["n"]
+    )
+    return [Launch(_GIVEN_IDS, (blocks_of(n_rows * n_of_row(ids)), 1), arguments)]
 
 
 def scale_chosen(step: Step, n_rows: int) -> list[Launch]:
@@ -540,4 +552,5 @@ LAUNCHERS: dict[str, Launcher] = {
     "keep_best": keep_best,
     "find_best": find_best,
     "group_ids": group_ids,
+    "given_ids": given_ids,
 }

@@ -1,0 +1,152 @@
+"""Graphs whose products by some matrices are changed by adapters, row by row (LoRA).
+
+After each product y = W x of a matrix that adapters change, four nodes make y + sum over i of
+scale[t, i] * B[k] (A[k] x), with k = adapters[t, i], in the order of i::
+
+    %y  = matmul(%x, W)
+    %h  = expert_matmul(%x, %ids, A)   # [T, n_used, rank]
+    %d  = expert_matmul(%h, %ids, B)   # [T, n_used, out]
+    %s  = mix(%d, %scales)             # [T, out]
+    %y' = add(%y, %s)                  # which later nodes read in place of %y
+
+``adapters`` and ``adapter_scales`` are inputs. Where a row has fewer than n_used adapters the
+others are matrix n of the stacks, zeros, with scale 0: y + 0 has the bits of y, so a row without
+adapters has those of the graph without this change, and no row's depend on those beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from mtpcore.graph.inference import check, infer
+from mtpcore.graph.program import OUTPUTS, TOKENS, Node, Program, Value, Weight
+
+__all__ = ["adapt_products", "adapted_products"]
+
+
+def adapted_products(program: Program) -> dict[str, tuple[int, int]]:
+    """Return the matrices whose products can be adapted: shapes by the names that are asked for."""
+    return {
+        weight.wanted: (weight.shape[0], weight.shape[1])
+        for node in program.nodes
+        if (weight := _matrix(program, node)) is not None
+    }
+
+
+def _matrix(program: Program, node: Node) -> Weight | None:
+    """Return the matrix of a product of rows of a batch; None of all other nodes."""
+    is_one = node.op == "matmul" and program.values[node.inputs[0]].shape[0] in (TOKENS, OUTPUTS)
+    return node.weights[0] if is_one else None
+
+
+def adapt_products(
+    program: Program, ranks: dict[str, int], n: int, n_used: int, names: tuple[str, str]
+) -> Program:
+    """Return a program in which adapters change products.
+
+    Parameters
+    ----------
+    program : Program
+    ranks : dict of str to int
+        By the name that is asked for of each matrix that adapters change, the largest of their
+        ranks.
+    n : int
+        How many adapters there are; stacks have n + 1 matrices, the last one zeros.
+    n_used : int
+        How many a row has at most.
+    names : (str, str)
+        What follows a matrix's name in those of its stacks A [n + 1, rank, in] and B [n + 1, out,
+        rank].
+    """
+    return _Adapting(program, ranks, n, n_used, names).finish()
+
+
+class _Adapting:
+    """Values and nodes of the program that is being made."""
+
+    def __init__(
+        self,
+        program: Program,
+        ranks: dict[str, int],
+        n: int,
+        n_used: int,
+        names: tuple[str, str],
+    ) -> None:
+        self._program, self._ranks, self._n, self._names = program, ranks, n, names
+        self._values, self._nodes = list(program.values), list[Node]()
+        self._inputs = dict(program.inputs)
+        self._given = self._add_input("adapters", n_used, "i32")
+        self._scales = self._add_input("adapter_scales", n_used, "f32")
+        self._of_rows: dict[Any, tuple[Value, Value]] = {}
+        self._changed: dict[int, int] = {}
+
+    def finish(self) -> Program:
+        for node in self._program.nodes:
+            inputs = tuple(self._changed.get(i, i) for i in node.inputs)
+            self._nodes.append(msgspec.structs.replace(node, inputs=inputs))
+            matrix = _matrix(self._program, node)
+            if matrix is not None and matrix.wanted in self._ranks:
+                self._changed[node.outputs[0]] = self._adapt(self._nodes[-1], matrix)
+        outputs = {name: self._changed.get(i, i) for name, i in self._program.outputs.items()}
+        program = msgspec.structs.replace(
+            self._program,
+            values=tuple(self._values),
+            nodes=tuple(self._nodes),
+            inputs=self._inputs,
+            outputs=outputs,
+        )
+        check(program)
+        return program
+
+    def _adapt(self, node: Node, matrix: Weight) -> int:
+        """Add what adapters make of a product, and return the id of the sum."""
+        x, y = (self._values[i] for i in (node.inputs[0], node.outputs[0]))
+        ids, scales = self._rows_of(x)
+        rank = self._ranks[matrix.wanted]
+        down, up = (
+            Weight(matrix.wanted + name, matrix.wanted + name, (self._n + 1, *shape))
+            for name, shape in zip(
+                self._names, ((rank, matrix.shape[1]), (matrix.shape[0], rank)), strict=True
+            )
+        )
+        low = self._add("expert_matmul", f"{node.name}.adapter_a", [x, ids], [down])
+        high = self._add("expert_matmul", f"{node.name}.adapter_b", [low, ids], [up])
+        change = self._add("mix", f"{node.name}.adapters", [high, scales])
+        return self._add("add", f"{node.name}.adapted", [y, change]).id
+
+    def _rows_of(self, x: Value) -> tuple[Value, Value]:
+        """Return ids and scales of the rows that a value has."""
+        rows = x.shape[0]
+        if rows not in self._of_rows:
+            name = "adapters" if rows == TOKENS else "adapters.outputs"
+            ids = self._add("given_ids", name, [self._given], n=self._n, rows=rows)
+            scales = self._scales
+            if rows == OUTPUTS:
+                scales = self._add("outputs", "adapter_scales.outputs", [scales])
+            self._of_rows[rows] = ids, scales
+        return self._of_rows[rows]
+
+    def _add_input(self, name: str, n_used: int, dtype: Any) -> Value:
+        value = Value(len(self._values), name, (TOKENS, n_used), dtype)
+        self._values.append(value)
+        self._inputs[name] = value.id
+        return value
+
+    def _add(
+        self,
+        op: str,
+        name: str,
+        inputs: list[Value],
+        weights: Collection[Weight] = (),
+        **attrs: Any,
+    ) -> Value:
+        shapes = [weight.shape for weight in weights]
+        ((shape, dtype, n_experts),) = infer(op, name, inputs, shapes, attrs)
+        value = Value(len(self._values), name, shape, dtype, n_experts)  # type: ignore[arg-type]
+        self._values.append(value)
+        ids = tuple(each.id for each in inputs)
+        self._nodes.append(Node(op, name, ids, (value.id,), tuple(weights), attrs))
+        return value

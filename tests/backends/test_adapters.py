@@ -1,0 +1,74 @@
+"""Products that adapters change, row by row: alone, beside others, and without any."""
+
+import numpy as np
+from harness.random_programs import Writer, adapt, random_batches
+from harness.random_text import N_CTX, Text, feed
+from harness.search import searching
+from hypothesis import assume, given, note
+from hypothesis import strategies as st
+from programs import Tensor
+
+from mtpcore.backends.cpu import CpuBackend
+from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.graph import GraphBuilder, Outputs, adapt_products
+from mtpcore.testing import Runner, Weights
+
+
+@searching(40)
+@given(st.data(), st.sampled_from([1, 3]), st.booleans(), st.integers(0, 2**32 - 1))
+def test_rows_without_adapters_are_those_of_the_program_itself(data, threads, is_reference, seed):
+    """Whatever the rows beside them have."""
+    plain = Writer(data.draw).write()
+    assume(not plain.sees_batch)
+    adapted = adapt(data.draw, plain)
+    assume(adapted is not plain)
+    note(str(adapted.program))
+    text, weights = Text(adapted, seed), Weights(plain.tensors)
+    without = text.adapters[0]
+    without[:], text.adapter_scales[0] = -1, 0  # of sequence 0; the others have some
+    backend = ReferenceBackend() if is_reference else CpuBackend()
+    batches = data.draw(random_batches(adapted))
+    n_batch = max(len(batch.seq) for batch in batches)
+    size = {"n_seq": 3, "n_ctx": N_CTX, "n_batch": n_batch, "threads": threads}
+    with_adapters, alone = (
+        Runner(backend, drawn.program, weights, **size) for drawn in (adapted, plain)
+    )
+    for batch in batches:
+        mine = batch.seq == 0
+        made = feed(with_adapters, text, batch)
+        wanted = feed(alone, text, batch)  # whose rows of other sequences have no adapters
+        of_outputs = mine[batch.outputs]
+        for name, rows in wanted.items():
+            own = of_outputs if name == "logits" else mine
+            is_number = ~np.isnan(rows[own])
+            assert np.array_equal(made[name][own][is_number], rows[own][is_number]), name
+    assert with_adapters.memory.digest(0) == alone.memory.digest(0)
+
+
+@searching(40)
+@given(st.data(), st.integers(0, 2**32 - 1))
+def test_what_is_added_is_the_sum_of_scaled_products(data, seed):
+    """One product, in float64: W x + sum of scale * B (A x)."""
+    rng = np.random.default_rng(seed)
+    n_in, n_out, rank, n, n_used = (data.draw(st.integers(1, most)) for most in (40, 40, 9, 4, 3))
+    tensors = {"w.weight": Tensor(rng.normal(size=(n_out, n_in)))}
+    for suffix, shape in ((".a", (rank, n_in)), (".b", (n_out, rank))):
+        stack = rng.normal(size=(n + 1, *shape))
+        stack[n] = 0
+        tensors[f"w.weight{suffix}"] = Tensor(stack)
+    g = GraphBuilder("one", tensors, slots={"x": n_in})
+    program = g.finish(Outputs(y=g.matmul(g.inputs["x"], "w.weight")))
+    program = adapt_products(program, {"w.weight": rank}, n, n_used, (".a", ".b"))
+    x = rng.normal(size=(7, n_in)).astype(np.float32)
+    ids = rng.integers(-1, n + 2, (7, n_used)).astype(np.int32)
+    scales = rng.normal(size=(7, n_used)).astype(np.float32)
+    w, a, b = (t.array().astype(np.float64) for t in tensors.values())
+    wanted = x @ w.T
+    for t in range(7):
+        for k, scale in zip(ids[t], scales[t], strict=True):
+            if 0 <= k < n:
+                wanted[t] += float(scale) * (b[k] @ (a[k] @ x[t]))
+    for backend in (CpuBackend(), ReferenceBackend()):
+        runner = Runner(backend, program, Weights(tensors))
+        made = runner.feed([0] * 7, x=x, adapters=ids, adapter_scales=scales)["y"]
+        np.testing.assert_allclose(made, wanted, rtol=0, atol=1e-4)

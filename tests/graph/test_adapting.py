@@ -1,0 +1,48 @@
+"""Programs in which adapters change products."""
+
+import pytest
+
+from mtpcore.graph import GraphBuilder, Outputs, adapt_products, adapted_products
+
+
+class Shape:
+    def __init__(self, *shape):
+        self.shape = shape
+
+
+TENSORS = {"table": Shape(10, 8), "w": Shape(6, 8), "out": Shape(10, 6), "up": Shape(4, 6, 8)}
+
+
+def program():
+    g = GraphBuilder("toy", {**TENSORS, "router": Shape(4, 8)})
+    x = g.embed(g.inputs.tokens, "table")
+    ids, shares = g.route(x, "router", n_used=2)
+    y = g.add(g.matmul(x, "w"), g.mix(g.expert_matmul(x, ids, "up"), shares))
+    return g.finish(Outputs(logits=g.matmul(g.output_rows(y), "out"), y=y))
+
+
+def test_what_can_be_adapted_are_products_by_one_matrix():
+    assert adapted_products(program()) == {"w": (6, 8), "out": (10, 6)}
+
+
+def test_later_nodes_read_the_sum():
+    before = program()
+    after = adapt_products(before, {"w": 3, "out": 2}, 4, 2, (".a", ".b"))
+    assert {name: after.shape(name) for name in after.outputs} == {
+        name: before.shape(name) for name in before.outputs
+    }
+    made_by = {value: node for node in after.nodes for value in node.outputs}
+    assert made_by[after.outputs["logits"]].name == "out.adapted"
+    (add,) = (node for node in after.nodes if node.name == made_by[after.outputs["y"]].name)
+    assert made_by[add.inputs[0]].name == "w.adapted"
+    assert after.weights()["w.a"].shape == (5, 3, 8)
+    assert after.weights()["out.b"].shape == (5, 10, 2)
+    assert after.values[after.inputs["adapters"]].shape == ("n_tokens", 2)
+    assert before == program()  # which nothing changed
+
+
+@pytest.mark.parametrize("names", [["w"], ["out"], ["w", "out"]])
+def test_ids_are_taken_once_for_all_rows_that_read_them(names):
+    after = adapt_products(program(), dict.fromkeys(names, 3), 1, 1, (".a", ".b"))
+    rows = [node.attrs["rows"] for node in after.nodes if node.op == "given_ids"]
+    assert sorted(rows) == sorted({"w": "n_tokens", "out": "n_outputs"}[name] for name in names)
