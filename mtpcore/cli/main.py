@@ -18,12 +18,14 @@ from mtpcore.cli import (
     lend,
     list,
     lookup,
+    merge,
     plugins,
     pull,
     quantize,
     rm,
     run,
     serve,
+    split,
     vocabulary,
 )
 from mtpcore.cli.foreign import FOREIGN
@@ -46,6 +48,8 @@ _COMMANDS = (
     bench,
     convert,
     quantize,
+    split,
+    merge,
     vocabulary,
     lookup,
     lend,

@@ -14,6 +14,9 @@ from mtpcore.cli.terminal import note, note_left_out, spell_bytes
 from mtpcore.conversion import WRITABLE, Retyped, TensorTypes, quantised_types, quantize
 from mtpcore.conversion.mixes import MixName
 from mtpcore.conversion.parts import MTP
+from mtpcore.discovery.loading import find_model
+from mtpcore.gguf import open_model_file
+from mtpcore.gguf.splitting import part_path, split_prefix
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 
@@ -34,6 +37,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "out",
         metavar="OUT",
         help="the file to write, with its companion for a model in two; replaced if it exists",
+    )
+    group.add_argument(
+        "--keep-split",
+        action="store_true",
+        help="write a split model in parts as it comes in them: OUT-00001-of-00003.gguf and so on",
     )
     add_mtp_option(group)
     group = add_type_options(parser, None)
@@ -156,9 +164,21 @@ def execute(options: argparse.Namespace) -> int:
             options.out,
             **asked,
             override=dict(options.override_kv),
+            keep_split=options.keep_split,
             threads=options.threads,
             report=report,
         )
     note_left_out(left_out, options.verbose)
-    note(f"wrote {options.out}, {spell_bytes(Path(options.out).stat().st_size)}")
+    paths = [Path(options.out)]
+    if options.keep_split:
+        paths = _parts(options.source, paths[0])
+    note(f"wrote {paths[0]}, {spell_bytes(sum(path.stat().st_size for path in paths))}")
     return 0
+
+
+def _parts(source: str, out: Path) -> list[Path]:
+    """Return the parts that were written as the source has them; of a whole source the one file."""
+    with open_model_file(find_model(source), to_look_at=True) as file:
+        count = len(file.files)
+    prefix = split_prefix(out)
+    return [out] if count == 1 else [part_path(prefix, i, count) for i in range(count)]

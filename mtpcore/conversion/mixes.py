@@ -214,7 +214,12 @@ def file_order(name: str) -> tuple[int, bytes]:
 
 
 def choose_types(
-    tensors: Iterable[Described], mix: str, model: ModelShape, rules: TypeRules
+    tensors: Iterable[Described],
+    mix: str,
+    model: ModelShape,
+    rules: TypeRules,
+    *,
+    in_order: bool = False,
 ) -> dict[str, int]:
     """Return the type id of each tensor, in the order of the file.
 
@@ -226,15 +231,18 @@ def choose_types(
         A key of ``MIXES``.
     model : ModelShape
     rules : TypeRules
+    in_order : bool
+        Whether they are given in the order of the file, as the parts of a split one have them;
+        otherwise it is that of ``file_order``.
 
     Raises
     ------
     ModelFileError
         A matrix needs an importance matrix in this mix.
     """
-    in_order = sorted(tensors, key=lambda tensor: file_order(tensor.name))
-    choice = _Choice(mix, model, rules, [tensor.name for tensor in in_order])
-    return {tensor.name: choice.choose(tensor) for tensor in in_order}
+    ordered = [*tensors] if in_order else sorted(tensors, key=lambda one: file_order(one.name))
+    choice = _Choice(mix, model, rules, [tensor.name for tensor in ordered])
+    return {tensor.name: choice.choose(tensor) for tensor in ordered}
 
 
 def _has_more_bits(i: int, n: int) -> bool:

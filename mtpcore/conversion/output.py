@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import cast
 
 from mtpcore.discovery.loading import load_model
@@ -25,9 +26,16 @@ Report = Callable[[int, int], None]
 
 
 def write_checked(
-    model: StreamedFile, companion: StreamedFile | None, known: Registry, report: Report | None
+    model: StreamedFile,
+    companion: StreamedFile | None,
+    known: Registry,
+    report: Report | None,
+    *,
+    further: Sequence[StreamedFile] = (),
 ) -> None:
     """Write a model file, and its companion if it has one, whose graphs have been built of headers.
+
+    ``further`` are the other parts of a split one.
 
     Raises
     ------
@@ -35,7 +43,7 @@ def write_checked(
         It cannot be written, or a graph lacks a tensor or meets one of another shape. No file is
         left behind.
     """
-    files = [model, *([companion] if companion else [])]
+    files = [model, *further, *([companion] if companion else [])]
     total, done = sum(tensor.n_bytes for file in files for tensor in file.tensors), 0
 
     def written(n_bytes: int) -> None:
@@ -45,7 +53,16 @@ def write_checked(
             report(done, total)
 
     def check(*parts: Path) -> None:
-        _build_graphs(dict(zip(parts, (file.path for file in files), strict=True)), known)
+        named = dict(zip(parts, (file.path for file in files), strict=True))
+        if not further:
+            _build_graphs(named, known)
+            return
+        with TemporaryDirectory() as place:  # parts find each other by their names
+            links = {Path(place) / path.name: part.resolve() for part, path in named.items()}
+            for link, part in links.items():
+                link.symlink_to(part)
+            first = Path(place) / model.path.name
+            _build_graphs({first: model.path}, known)
 
     stream_model_files(files, check=check, written=written)
     if companion:

@@ -29,6 +29,7 @@ from mtpcore.discovery.registry import Registry, registry
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import ModelFile, StreamedFile, StreamedTensor, Tensor
 from mtpcore.gguf.header import MetadataValue, StoredValue, stored_metadata
+from mtpcore.gguf.splitting import part_keys, part_path, split_prefix
 from mtpcore.gguf.tensor import MappedFile
 from mtpcore.gguf.types import BLOCKS, is_float, type_name
 from mtpcore.gguf.writer import encode
@@ -74,6 +75,7 @@ def quantize(
     types: TensorTypes | None = None,
     importance: str | PathLike[str] | None = None,
     override: dict[str, MetadataValue] | None = None,
+    keep_split: bool = False,
     threads: int | None = None,
     plugins: Registry | None = None,
     report: Report | None = None,
@@ -104,6 +106,9 @@ def quantize(
         An importance matrix of llama.cpp, as GGUF or as it was before.
     override : dict, optional
         Metadata that replaces the file's, or comes to it.
+    keep_split : bool
+        Whether to write a split model in parts, each with the tensors that it has: ``path`` is what
+        they are called before their numbers.
     threads : int, optional
         Default: as many as contexts have.
     plugins : Registry, optional
@@ -132,17 +137,61 @@ def quantize(
     )
     more = dict(expect(override or {}, dict, "metadata", where="override", error=ModelFileError))
     with load_model(source, sidecars=False, plugins=known) as model:
-        _refuse_own_file(model, path)
+        prefix = split_prefix(path)
+        paths = [part_path(prefix, i, len(model.paths)) for i in range(len(model.paths))]
+        keep_split = _keeps_split(keep_split, model, mtp)
+        for written in paths if keep_split else [path]:
+            _refuse_own_file(model, written)
         left_out, choice = _choose(model, source, outtype, mtp_type, mtp, types, weights)
         own = model.parts[0] if model.parts else model
         metadata = _metadata(own, model, mtp) | _stamp(choice, weights)
         metadata = {key: value for key, value in metadata.items() if key not in more} | more
         writing = _Writing(choice, weights, n_threads)
         kept = [tensor for name, tensor in own.tensors.items() if name not in left_out]
-        streamed = writing.retype(kept, model.architecture, own.metadata)
-        whole = StreamedFile(path, model.architecture, metadata, streamed)
-        write_checked(whole, _companion(model, path, writing), known, report)
+        streamed = writing.retype(kept, model.architecture, own.metadata, in_order=keep_split)
+        if keep_split:
+            first, *further = _in_parts(model, paths, metadata, streamed)
+            write_checked(first, None, known, report, further=further)
+        else:
+            whole = StreamedFile(path, model.architecture, metadata, streamed)
+            write_checked(whole, _companion(model, path, writing), known, report)
     return left_out
+
+
+def _keeps_split(asked: bool, model: Model, mtp: MTP) -> bool:
+    """Say whether parts are written; a model in one file has none to keep.
+
+    Raises
+    ------
+    ModelFileError
+        They cannot be kept.
+    """
+    if not asked or len(model.paths) == 1:
+        return False
+    if mtp != "keep" or model.parts:
+        raise ModelFileError(
+            "parts are kept where all of a model in one split file is written",
+            where=str(model.path),
+            got="a model with a companion" if model.parts else f"mtp={mtp!r}",
+            fix="leave --keep-split (keep_split=True) out, and split the new file",
+        )
+    return True
+
+
+def _in_parts(
+    model: Model,
+    paths: Sequence[Path],
+    metadata: dict[str, MetadataValue | StoredValue],
+    tensors: Sequence[StreamedTensor],
+) -> list[StreamedFile]:
+    """Return the parts of a model, with the tensors that the parts it is made of have."""
+    parts: list[StreamedFile] = []
+    for number, (path, source) in enumerate(zip(paths, model.paths, strict=True)):
+        said = part_keys(number, len(paths), len(tensors))
+        own = [one for one in tensors if model.tensors[one.name].path == source]
+        whole = metadata | said if number == 0 else said
+        parts.append(StreamedFile(path, "", whole, own))
+    return parts
 
 
 def quantised_types(
@@ -306,11 +355,19 @@ class _Writing:
         self.choice, self.weights, self.n_threads = choice, weights, n_threads
 
     def retype(
-        self, tensors: Sequence[Tensor], architecture: str, metadata: Mapping[str, MetadataValue]
+        self,
+        tensors: Sequence[Tensor],
+        architecture: str,
+        metadata: Mapping[str, MetadataValue],
+        *,
+        in_order: bool = False,
     ) -> list[StreamedTensor]:
-        """Return tensors in the order of the file, of the types that were chosen."""
+        """Return tensors of the types that were chosen, in the order of the file.
+
+        ``in_order``: they are given so, as parts of a split model have them.
+        """
         described = [Described(t.name, t.shape, t.type) for t in tensors if is_float(t.type)]
-        kinds = self.choice.choose(described, architecture, metadata)
+        kinds = self.choice.choose(described, architecture, metadata, in_order=in_order)
         again = {type_name(t.type) for t in tensors if _is_requantised(t, kinds)}
         if again:
             log.warning(
@@ -319,8 +376,8 @@ class _Writing:
             )
         if self.weights is not None:
             self._note_unweighted([name for name, kind in kinds.items() if BLOCKS[kind][0] > 1])
-        in_order = sorted(tensors, key=lambda tensor: file_order(tensor.name))
-        return [self._retyped(tensor, kinds.get(tensor.name, tensor.type)) for tensor in in_order]
+        ordered = tensors if in_order else sorted(tensors, key=lambda one: file_order(one.name))
+        return [self._retyped(tensor, kinds.get(tensor.name, tensor.type)) for tensor in ordered]
 
     def _note_unweighted(self, names: Sequence[str]) -> None:
         """Say of which quantised matrices the importance matrix has no weights."""

@@ -142,15 +142,18 @@ class TypeChoice:
         tensors: Iterable[Described],
         architecture: str,
         metadata: Mapping[str, MetadataValue],
+        *,
+        in_order: bool = False,
     ) -> dict[str, int]:
-        """Return the type id of each tensor of floats, in the order that files have.
+        """Return the type id of each tensor of floats; ``in_order`` as in ``choose_types``.
 
         Raises
         ------
         ModelFileError
             A matrix needs an importance matrix in this mix.
         """
-        return choose_types(tensors, self.mix, model_shape(architecture, metadata), self._rules)
+        shape = model_shape(architecture, metadata)
+        return choose_types(tensors, self.mix, shape, self._rules, in_order=in_order)
 
     def published_type(self, name: str, shape: tuple[int, ...]) -> int:
         """Return the type of a tensor of floats in a file whose matrices are not quantised.

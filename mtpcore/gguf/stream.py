@@ -55,6 +55,7 @@ class StreamedFile(msgspec.Struct, frozen=True):
     path : Path
         Replaced where it exists as a regular file.
     architecture : str
+        Empty: the file names none, as the parts of a split model but the first.
     metadata : mapping
         As ``write_model_file`` takes it; values may be as another file has them. The architecture
         comes first where it is not among them.
@@ -134,8 +135,8 @@ def _write_header(part: Path, file: StreamedFile) -> list[int]:
     """Write all but the data, for which zeros stand; return where each tensor begins."""
     writer = FileWriter(part, file.architecture)
     try:
-        if "general.architecture" in file.metadata:
-            writer.kv_data[0].clear()  # it has its place there
+        if "general.architecture" in file.metadata or not file.architecture:
+            writer.kv_data[0].clear()  # it has its place there, or none
         for key, value in file.metadata.items():
             add_value(writer, key, value)
         for tensor in file.tensors:
