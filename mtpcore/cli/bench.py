@@ -10,6 +10,7 @@ from typing import Literal
 
 from mtpcore.cli import options as shared
 from mtpcore.cli.bench_report import BenchedText, collect, collect_fetches, describe
+from mtpcore.cli.lora import add_adapter_options, scales_of
 from mtpcore.cli.measure import ROWS, measure_costs, take_turns
 from mtpcore.cli.progress import progress
 from mtpcore.cli.prompts import BUILT_IN, encode, read_prompt
@@ -72,6 +73,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     shared.add_draft_options(parser)
     add_sampling_options(parser)
+    add_adapter_options(parser)
     shared.add_context_options(parser)
     parser.add_argument("--json", action="store_true", help="print one object")
 
@@ -143,9 +145,9 @@ def _arms(
     text to text as in a process that runs on.
     """
     llm = make_context(options, session.model, session.llm.n_ctx)
-    plain = link(llm, [])
+    plain, scales = link(llm, []), scales_of(options, llm)
     arms: dict[str, Callable[[], Generator]] = {
-        "plain": lambda: Generator(plain, sampling=sampling)
+        "plain": lambda: Generator(plain, sampling=sampling, adapters=scales)
     }
     if not session.draft:
         return arms
@@ -157,6 +159,7 @@ def _arms(
             draft=draft,
             draft_sampler=options.draft_sampler,
             p_min=options.p_min,
+            adapters=scales,
             lengths=controller,
         )
 

@@ -18,6 +18,7 @@ import msgspec
 
 from mtpcore.boundary.atomic import replacing
 from mtpcore.cli import options as shared
+from mtpcore.cli.lora import add_adapter_options, scales_of
 from mtpcore.cli.report import describe, describe_settings, name_drafter
 from mtpcore.cli.samplers import (
     FIELDS,
@@ -91,6 +92,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_sampling_options(parser)
     shared.add_form_options(parser)
+    add_adapter_options(parser)
     shared.add_context_options(parser)
     output = parser.add_argument_group("output")
     shared.add_colour_option(output)
@@ -122,6 +124,7 @@ def execute(options: argparse.Namespace) -> int:
             draft=session.draft_or_auto,
             draft_sampler=options.draft_sampler,
             p_min=options.p_min,
+            adapters=scales_of(options, session.llm),
             prefix_cache="all",
         )
         with LM.of(generator) as lm, _interrupts():

@@ -118,8 +118,9 @@ _REFUSED: Table = {
     "everybody on the machine": {"X": "-hft --hf-token"},
     "download the file first, as with curl -LO, and give its path": {"X": "-mu --model-url"},
     "take the model from the hub, with -hf OWNER/REPO": {"X": "-dr --docker-repo"},
-    "merge the adapter into a model file first, as export-lora of llama.cpp does": {
-        "X": "--lora --lora-scaled"
+    "run, chat, serve and bench take adapters": {"X": "--lora --lora-scaled"},
+    "--lora FILE:0 loads an adapter that texts have only where they ask for it": {
+        "": "--lora-init-without-apply"
     },
     "not available": {"X": "--control-vector --control-vector-scaled"},
     "mtpcore run and chat give a text its form; a server's requests ask for theirs, as with "

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from mtpcore.cli import options as shared
+from mtpcore.cli.lora import add_adapter_options, scales_of
 from mtpcore.cli.prompts import TokenizedPrompt, read_prompt
 from mtpcore.cli.report import (
     compare,
@@ -91,6 +92,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     shared.add_draft_options(parser)
     add_sampling_options(parser)
     shared.add_form_options(parser)
+    add_adapter_options(parser)
     shared.add_context_options(parser)
     output = parser.add_argument_group("output")
     output.add_argument(
@@ -122,6 +124,7 @@ def execute(options: argparse.Namespace) -> int:
             draft=session.draft_or_auto,
             draft_sampler=options.draft_sampler,
             p_min=options.p_min,
+            adapters=scales_of(options, session.llm),
         )
         request = _add(generator, prompt.tokens, options, is_answer=prompt.is_chat)
         interrupted = _write(generator, request, session, options, prompt.text)
@@ -267,7 +270,7 @@ def _compare(
 ) -> bool:
     """Also decode without drafts; return whether the guarantee was broken."""
     llm = make_context(options, session.model, session.llm.n_ctx)
-    plain = Generator(llm, sampling=request.sampling)
+    plain = Generator(llm, sampling=request.sampling, adapters=scales_of(options, llm))
     again = _add(plain, request.given, options, is_answer=False)
     finish(plain, again)
     difference = first_difference(request.tokens, again.tokens)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mtpcore.cli import options as shared
 from mtpcore.cli.allocator import keep_flat
+from mtpcore.cli.lora import add_adapter_options, scales_of
 from mtpcore.cli.samplers import add_sampling_options, given_sampling
 from mtpcore.cli.session import open_model, open_session
 from mtpcore.cli.templates import add_template_options, take_template, template_options
@@ -110,6 +111,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_template_options(parser)
     add_sampling_options(parser)
+    add_adapter_options(parser)
     shared.add_context_options(parser)
 
 
@@ -142,6 +144,7 @@ def execute(options: argparse.Namespace) -> int:
             draft=session.draft_or_auto,
             draft_sampler=options.draft_sampler,
             p_min=options.p_min,
+            adapters=scales_of(options, session.llm),
             prefix_cache="all",
         )
         with LM.of(generator, sampling) as lm:

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from mtpcore.cli.lora import open_adapters
 from mtpcore.cli.options import draft_vocabulary_of, model_path
 from mtpcore.cli.progress import progress
 from mtpcore.cli.terminal import note
@@ -167,6 +168,7 @@ def make_context(
         checkpoint_bytes=options.checkpoint_bytes,
         threads=options.threads,
         backend=options.backend,
+        adapters=open_adapters(options),
     )
 
 

@@ -17,6 +17,7 @@ from mtpcore.cross import Cross
 from mtpcore.declarations.spec import Tap
 from mtpcore.errors import BatchError, CapacityError
 from mtpcore.gguf.header import MetadataValue
+from mtpcore.runtime.adapters import AdapterChoice, Chosen
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.context import Context
 
@@ -30,11 +31,12 @@ _OF_FILES: dict[int, Pooling] = {PoolingType.MEAN: "mean", PoolingType.LAST: "la
 
 
 class EmbeddingKind(Struct, frozen=True):
-    """Which rows of a text its vector is made of, and how."""
+    """Which rows of a text its vector is made of, how, and with which adapters."""
 
     tap: Tap
     pooling: Pooling
     is_normalized: bool
+    adapters: Chosen = ()
 
 
 class Embedder:
@@ -58,7 +60,11 @@ class Embedder:
         self._idle: deque[Context] = deque(maxlen=1)
 
     def choose(
-        self, tap: str | Tap, pooling: str | None = None, normalize: bool | None = None
+        self,
+        tap: str | Tap,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        adapters: AdapterChoice = (),
     ) -> EmbeddingKind:
         """Return what is asked for, checked; the arguments are those of ``LM.embed``.
 
@@ -73,8 +79,10 @@ class Embedder:
             chosen = _pooling_of(model.metadata, model.architecture) or default
         else:
             chosen = read(pooling, _POOLINGS, "no such pooling", where="pooling")
+        adapted = self._source.runner.choose_adapters(adapters)
         asked = read(normalize, _NORMALIZED, "normalize is yes or no")
-        return EmbeddingKind(Tap.parse(tap), chosen, chosen != "none" if asked is None else asked)
+        is_normalized = chosen != "none" if asked is None else asked
+        return EmbeddingKind(Tap.parse(tap), chosen, is_normalized, adapted)
 
     def embed(self, prompts: Sequence[Sequence[int]], kind: EmbeddingKind) -> Iterator[list[F32]]:
         """Read texts, and yield after each pass the vectors of those that it finished, in order.
@@ -127,6 +135,7 @@ class Embedder:
             if context.taps == (tap,):
                 return context
         source = self._source
+        adapters = source.runner.adapters
         return Context(
             source.model,
             source.n_ctx,
@@ -138,6 +147,7 @@ class Embedder:
             threads=source.threads,
             backend=source.backend,
             taps=(tap,),
+            adapters=adapters.by_name if adapters else None,
         )
 
     def _end_of_pass(self, prompts: Sequence[Sequence[int]], begin: int) -> int:
@@ -157,6 +167,8 @@ class Embedder:
         n_most = max(map(len, prompts))
         n_pass = n_most if self._reads_whole else context.n_batch
         pooled: dict[int, NDArray[Any]] = {}
+        for seq in range(len(prompts)):
+            context.runner.sequences.adapt(seq, kind.adapters)
         for at in range(0, n_most, n_pass):
             parts = {seq: prompt[at : at + n_pass] for seq, prompt in enumerate(prompts)}
             seqs = [seq for seq, part in parts.items() for _ in part]

@@ -289,6 +289,23 @@ class LM(Closing, Uncopied):
         return named
 
     @property
+    def adapters(self) -> dict[str, Adapter]:
+        """The adapters of the model, by the names by which calls choose them."""
+        found = self._cross.llm.runner.adapters
+        return {} if found is None else {**found.by_name}
+
+    @property
+    def default_adapters(self) -> dict[str, float]:
+        """The adapters of a text whose call names none, with their scales; may be set."""
+        given = self.generator.adapters
+        return {**given} if isinstance(given, Mapping) else dict.fromkeys(given, 1.0)
+
+    @default_adapters.setter
+    def default_adapters(self, adapters: AdapterChoice) -> None:
+        self._cross.llm.runner.choose_adapters(adapters)
+        self.generator.adapters = adapters
+
+    @property
     def stats(self) -> Stats:
         """Counts and times of all texts so far."""
         return self.generator.stats
@@ -530,6 +547,7 @@ class LM(Closing, Uncopied):
         pooling: Pooling | None = ...,
         tap: str = ...,
         normalize: bool | None = ...,
+        adapters: AdapterChoice | None = ...,
     ) -> F32: ...
 
     @overload
@@ -540,6 +558,7 @@ class LM(Closing, Uncopied):
         pooling: Pooling | None = ...,
         tap: str = ...,
         normalize: bool | None = ...,
+        adapters: AdapterChoice | None = ...,
     ) -> list[F32]: ...
 
     def embed(
@@ -549,6 +568,7 @@ class LM(Closing, Uncopied):
         pooling: Pooling | None = None,
         tap: str = "hidden",
         normalize: bool | None = None,
+        adapters: AdapterChoice | None = None,
     ) -> F32 | list[F32]:
         """Return what the model makes of a text, as a vector, or of many at once.
 
@@ -569,6 +589,8 @@ class LM(Closing, Uncopied):
         normalize : bool, optional
             Whether a vector is divided by its Euclidean length; default: yes, but for rows that are
             not pooled.
+        adapters : mapping of str to float, or sequence of str, optional
+            As in ``generate``; an encoder has none.
 
         Returns
         -------
@@ -582,7 +604,7 @@ class LM(Closing, Uncopied):
         """
         self._engine.check_open()
         several = _read_prompts(prompt)
-        kind = self._embedder.choose(tap, pooling, normalize)
+        kind = self._embedder.choose(tap, pooling, normalize, self._adapters_of(adapters))
         encoded = self._encode_prompts([prompt] if several is None else several)
         vectors = [one for done in self._embedder.embed(encoded, kind) for one in done]
         return vectors[0] if several is None else vectors
@@ -595,6 +617,7 @@ class LM(Closing, Uncopied):
         pooling: Pooling | None = ...,
         tap: str = ...,
         normalize: bool | None = ...,
+        adapters: AdapterChoice | None = ...,
     ) -> F32: ...
 
     @overload
@@ -605,6 +628,7 @@ class LM(Closing, Uncopied):
         pooling: Pooling | None = ...,
         tap: str = ...,
         normalize: bool | None = ...,
+        adapters: AdapterChoice | None = ...,
     ) -> list[F32]: ...
 
     async def aembed(
@@ -614,6 +638,7 @@ class LM(Closing, Uncopied):
         pooling: Pooling | None = None,
         tap: str = "hidden",
         normalize: bool | None = None,
+        adapters: AdapterChoice | None = None,
     ) -> F32 | list[F32]:
         """Return what ``embed`` returns, without blocking the event loop.
 
@@ -621,7 +646,7 @@ class LM(Closing, Uncopied):
 
         Parameters
         ----------
-        prompt, pooling, tap, normalize
+        prompt, pooling, tap, normalize, adapters
             As in ``embed``.
 
         Returns
@@ -636,13 +661,17 @@ class LM(Closing, Uncopied):
         engine = self._engine
         engine.check_open()
         several = _read_prompts(prompt)
-        kind = self._embedder.choose(tap, pooling, normalize)
+        kind = self._embedder.choose(tap, pooling, normalize, self._adapters_of(adapters))
         prompts = [prompt] if several is None else several
         encoded = await engine.run(lambda: self._encode_prompts(prompts))
         passes, vectors = self._embedder.embed(encoded, kind), list[F32]()
         while (done := await engine.run(lambda: next(passes, None))) is not None:
             vectors += done
         return vectors[0] if several is None else vectors
+
+    def _adapters_of(self, given: AdapterChoice | None) -> AdapterChoice:
+        default = () if self._cross.encoder is not None else self.generator.adapters
+        return default if given is None else given
 
     @overload
     def chat(

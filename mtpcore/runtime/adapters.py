@@ -60,6 +60,14 @@ class Adapters:
     LinkError
         Too many, or one that is for other models, or that changes what the graph does not multiply
         by as one matrix.
+
+    Attributes
+    ----------
+    names : tuple of str
+    by_name : dict of str to Adapter
+    digests : tuple of str
+        Hashes of them.
+    n_used : int
     """
 
     def __init__(
@@ -67,7 +75,7 @@ class Adapters:
     ) -> None:
         if not 0 < len(adapters) <= _MOST:
             raise LinkError("too many adapters", wanted=f"1..{_MOST}", got=len(adapters))
-        self._model, self.names = model, tuple(adapters)
+        self._model, self.names, self.by_name = model, tuple(adapters), dict(adapters)
         self.n_used = min(len(adapters), _MOST_USED) if n_used is None else n_used
         self._adapters = tuple(adapters.values())
         for adapter in self._adapters:

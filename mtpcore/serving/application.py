@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mtpcore.lm import LM
-from mtpcore.serving import embeddings, facts, flow, ollama_models, page, slots
+from mtpcore.serving import adapters, embeddings, facts, flow, ollama_models, page, slots
 from mtpcore.serving.access import AccessCheck
 from mtpcore.serving.answers import Service
 from mtpcore.serving.chat import answer_chat, count_chat_tokens
@@ -62,6 +62,8 @@ _ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/slots", slots.show_slots),
     ("POST", "/slots/{id}", slots.change_slot),
     ("GET", "/metrics", facts.show_metrics),
+    ("GET", "/lora-adapters", adapters.show_adapters),
+    ("POST", "/lora-adapters", adapters.change_adapters),
     ("POST", "/tokenize", facts.tokenize),
     ("POST", "/detokenize", facts.detokenize),
     ("POST", "/apply-template", facts.apply_template),

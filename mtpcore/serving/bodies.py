@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from mtpcore.serving.refusals import Refusal
 
-__all__ = ["note_once", "read_body", "read_fields"]
+__all__ = ["note_once", "read_body", "read_fields", "read_list"]
 
 T = TypeVar("T")
 log = logging.getLogger("mtpcore")
@@ -30,6 +30,28 @@ async def read_body(request: Request, most: int) -> dict[str, Any]:
     Refusal
         It is longer than ``most`` bytes, or no JSON object.
     """
+    fields = await _read_json(request, most)
+    if not isinstance(fields, dict):
+        raise Refusal(400, "the request is no JSON object")
+    return fields
+
+
+async def read_list(request: Request, most: int, kind: type[T]) -> list[T]:
+    """Return the JSON array of a request, each of its items checked.
+
+    Raises
+    ------
+    Refusal
+        It is longer than ``most`` bytes, or no array of such items.
+    """
+    items = await _read_json(request, most)
+    try:
+        return msgspec.convert(items, list[kind])  # type: ignore[valid-type]
+    except msgspec.ValidationError as error:
+        raise Refusal(400, str(error)) from None
+
+
+async def _read_json(request: Request, most: int) -> Any:
     body = bytearray()
     try:
         async for chunk in request.stream():
@@ -39,12 +61,9 @@ async def read_body(request: Request, most: int) -> dict[str, Any]:
     except ClientDisconnect:
         raise Refusal(400, "the client left while it sent the request") from None
     try:
-        fields = msgspec.json.decode(body)
+        return msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
         raise Refusal(400, f"the request is no JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise Refusal(400, "the request is no JSON object")
-    return fields
 
 
 def read_fields(

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mtpcore.lm.embedding import Pooling
+from mtpcore.serving.adapters import choose_adapters
 from mtpcore.serving.answers import Service
 from mtpcore.serving.bodies import read_body, read_fields
 from mtpcore.serving.fields import HARMLESS, check_needless
@@ -214,7 +215,11 @@ async def _embed(
     pooling = fields.pooling or service.settings.pooling
     with service.reading():
         work = service.lm.aembed(
-            [[*prompt] for prompt in prompts], pooling=pooling, tap=fields.tap, normalize=normalize
+            [[*prompt] for prompt in prompts],
+            pooling=pooling,
+            tap=fields.tap,
+            normalize=normalize,
+            adapters=choose_adapters(service.lm, fields.model, None),
         )
         vectors = await until_gone(request, asyncio.wait_for(work, service.settings.seconds))
     if not all(np.isfinite(vector).all() for vector in vectors):

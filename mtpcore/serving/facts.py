@@ -36,24 +36,23 @@ async def show_health(service: Service, request: Request) -> Response:
 
 
 async def show_models(service: Service, request: Request) -> Response:
-    """List the models: there is one."""
-    return reply({"object": "list", "data": [_model(service)]})
+    """List the models: the one that there is, and each of its adapters as one more."""
+    return reply({"object": "list", "data": [*_models(service).values()]})
 
 
 async def show_model(service: Service, request: Request) -> Response:
     """Show the model of a name."""
-    name = request.path_params["name"]
-    if name != service.name:
-        raise Refusal(
-            404, f"no such model: {name!r}; there is {service.name!r}", code="model_not_found"
-        )
-    return reply(_model(service))
+    name, models = request.path_params["name"], _models(service)
+    if name not in models:
+        there = ", ".join(map(repr, models))
+        raise Refusal(404, f"no such model: {name!r}; there is {there}", code="model_not_found")
+    return reply(models[name])
 
 
-def _model(service: Service) -> dict[str, Any]:
+def _models(service: Service) -> dict[str, dict[str, Any]]:
+    """Return what there is to say of the model, and of it with each adapter alone, by name."""
     model, n_ctx = service.lm.model, service.lm.n_ctx
-    trained = getattr(model.hparams, "n_ctx_train", 0)
-    return {
+    own = {
         "id": service.name,
         "object": "model",
         "created": service.created,
@@ -61,11 +60,16 @@ def _model(service: Service) -> dict[str, Any]:
         "max_model_len": n_ctx,
         "meta": {
             "n_ctx": n_ctx,
-            "n_ctx_train": trained,
+            "n_ctx_train": getattr(model.hparams, "n_ctx_train", 0),
             "size": model.n_bytes,
             "architecture": model.architecture,
         },
     }
+    adapted = {
+        name: own | {"id": name, "parent": service.name, "root": str(adapter.path)}
+        for name, adapter in service.lm.adapters.items()
+    }
+    return adapted | {service.name: own}
 
 
 async def show_props(service: Service, request: Request) -> Response:

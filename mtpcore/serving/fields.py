@@ -12,6 +12,7 @@ from mtpcore.errors import SamplingError
 from mtpcore.lm import LM
 from mtpcore.lm.settings import SamplingOptions
 from mtpcore.sampling import read_sequence
+from mtpcore.serving.adapters import AdapterField, choose_adapters
 from mtpcore.serving.refusals import Refusal
 
 __all__ = [
@@ -45,7 +46,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "guided_grammar": ("",),
     "grammar_lazy": (False,),
     "grammar_triggers": ([],),
-    "lora": ([],),
     "reasoning_budget_tokens": (-1,),
     "thinking_budget_tokens": (-1,),
     "allowed_token_ids": ([],),
@@ -127,6 +127,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     dry_sequence_breakers: list[str | int] | None = None
     logit_bias: dict[int, float] | None = None
     seed: int | None = None
+    lora: list[AdapterField] | None = None
     speculative: Speculative | bool | None = None
     grammar: str = ""
     json_schema: dict[str, Any] | None = None
@@ -166,7 +167,7 @@ def options_of(lm: LM, fields: SamplingFields) -> dict[str, Any]:
     Raises
     ------
     Refusal
-        A drafter or a token that there is not.
+        A drafter, an adapter or a token that there is not.
     """
     n_vocab = lm.model.hparams.n_vocab
     for token in (*(fields.logit_bias or ()), *fields.stop_token_ids):
@@ -193,6 +194,9 @@ def options_of(lm: LM, fields: SamplingFields) -> dict[str, Any]:
         options["stop_token_ids"] = fields.stop_token_ids
     if fields.max_tokens is not None:
         options["max_tokens"] = None if fields.max_tokens < 0 else fields.max_tokens
+    adapters = choose_adapters(lm, fields.model, fields.lora)
+    if adapters is not None:
+        options["adapters"] = adapters
     return options | _drafting(lm, fields.speculative)
 
 

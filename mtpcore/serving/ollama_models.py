@@ -12,6 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from mtpcore.serving.adapters import LATEST
 from mtpcore.serving.answers import Service
 from mtpcore.serving.bodies import read_body, read_fields
 from mtpcore.serving.refusals import Refusal
@@ -21,8 +22,6 @@ from mtpcore.version import version
 __all__ = ["show_loaded", "show_one", "show_running", "show_tags", "show_version"]
 
 _UNITS = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
-_TAG = ":latest"
-"""What clients add to a name that has no tag."""
 
 
 async def show_running(service: Service, request: Request) -> Response:
@@ -64,7 +63,7 @@ async def show_one(service: Service, request: Request) -> Response:
         await read_body(request, service.settings.max_body), ShowFields, frozenset(("system",))
     )
     name = fields.model or fields.name
-    if name.removesuffix(_TAG) != service.name.removesuffix(_TAG):
+    if name.removesuffix(LATEST) != service.name.removesuffix(LATEST):
         raise Refusal(404, f"no such model: {name!r}; there is {service.name!r}")
     model = service.lm.model
     template = model.chat_template.source if model.chat_template is not None else ""
