@@ -26,7 +26,7 @@ from mtpcore.serving.replies import reply
 from mtpcore.serving.responses import answer_responses, count_response_tokens
 from mtpcore.serving.settings import ServerSettings
 
-__all__ = ["build_app"]
+__all__ = ["access_middleware", "build_app"]
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
@@ -94,6 +94,15 @@ def build_app(lm: LM, settings: ServerSettings | None = None) -> Starlette:
         for method, full, handler in _ROUTES
         for path in dict.fromkeys((full, full.removeprefix("/v1")))
     ]
+    return Starlette(
+        routes=routes,
+        middleware=access_middleware(settings),
+        exception_handlers={HTTPException: _refuse_path},
+    )
+
+
+def access_middleware(settings: ServerSettings) -> list[Middleware]:
+    """Return what stands before an application that heeds who may ask."""
     middleware = []
     if settings.origins:
         middleware.append(
@@ -105,11 +114,7 @@ def build_app(lm: LM, settings: ServerSettings | None = None) -> Starlette:
             )
         )
     middleware.append(Middleware(AccessCheck, settings=settings))
-    return Starlette(
-        routes=routes,
-        middleware=middleware,
-        exception_handlers={HTTPException: _refuse_path},
-    )
+    return middleware
 
 
 def _serve(service: Service, handler: Handler) -> Callable[[Request], Awaitable[Response]]:

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from mtpcore.serving.refusals import Refusal
 
-__all__ = ["note_once", "read_body", "read_fields", "read_list"]
+__all__ = ["note_once", "read_body", "read_bytes", "read_fields", "read_list"]
 
 T = TypeVar("T")
 log = logging.getLogger("mtpcore")
@@ -51,7 +51,14 @@ async def read_list(request: Request, most: int, kind: type[T]) -> list[T]:
         raise Refusal(400, str(error)) from None
 
 
-async def _read_json(request: Request, most: int) -> Any:
+async def read_bytes(request: Request, most: int) -> bytes:
+    """Return the body of a request.
+
+    Raises
+    ------
+    Refusal
+        It is longer than ``most`` bytes, or the client left.
+    """
     body = bytearray()
     try:
         async for chunk in request.stream():
@@ -60,6 +67,11 @@ async def _read_json(request: Request, most: int) -> Any:
                 raise Refusal(413, f"the request is longer than {most} bytes")
     except ClientDisconnect:
         raise Refusal(400, "the client left while it sent the request") from None
+    return bytes(body)
+
+
+async def _read_json(request: Request, most: int) -> Any:
+    body = await read_bytes(request, most)
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -11,9 +11,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mtpcore.serving.refusals import Refusal, refusal_of
+from mtpcore.serving.refusals import (
+    Refusal,
+    as_anthropic,
+    as_ollama,
+    as_openai,
+    refusal_of,
+)
 
-__all__ = ["EventStream", "encode_event", "encode_line", "until_gone"]
+__all__ = [
+    "COMMENT",
+    "EventStream",
+    "encode_event",
+    "encode_line",
+    "encode_refusal",
+    "until_gone",
+    "wait_until_gone",
+]
+
+COMMENT = b":\n\n"
+"""What says in a stream of events that it is still there."""
 
 T = TypeVar("T")
 
@@ -27,6 +44,20 @@ def encode_event(data: object, name: str = "") -> bytes:
     """Return an event as server-sent events have it."""
     begin = f"event: {name}\n".encode() if name else b""
     return begin + b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+def encode_refusal(path: str, refusal: Refusal) -> bytes:
+    """Return the last event of a stream that fails, as the API has it that a path belongs to."""
+    below = path.removeprefix("/v1")
+    if path.startswith("/api/"):
+        return encode_line(as_ollama(refusal))
+    if below.startswith("/messages"):
+        return encode_event(as_anthropic(refusal), "error")
+    if below.startswith("/responses"):
+        error = as_openai(refusal)["error"]
+        facts = {name: error[name] for name in ("code", "message", "param")}
+        return encode_event({"type": "error", **facts, "error": error}, "error")
+    return encode_event(as_openai(refusal))
 
 
 class EventStream(Response):
@@ -56,7 +87,7 @@ class EventStream(Response):
     ) -> None:
         self.status_code, self.background, self.media_type = 200, None, media_type
         self._pieces, self._spell, self._keep_alive = pieces, spell, keep_alive
-        self._comment = b":\n\n" if media_type == "text/event-stream" else b""
+        self._comment = COMMENT if media_type == "text/event-stream" else b""
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,7 +96,7 @@ class EventStream(Response):
         async def say(body: bytes, *, more: bool = True) -> None:
             await send({"type": "http.response.body", "body": body, "more_body": more})
 
-        gone = asyncio.create_task(_wait_until_gone(receive))
+        gone = asyncio.create_task(wait_until_gone(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             if self._comment:
@@ -115,7 +146,7 @@ async def until_gone(request: Request, work: Awaitable[T]) -> T:
         It went; nobody reads that.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.create_task(_wait_until_gone(request.receive))
+    gone = asyncio.create_task(wait_until_gone(request.receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -132,6 +163,7 @@ class _Gone(Exception):
     """The client went away."""
 
 
-async def _wait_until_gone(receive: Receive) -> None:
+async def wait_until_gone(receive: Receive) -> None:
+    """Return when the client went away; it reads what else comes, and drops it."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -33,6 +33,7 @@ STOREYS = [
     "conversion decoding",
     "testing lm",
     "names fitting serving",
+    "cluster",
     "cli",
     "__main__",
     "__init__",
