@@ -12,6 +12,7 @@ from mtpcore._ext._cpu import fetch
 from mtpcore._ext._fetch import recall
 from mtpcore.cli.measure import Sample, Timings
 from mtpcore.cli.report import name_drafter
+from mtpcore.cli.tables import draw_table
 from mtpcore.decoding import Stats
 
 __all__ = ["BenchedText", "collect", "collect_fetches", "describe"]
@@ -202,15 +203,7 @@ def _table(result: dict[str, Any]) -> list[str]:
                     f"{text['acceptance']:.2f}" if arm == "drafted" else "",
                 )
             )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        f"| {row[0]:{widths[0]}} | "
-        + " | ".join(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
-        + " |"
-        for row in rows
-    ]
-    rule = f"| {'-' * widths[0]} | " + " | ".join("-" * (width - 1) + ":" for width in widths[1:])
-    return [lines[0], f"{rule} |", *lines[1:]]
+    return draw_table(rows, markdown=True).split("\n")
 
 
 def _range(speeds: Sequence[float]) -> str:

@@ -30,7 +30,7 @@ STOREYS = [
     "discovery",
     "models",
     "plugin",
-    "conversion decoding",
+    "conversion decoding evaluation",
     "testing lm",
     "names fitting serving",
     "cluster",
