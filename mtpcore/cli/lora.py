@@ -9,12 +9,29 @@ from mtpcore.errors import ModelFileError
 from mtpcore.gguf.adapter import Adapter, load_adapter
 from mtpcore.runtime.context import Context
 
-__all__ = ["add_adapter_options", "open_adapters", "scales_of"]
+__all__ = [
+    "add_adapter_options",
+    "add_lora_option",
+    "given_adapters",
+    "merged_adapters",
+    "open_adapters",
+    "scales_of",
+]
 
 
 def add_adapter_options(parser: argparse.ArgumentParser) -> None:
     """Add the adapters of the model."""
     group = parser.add_argument_group("adapters")
+    add_lora_option(group)
+    group.add_argument(
+        "--lora-merge",
+        action="store_true",
+        help="merge the adapters into the model's matrices as it is loaded, in their types",
+    )
+
+
+def add_lora_option(group: argparse._ArgumentGroup) -> None:
+    """Add files of adapters, with scales."""
     group.add_argument(
         "--lora",
         "--lora-scaled",
@@ -52,7 +69,7 @@ def open_adapters(options: argparse.Namespace) -> dict[str, Adapter]:
         A file that is none, or two of one name.
     """
     opened: dict[str, Adapter] = {}
-    for path, _ in _given(options):
+    for path, _ in () if options.lora_merge else given_adapters(options):
         adapter = load_adapter(path)
         if adapter.name in opened:
             raise ModelFileError(
@@ -67,9 +84,17 @@ def open_adapters(options: argparse.Namespace) -> dict[str, Adapter]:
 
 def scales_of(options: argparse.Namespace, llm: Context) -> dict[str, float]:
     """Return with which scales the texts of a context have its adapters, by their names."""
-    scales = [scale for _, scale in _given(options)]
+    scales = [scale for _, scale in given_adapters(options)] if llm.adapters else []
     return dict(zip(llm.adapters, scales, strict=True))
 
 
-def _given(options: argparse.Namespace) -> list[tuple[str, float]]:
+def merged_adapters(options: argparse.Namespace) -> list[tuple[Adapter, float]]:
+    """Open the adapters that are merged into the model as it is loaded, with their scales."""
+    if not getattr(options, "lora_merge", False):
+        return []
+    return [(load_adapter(path), scale) for path, scale in given_adapters(options)]
+
+
+def given_adapters(options: argparse.Namespace) -> list[tuple[str, float]]:
+    """Return the adapters that the options name, and their scales."""
     return [one for files in options.lora for one in files]

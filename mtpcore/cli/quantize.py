@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypedDict
 
+from mtpcore.cli.lora import add_lora_option, given_adapters
 from mtpcore.cli.options import add_mtp_option, add_type_options, whole
 from mtpcore.cli.progress import count_bytes
 from mtpcore.cli.terminal import note, note_left_out, spell_bytes
@@ -44,6 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="write a split model in parts as it comes in them: OUT-00001-of-00003.gguf and so on",
     )
     add_mtp_option(group)
+    add_lora_option(group)
     group = add_type_options(parser, None)
     group.add_argument(
         "--imatrix",
@@ -165,6 +167,7 @@ def execute(options: argparse.Namespace) -> int:
             **asked,
             override=dict(options.override_kv),
             keep_split=options.keep_split,
+            adapters=given_adapters(options),
             threads=options.threads,
             report=report,
         )

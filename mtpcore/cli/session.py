@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from mtpcore.cli.lora import open_adapters
+from mtpcore.cli.lora import merged_adapters, open_adapters
 from mtpcore.cli.options import draft_vocabulary_of, model_path
 from mtpcore.cli.progress import progress
 from mtpcore.cli.terminal import note
@@ -69,6 +69,7 @@ def open_model(options: argparse.Namespace) -> Model:
         mtp_path=options.mtp_path,
         sidecars=options.model_draft is None,
         repack=options.repack,
+        adapters=merged_adapters(options),
     )
 
 

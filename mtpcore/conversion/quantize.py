@@ -28,7 +28,9 @@ from mtpcore.discovery.loading import find_model, load_model
 from mtpcore.discovery.registry import Registry, registry
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import ModelFile, StreamedFile, StreamedTensor, Tensor
+from mtpcore.gguf.adapter import load_adapter
 from mtpcore.gguf.header import MetadataValue, StoredValue, stored_metadata
+from mtpcore.gguf.merged_adapters import Merging, pieces_of
 from mtpcore.gguf.splitting import part_keys, part_path, split_prefix
 from mtpcore.gguf.tensor import MappedFile
 from mtpcore.gguf.types import BLOCKS, is_float, type_name
@@ -76,6 +78,7 @@ def quantize(
     importance: str | PathLike[str] | None = None,
     override: dict[str, MetadataValue] | None = None,
     keep_split: bool = False,
+    adapters: Sequence[tuple[str | PathLike[str], float]] = (),
     threads: int | None = None,
     plugins: Registry | None = None,
     report: Report | None = None,
@@ -109,6 +112,8 @@ def quantize(
     keep_split : bool
         Whether to write a split model in parts, each with the tensors that it has: ``path`` is what
         they are called before their numbers.
+    adapters : sequence of (path, float)
+        Adapters that are merged into the model, with their scales.
     threads : int, optional
         Default: as many as contexts have.
     plugins : Registry, optional
@@ -146,7 +151,9 @@ def quantize(
         own = model.parts[0] if model.parts else model
         metadata = _metadata(own, model, mtp) | _stamp(choice, weights)
         metadata = {key: value for key, value in metadata.items() if key not in more} | more
-        writing = _Writing(choice, weights, n_threads)
+        opened = [(load_adapter(one), scale) for one, scale in adapters]
+        merging = Merging(opened, own.tensors, model.architecture) if opened else None
+        writing = _Writing(choice, weights, n_threads, merging)
         kept = [tensor for name, tensor in own.tensors.items() if name not in left_out]
         streamed = writing.retype(kept, model.architecture, own.metadata, in_order=keep_split)
         if keep_split:
@@ -351,8 +358,15 @@ def _metadata(
 class _Writing:
     """Encodes tensors, pieces of each side by side."""
 
-    def __init__(self, choice: TypeChoice, weights: Importance | None, n_threads: int) -> None:
+    def __init__(
+        self,
+        choice: TypeChoice,
+        weights: Importance | None,
+        n_threads: int,
+        merging: Merging | None = None,
+    ) -> None:
         self.choice, self.weights, self.n_threads = choice, weights, n_threads
+        self._merging = merging
 
     def retype(
         self,
@@ -368,7 +382,7 @@ class _Writing:
         """
         described = [Described(t.name, t.shape, t.type) for t in tensors if is_float(t.type)]
         kinds = self.choice.choose(described, architecture, metadata, in_order=in_order)
-        again = {type_name(t.type) for t in tensors if _is_requantised(t, kinds)}
+        again = {type_name(t.type) for t in tensors if self._is_requantised(t, kinds)}
         if again:
             log.warning(
                 "matrices of %s are quantised once more, which loses more than from the original",
@@ -393,8 +407,15 @@ class _Writing:
                 ", ..." if len(missing) > 3 else "",
             )
 
+    def _is_changed(self, tensor: Tensor) -> bool:
+        return self._merging is not None and tensor.name in self._merging
+
+    def _is_requantised(self, tensor: Tensor, kinds: Mapping[str, int]) -> bool:
+        is_other = kinds.get(tensor.name, tensor.type) != tensor.type
+        return BLOCKS[tensor.type][0] > 1 and (is_other or self._is_changed(tensor))
+
     def _retyped(self, tensor: Tensor, kind: int) -> StreamedTensor:
-        if kind == tensor.type:
+        if kind == tensor.type and not self._is_changed(tensor):
             return _as_it_is(tensor)
         weights = None if self.weights is None else self.weights.of(tensor.name, tensor.shape)
         return StreamedTensor(
@@ -410,13 +431,11 @@ class _Writing:
 
         def encode_piece(begin: int, end: int, made: dict[int, np.ndarray]) -> None:
             own = None if weights is None else weights[begin // n_rows]
-            made[begin] = encode(tensor.name, tensor.rows(begin, end), kind, own)[0]
+            source = self._merging if self._is_changed(tensor) else None
+            values = source.rows(tensor, begin, end) if source else tensor.rows(begin, end)
+            made[begin] = encode(tensor.name, values, kind, own)[0]
 
-        pieces = [
-            (begin, min(begin + step, first + n_rows))
-            for first in range(0, tensor.n_rows, n_rows)
-            for begin in range(first, first + n_rows, step)
-        ]
+        pieces = [*pieces_of(tensor.n_rows, n_rows, step)]
         together = 4 * self.n_threads
         for at in range(0, len(pieces), together):
             some = pieces[at : at + together]
@@ -425,7 +444,3 @@ class _Writing:
             run_all(tasks, self.n_threads, lambda: None)  # whatever interrupts it, pieces are short
             yield from (made[begin] for begin, _ in some)
         tensor.release()
-
-
-def _is_requantised(tensor: Tensor, kinds: Mapping[str, int]) -> bool:
-    return BLOCKS[tensor.type][0] > 1 and kinds.get(tensor.name, tensor.type) != tensor.type

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import partial
 from os import PathLike
@@ -28,6 +29,8 @@ from mtpcore.discovery.sidecars import (
 )
 from mtpcore.errors import ModelFileError, MtpcoreError, PluginError, spell
 from mtpcore.gguf import Fields, ModelFile, merge, open_model_file
+from mtpcore.gguf.adapter import Adapter
+from mtpcore.gguf.merged_adapters import merge_adapters
 from mtpcore.gguf.other_kinds import refuse_other_kinds
 from mtpcore.hub import parse_name
 from mtpcore.runtime.accounting import account
@@ -64,6 +67,7 @@ def load_model(
     sidecars: bool = True,
     companion: str | PathLike[str] | None = None,
     repack: bool = True,
+    adapters: Sequence[tuple[Adapter, float]] = (),
     plugins: Registry | None = None,
 ) -> Model:
     """Open a model file.
@@ -100,6 +104,10 @@ def load_model(
         Otherwise the kernels read them from the mapped file at each use, with bitwise equal
         results: the model is ready at once, needs only the file's pages, which other processes
         share, and is slower. Types without kernels are converted in memory either way.
+    adapters : sequence of (Adapter, float)
+        Adapters that are merged into the model's matrices, with their scales: these are then in
+        memory, in their types. ``Context(adapters=)`` keeps them apart, for some texts and not for
+        others.
     plugins : Registry, optional
         The plugins to ask; default: all that are installed.
 
@@ -124,6 +132,8 @@ def load_model(
     file = open_model_file(find_model(path))
     try:
         file = _with_companion(file, None if companion is None else take_path(companion), known)
+        if adapters:
+            file.change(merge_adapters(adapters, file.tensors, file.architecture))
         if mtp_path is not None:
             _refuse_second_head(file, known)
             model = _load_with_head(file, find_model(mtp_path), known)

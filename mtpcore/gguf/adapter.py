@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from mtpcore.boundary.copies import Uncopied
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.file import ModelFile, open_model_file
+from mtpcore.gguf.held_tensor import HeldTensor
 from mtpcore.gguf.tensor import Tensor
 from mtpcore.gguf.types import is_float
 
@@ -34,6 +35,7 @@ _REFUSED = {
     "adapter.alora.invocation_tokens": "an adapter that begins to act after certain tokens (aLoRA)"
 }
 _MOST_RANK = 1 << 12
+_EMBEDDINGS = "token_embd.weight"
 
 
 class AdapterMatrix(NamedTuple):
@@ -187,6 +189,11 @@ def _pair(file: ModelFile, stem: str, a: Tensor, b: Tensor, alpha: float) -> Ada
     # ggml leaves leading axes of 1 out: a rank of 1, or one output.
     n_axes = max(len(a.shape), len(b.shape), 2)
     shapes = [(1,) * (n_axes - len(t.shape)) + t.shape for t in (a, b)]
+    if stem == _EMBEDDINGS and len(a.shape) == len(b.shape) == 2 and a.shape[1] == b.shape[1]:
+        # A row of the table is a token's: the file has both halves the other way round.
+        rank = a.shape[1]
+        a, b = HeldTensor(b.name, b.array().T, b), a
+        return AdapterMatrix(a, b, alpha / rank if alpha else 1.0)
     fits = n_axes in (2, 3) and shapes[0][-2] == shapes[1][-1] and shapes[0][:-2] == shapes[1][:-2]
     if not fits or not 0 < shapes[0][-2] <= _MOST_RANK:
         raise ModelFileError(

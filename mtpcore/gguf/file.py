@@ -75,6 +75,10 @@ class ModelFile(Closing, Uncopied):
     def __repr__(self) -> str:
         return f"ModelFile({str(self.path)!r}, {self.architecture}, {len(self.tensors)} tensors)"
 
+    def change(self, tensors: Mapping[str, Tensor]) -> None:
+        """Let these tensors stand in place of those of their names."""
+        self.tensors = MappingProxyType({**self.tensors, **tensors})
+
     @property
     def n_bytes(self) -> int:
         """Bytes of all tensors."""

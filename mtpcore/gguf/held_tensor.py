@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import numpy as np
 
 from mtpcore.gguf.tensor import Tensor
@@ -11,19 +13,29 @@ __all__ = ["HeldTensor"]
 
 
 class HeldTensor(Tensor):
-    """Values float32[shape] under a name; ``origin`` is a tensor of the file that they come from.
+    """Values under a name, as float32; ``origin`` is a tensor of the file that they come from.
 
     Its path is the origin's.
     """
 
-    __slots__ = ("_values_held",)
+    __slots__ = ("_blocks",)
 
     def __init__(self, name: str, values: np.ndarray, origin: Tensor) -> None:
         self.name, self.type, self.shape = name, F32, values.shape
-        self.n_bytes, self._begin, self._file = values.nbytes, origin._begin, origin._file
-        held = np.ascontiguousarray(values, np.float32).view(np.uint8)
-        held.setflags(write=False)
-        self._values_held = held
+        self._hold(np.ascontiguousarray(values, np.float32).view(np.uint8), origin)
+
+    @classmethod
+    def of_blocks(cls, blocks: np.ndarray, origin: Tensor) -> Self:
+        """Return a tensor of the origin's name, type and shape with other blocks."""
+        held = cls.__new__(cls)
+        held.name, held.type, held.shape = origin.name, origin.type, origin.shape
+        held._hold(blocks.reshape(*origin.shape[:-1], -1), origin)
+        return held
+
+    def _hold(self, blocks: np.ndarray, origin: Tensor) -> None:
+        blocks.setflags(write=False)
+        self._blocks, self.n_bytes = blocks, blocks.nbytes
+        self._begin, self._file = origin._begin, origin._file
 
     @property
     def offset(self) -> int | None:
@@ -32,7 +44,7 @@ class HeldTensor(Tensor):
 
     def raw(self) -> np.ndarray:
         """Return uint8[*shape[:-1], row_bytes]."""
-        return self._values_held
+        return self._blocks
 
     def release(self, begin: int = 0, end: int | None = None) -> None:
         """Do nothing: no file is read."""

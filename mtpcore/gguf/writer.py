@@ -18,7 +18,7 @@ from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import MetadataValue, StoredValue
 from mtpcore.gguf.types import BLOCKS, PLAIN, block_type, type_name
 
-__all__ = ["FileWriter", "add_value", "encode", "take_values", "write_model_file"]
+__all__ = ["FileWriter", "add_value", "can_write", "encode", "take_values", "write_model_file"]
 
 _STORED = {
     "b": GGUFValueType.BOOL,
@@ -217,6 +217,11 @@ def _type_id(name: str, kind: int | str) -> int:
             "unknown tensor type", where=f"tensor {name!r}", wanted=known, got=kind
         )
     return found
+
+
+def can_write(kind: int) -> bool:
+    """Say whether values can be stored in a type."""
+    return kind in PLAIN or bool(_encode.encodes(kind))
 
 
 def encode(

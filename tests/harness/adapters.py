@@ -6,15 +6,17 @@ from mtpcore.gguf import write_model_file
 
 
 def write_adapter(path, architecture, shapes, *, seed=0, rank=4, alpha=8.0, size=0.3, **metadata):
-    """Write an adapter of matrices by name and shape (outputs, inputs); return the changes.
+    """Write an adapter of matrices by name and shape ([experts,] outputs, inputs).
 
-    ``rank`` may be given by name. Changes are alpha / rank * B A, float64.
+    ``rank`` may be given by name. Returns what it adds, alpha / rank * B A, float64.
     """
     rng, tensors, changes = np.random.default_rng(seed), {}, {}
-    for name, (n_out, n_in) in shapes.items():
+    for name, (*stack, n_out, n_in) in shapes.items():
         own = rank[name] if isinstance(rank, dict) else rank
-        a = rng.standard_normal((own, n_in)).astype(np.float32) * np.float32(n_in**-0.5)
-        b = rng.standard_normal((n_out, own)).astype(np.float32) * np.float32(size * own**-0.5)
+        a = rng.standard_normal((*stack, own, n_in)).astype(np.float32) * np.float32(n_in**-0.5)
+        b = rng.standard_normal((*stack, n_out, own)).astype(np.float32) * np.float32(
+            size * own**-0.5
+        )
         tensors[f"{name}.lora_a"], tensors[f"{name}.lora_b"] = a, b
         changes[name] = (alpha / own if alpha else 1.0) * (b.astype(np.float64) @ a)
     keys = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": alpha}
