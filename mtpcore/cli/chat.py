@@ -28,7 +28,13 @@ from mtpcore.cli.samplers import (
     spell_settings,
 )
 from mtpcore.cli.session import Session, open_model, open_session, show_reading
-from mtpcore.cli.templates import add_template_options, take_template, template_options
+from mtpcore.cli.templates import (
+    add_response_options,
+    add_template_options,
+    take_response_template,
+    take_template,
+    template_options,
+)
 from mtpcore.cli.terminal import harmless, note, paint, uses_colour
 from mtpcore.cli.turns import Turns
 from mtpcore.decoding import Generator
@@ -81,6 +87,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     shared.add_special_option(text)
     shared.add_room_options(text)
     add_template_options(parser)
+    add_response_options(parser.add_argument_group("response template"))
     shared.add_draft_options(parser).add_argument(
         "--lookup-others",
         type=shared.whole(0),
@@ -109,6 +116,7 @@ def execute(options: argparse.Namespace) -> int:
     given = given_sampling(options)
     with open_model(options) as model:
         take_template(options, model)
+        take_response_template(options, model)
         if model.chat_template is None:
             raise MtpcoreError(
                 "the model has no chat template",

@@ -8,15 +8,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypedDict
 
+import msgspec
+
 from mtpcore.cli.lora import add_lora_option, given_adapters
 from mtpcore.cli.options import add_mtp_option, add_type_options, whole
 from mtpcore.cli.progress import count_bytes
+from mtpcore.cli.templates import add_response_options, read_response_option
 from mtpcore.cli.terminal import note, note_left_out, spell_bytes
 from mtpcore.conversion import WRITABLE, Retyped, TensorTypes, quantised_types, quantize
 from mtpcore.conversion.mixes import MixName
 from mtpcore.conversion.parts import MTP
 from mtpcore.discovery.loading import find_model
 from mtpcore.gguf import open_model_file
+from mtpcore.gguf.response_template import RESPONSE_TEMPLATE_KEY
 from mtpcore.gguf.splitting import part_path, split_prefix
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
@@ -84,6 +88,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=TYPE:VALUE",
         help="metadata of the new file; TYPE is int, float, bool or str",
     )
+    add_response_options(group)
     group.add_argument(
         "--dry-run",
         action="store_true",
@@ -117,6 +122,15 @@ def _metadata(text: str) -> tuple[str, int | float | bool | str]:
     except (KeyError, ValueError):
         wanted = "wanted KEY=TYPE:VALUE, as general.name=str:Mine; TYPE is int, float, bool or str"
         raise argparse.ArgumentTypeError(wanted) from None
+
+
+def _response_metadata(options: argparse.Namespace) -> dict[str, str | None]:
+    """Return what the response template of the options changes of the file's metadata."""
+    if options.response_template is None:
+        return {}
+    found = read_response_option(options)
+    text = None if found is None else msgspec.json.encode(found.source).decode()
+    return {RESPONSE_TEMPLATE_KEY: text}
 
 
 class _Asked(TypedDict):
@@ -165,7 +179,7 @@ def execute(options: argparse.Namespace) -> int:
             options.source,
             options.out,
             **asked,
-            override=dict(options.override_kv),
+            override={**dict(options.override_kv), **_response_metadata(options)},
             keep_split=options.keep_split,
             adapters=given_adapters(options),
             threads=options.threads,

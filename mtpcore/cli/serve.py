@@ -14,7 +14,13 @@ from mtpcore.cli.allocator import keep_flat
 from mtpcore.cli.lora import add_adapter_options, scales_of
 from mtpcore.cli.samplers import add_sampling_options, given_sampling
 from mtpcore.cli.session import open_model, open_session
-from mtpcore.cli.templates import add_template_options, take_template, template_options
+from mtpcore.cli.templates import (
+    add_response_options,
+    add_template_options,
+    take_response_template,
+    take_template,
+    template_options,
+)
 from mtpcore.cli.terminal import note
 from mtpcore.decoding import Generator
 from mtpcore.errors import MtpcoreError
@@ -110,6 +116,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="draft what followed in other texts of this server, too: in their last N tokens",
     )
     add_template_options(parser)
+    add_response_options(parser.add_argument_group("response template"))
     add_sampling_options(parser)
     add_adapter_options(parser)
     shared.add_context_options(parser)
@@ -133,6 +140,7 @@ def execute(options: argparse.Namespace) -> int:
     keep_flat()
     with open_model(options) as model:
         take_template(options, model)
+        take_response_template(options, model)
         variables = template_options(options, model)
         sampling = cast(SamplingOptions, recommend_sampling(model).defaults | given)
         n_ctx = shared.context_size(options, model) or default_n_ctx(model)

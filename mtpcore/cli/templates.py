@@ -9,12 +9,23 @@ import msgspec
 
 from mtpcore.cli.options import read_text, text_of
 from mtpcore.cli.terminal import note
+from mtpcore.errors import MtpcoreError
 from mtpcore.gguf import read_chat_template
+from mtpcore.gguf.response_template import ResponseTemplate
 from mtpcore.lm import read_template_options, thinking_options
 from mtpcore.runtime.model import Model
 
-__all__ = ["add_template_options", "has_template_options", "take_template", "template_options"]
+__all__ = [
+    "add_response_options",
+    "add_template_options",
+    "has_template_options",
+    "read_response_option",
+    "take_response_template",
+    "take_template",
+    "template_options",
+]
 
+_NO_TEMPLATE = "none"
 _SWITCH = {"on": True, "off": False, "auto": None}
 
 
@@ -57,6 +68,24 @@ def add_template_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_response_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add what says how answers are parsed."""
+    template = parser.add_mutually_exclusive_group()
+    template.add_argument(
+        "--response-template",
+        metavar="JSON",
+        help="how answers are parsed, in place of the file's response template; none: by the marks "
+        "that the chat template shows",
+    )
+    template.add_argument(
+        "--response-template-file",
+        dest="response_template",
+        type=_template_of_file,
+        metavar="FILE",
+        help="the response template in a file",
+    )
+
+
 def has_template_options(options: argparse.Namespace) -> bool:
     """Say whether something is said of the template."""
     names = ("chat_template", "template_options", "reasoning_effort")
@@ -76,6 +105,40 @@ def take_template(options: argparse.Namespace, model: Model) -> None:
         tokenizer = model.tokenizer if model.has_tokenizer else None
         metadata = {"tokenizer.chat_template": options.chat_template}
         model.chat_template = read_chat_template(metadata, tokenizer, "--chat-template")
+
+
+def read_response_option(options: argparse.Namespace) -> ResponseTemplate | None:
+    """Return the response template of the options; None: none is wanted.
+
+    Raises
+    ------
+    ModelFileError
+        It is malformed.
+    """
+    given = options.response_template
+    return None if given == _NO_TEMPLATE else ResponseTemplate(given, "--response-template")
+
+
+def take_response_template(options: argparse.Namespace, model: Model) -> None:
+    """Give a model the response template of the options, if they say something of one.
+
+    Raises
+    ------
+    MtpcoreError
+        It is malformed, or for another chat template.
+    """
+    if options.response_template is None:
+        return
+    found = read_response_option(options)
+    chat = model.chat_template
+    if found is not None and (chat is None or not found.begins(chat)):
+        raise MtpcoreError(
+            "the response template is for another chat template",
+            where="--response-template",
+            wanted="prompts that end with its start_anchor",
+            got="no chat template" if chat is None else "none of them does",
+        )
+    model.response_template = found
 
 
 def template_options(options: argparse.Namespace, model: Model) -> dict[str, Any]:

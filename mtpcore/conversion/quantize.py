@@ -76,7 +76,7 @@ def quantize(
     mtp: MTP = "keep",
     types: TensorTypes | None = None,
     importance: str | PathLike[str] | None = None,
-    override: dict[str, MetadataValue] | None = None,
+    override: dict[str, MetadataValue | None] | None = None,
     keep_split: bool = False,
     adapters: Sequence[tuple[str | PathLike[str], float]] = (),
     threads: int | None = None,
@@ -108,7 +108,7 @@ def quantize(
     importance : path, optional
         An importance matrix of llama.cpp, as GGUF or as it was before.
     override : dict, optional
-        Metadata that replaces the file's, or comes to it.
+        Metadata that replaces the file's, or comes to it; None: the new file has no such key.
     keep_split : bool
         Whether to write a split model in parts, each with the tensors that it has: ``path`` is what
         they are called before their numbers.
@@ -150,7 +150,8 @@ def quantize(
         left_out, choice = _choose(model, source, outtype, mtp_type, mtp, types, weights)
         own = model.parts[0] if model.parts else model
         metadata = _metadata(own, model, mtp) | _stamp(choice, weights)
-        metadata = {key: value for key, value in metadata.items() if key not in more} | more
+        metadata = {key: value for key, value in metadata.items() if key not in more}
+        metadata |= {key: value for key, value in more.items() if value is not None}
         opened = [(load_adapter(one), scale) for one, scale in adapters]
         merging = Merging(opened, own.tensors, model.architecture) if opened else None
         writing = _Writing(choice, weights, n_threads, merging)

@@ -131,6 +131,7 @@ class Model(Closing, Uncopied):
     ) -> None:
         self._answer_format: tuple[ChatTemplate, AnswerFormat] | None = None
         self._response_template: tuple[ChatTemplate, ResponseTemplate | None] | None = None
+        self._given_response: tuple[ResponseTemplate | None] | None = None
         self._file, self.spec, self.hparams = file, spec, hparams
         self._is_closed = False
         self.tensors = MappingProxyType(dict(file.tensors if tensors is None else tensors))
@@ -255,6 +256,7 @@ class Model(Closing, Uncopied):
         """How answers are parsed: by the file, or by the family; None: as ``answer_format`` has it.
 
         The family's is for chat templates with its calls' marks, or such as show no other ones.
+        What is set takes the place of both; None: answers are parsed as ``answer_format`` has it.
 
         Raises
         ------
@@ -270,8 +272,17 @@ class Model(Closing, Uncopied):
             self._response_template = template, self._find_response_template(template)
         return self._response_template[1]
 
+    @response_template.setter
+    def response_template(self, template: ResponseTemplate | None) -> None:
+        self._given_response, self._response_template = (template,), None
+
     def _find_response_template(self, template: ChatTemplate) -> ResponseTemplate | None:
-        of_file = read_response_template(self._file.metadata, str(self.path))
+        if self._given_response == (None,):
+            return None
+        if self._given_response is not None:
+            (of_file,) = self._given_response
+        else:
+            of_file = read_response_template(self._file.metadata, str(self.path))
         if of_file is not None:
             if of_file.begins(template):
                 return of_file

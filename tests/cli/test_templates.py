@@ -1,11 +1,15 @@
 """Options of chat templates: another template, its variables, and how much a model thinks."""
 
+import argparse
 import io
 import json
 
 import pytest
 
 import mtpcore
+from mtpcore.cli import serve
+from mtpcore.cli.templates import take_response_template, take_template
+from mtpcore.gguf import ChatTemplate
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -92,3 +96,69 @@ def test_a_chat_has_them_too(command, monkeypatch):
             "<user>hi\nFalse ? <assistant>", add_special=False, parse_special=True
         )
         assert out.rstrip("\n") == lm.generate(prompt, max_tokens=8, seed=3).text.rstrip("\n")
+
+
+RESPONSE = {
+    "start_anchor": "<assistant>",
+    "fields": {"reasoning_content": {"open": "(", "close": ")"}, "content": {}},
+}
+
+
+@pytest.fixture
+def taken():
+    """The response template of the demo with these options of a server."""
+
+    def take(*options):
+        parser = argparse.ArgumentParser()
+        serve.add_options(parser)
+        found = parser.parse_args(["demo", "--chat-template", TEMPLATE, *map(str, options)])
+        with mtpcore.load_model("demo") as model:
+            take_template(found, model)
+            take_response_template(found, model)
+            return model.response_template
+
+    return take
+
+
+def test_a_response_template_of_a_run(taken, tmp_path):
+    path = tmp_path / "response.json"
+    path.write_text(json.dumps(RESPONSE), "utf-8")
+    assert taken() is None
+    assert taken("--response-template", json.dumps(RESPONSE)).source == RESPONSE
+    assert taken("--response-template-file", path).source == RESPONSE
+    assert taken("--response-template", "none") is None
+    with pytest.raises(mtpcore.ModelFileError, match="--response-template"):
+        taken("--response-template", '{"fields": {}}')
+    with pytest.raises(mtpcore.MtpcoreError, match="another chat template"):
+        taken("--response-template", json.dumps(RESPONSE | {"start_anchor": "<model>"}))
+
+
+def test_a_response_template_parses_answers_of_a_chat(command):
+    options = ("chat", "demo", "--chat-template", TEMPLATE, "-n", 1)
+    code, _, err = command(*options, "--response-template", "{}")
+    assert code == 1
+    assert "no response template" in err
+    code, _, err = command("chat", "demo", "--response-template", json.dumps(RESPONSE))
+    assert code == 1
+    assert "chat template" in err
+
+
+def test_a_response_template_in_a_file(command, tmp_path):
+    first, second, third = (tmp_path / f"{i}.gguf" for i in range(3))
+
+    def write(source, out, *options):
+        code, _, err = command("quantize", source, out, "--outtype", "q8_0", *options)
+        assert code == 0, err
+        with mtpcore.load_model(out) as model:
+            model.chat_template = ChatTemplate(TEMPLATE)
+            return model.response_template
+
+    assert write("demo", first, "--response-template", json.dumps(RESPONSE)).source == RESPONSE
+    assert write(first, second).source == RESPONSE
+    assert write(second, third, "--response-template", "none") is None
+    assert "tokenizer.chat_response_template" not in mtpcore.load_model(third).metadata
+    code, _, err = command(
+        "quantize", "demo", first, "--outtype", "q8_0", "--response-template", "{}"
+    )
+    assert code == 1
+    assert "no response template" in err
