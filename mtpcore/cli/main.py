@@ -13,6 +13,7 @@ from mtpcore.cli import (
     bench,
     chat,
     convert,
+    doctor,
     eval,
     fit,
     inspect,
@@ -56,6 +57,7 @@ _COMMANDS = (
     lookup,
     lend,
     fit,
+    doctor,
     plugins,
 )
 _TAKE_FOREIGN = (run, chat, serve, inspect, bench)
