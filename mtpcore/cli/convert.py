@@ -10,7 +10,8 @@ from pathlib import Path
 from mtpcore.cli.options import add_mtp_option, add_type_options
 from mtpcore.cli.progress import count_bytes
 from mtpcore.cli.terminal import note, note_left_out, spell_bytes
-from mtpcore.conversion import convert
+from mtpcore.conversion import convert, convert_adapter, is_adapter
+from mtpcore.conversion.mixes import MixName
 from mtpcore.discovery.fetching import fetch_checkpoint
 from mtpcore.errors import ModelFileError
 from mtpcore.hub import CHECKPOINT_NAME
@@ -49,6 +50,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="for a drafter alone: the folder of its target, whose tokenizer is used",
     )
     group.add_argument(
+        "--base",
+        metavar="HF_DIR",
+        help="for an adapter that PEFT saved: the folder of its base model (default: the one that "
+        "it names)",
+    )
+    group.add_argument(
         "--ignore",
         action="append",
         default=[],
@@ -56,20 +63,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="take a setting of config.json as null; repeatable: for what you know to change "
         "nothing where a conversion is refused",
     )
-    add_type_options(parser, "f16")
+    add_type_options(parser, "f16, of an adapter f32")
     add_mtp_option(group)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Run the command."""
     folder, name = _find_folder(options.folder)
+    if is_adapter(folder):
+        return _convert_adapter(options, folder, name)
+    if options.base is not None:
+        options.parser.error("--base is for an adapter, a folder with adapter_config.json")
     target = None if options.target is None else _find_folder(options.target)[0]
-    out = options.out or f"{name}-{options.outtype}.gguf"
+    outtype: MixName = options.outtype or "f16"
+    out = options.out or f"{name}-{outtype}.gguf"
     with count_bytes("writing") as report:
         left_out = convert(
             folder,
             out,
-            outtype=options.outtype,
+            outtype=outtype,
             mtp_type=options.mtp_type,
             mtp=options.mtp,
             target=target,
@@ -77,6 +89,15 @@ def execute(options: argparse.Namespace) -> int:
             report=report,
         )
     note_left_out(left_out, options.verbose)
+    note(f"wrote {out}, {spell_bytes(Path(out).stat().st_size)}")
+    return 0
+
+
+def _convert_adapter(options: argparse.Namespace, folder: str | Path, name: str) -> int:
+    """Convert an adapter."""
+    out = options.out or f"{name}-lora.gguf"
+    base = None if options.base is None else _find_folder(options.base)[0]
+    convert_adapter(folder, out, base=base, outtype=options.outtype or "f32")
     note(f"wrote {out}, {spell_bytes(Path(out).stat().st_size)}")
     return 0
 

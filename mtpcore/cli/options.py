@@ -550,14 +550,16 @@ def add_mtp_option(group: argparse._ArgumentGroup) -> None:
 def add_type_options(
     parser: argparse.ArgumentParser, default: str | None
 ) -> argparse._ArgumentGroup:
-    """Add the types that tensors are stored in; return their group."""
+    """Add the types that tensors are stored in; return their group.
+
+    ``default`` says what holds where no type is given; None: one must be.
+    """
     group = parser.add_argument_group("types", "vectors, norms and routers are not quantised")
     group.add_argument(
         "--outtype",
         type=_mix,
         choices=tuple(MIXES),
         metavar="TYPE",
-        default=default,
         required=default is None,
         help=f"type of matrices, or a mix of types as llama.cpp makes it: {', '.join(MIXES)}"
         + (f" (default: {default})" if default else ""),

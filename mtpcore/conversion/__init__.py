@@ -4,6 +4,7 @@ What a family's tensors are called and what its metadata says is declared by tru
 (``mtpcore.declarations.checkpoint``); nothing here knows an architecture.
 """
 
+from mtpcore.conversion.adapter import convert_adapter, is_adapter
 from mtpcore.conversion.convert import convert
 from mtpcore.conversion.lend import lend
 from mtpcore.conversion.mixes import ALIASES, MIXES, WRITABLE
@@ -19,6 +20,8 @@ __all__ = [
     "TensorTypes",
     "WRITABLE",
     "convert",
+    "convert_adapter",
+    "is_adapter",
     "lend",
     "quantised_types",
     "quantize",

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -33,7 +33,7 @@ from mtpcore.conversion.metadata import (
 from mtpcore.conversion.mixes import Described, MixName
 from mtpcore.conversion.output import Report, write_checked
 from mtpcore.conversion.parts import MTP, check_parts
-from mtpcore.conversion.plan import ConversionPlan, PlannedTensor, make_plan
+from mtpcore.conversion.plan import ConversionPlan, ExpertCount, PlannedTensor, make_plan
 from mtpcore.conversion.published import PublishedTensor, check_folder, convert_json, read_tensors
 from mtpcore.conversion.tokenizer import tokenizer_metadata, with_control_tokens
 from mtpcore.conversion.types import TypeChoice
@@ -51,7 +51,6 @@ from mtpcore.gguf.writer import encode
 __all__ = ["convert"]
 
 log = logging.getLogger("mtpcore")
-_ExpertCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
 _READ = (".json", ".safetensors", ".jinja", ".md", ".txt")
 _TYPE_OF = {dtype: kind for kind, dtype in PLAIN.items()}
 
@@ -147,7 +146,7 @@ def convert(
     metadata = family_metadata(family.architecture, tables, config)
     n_experts = convert_json(
         metadata.get(f"{family.architecture}.expert_count", 0),
-        _ExpertCount,
+        ExpertCount,
         f"{config.file}: number of experts",
     )
     tensors = {

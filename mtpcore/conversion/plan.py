@@ -19,13 +19,23 @@ from mtpcore.declarations.patterns import pattern
 from mtpcore.errors import ModelFileError, PluginError
 from mtpcore.gguf.types import BLOCKS, block_type
 
-__all__ = ["ConversionPlan", "PlannedTensor", "make_plan"]
+__all__ = [
+    "ConversionPlan",
+    "ExpertCount",
+    "PlannedTensor",
+    "Wish",
+    "apply_change",
+    "make_plan",
+    "wishes_of",
+]
 
 SCALES = "_scale_inv"
 
 _MOST_LAYERS = 1 << 10
 _MOST_NAMES = 1 << 18  # three times what the largest published checkpoint has
 _MOST_AXES = 4
+ExpertCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+"""How many experts a configuration counts."""
 _Layers = Annotated[
     list[Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]], msgspec.Meta(max_length=_MOST_LAYERS)
 ]
@@ -80,7 +90,7 @@ class ConversionPlan(msgspec.Struct, frozen=True):
     left_out: dict[str, str]
 
 
-class _Wish(msgspec.Struct, frozen=True):
+class Wish(msgspec.Struct, frozen=True):
     """A tensor that a table asks for, with the names of its sources, further ones last."""
 
     tensor: str
@@ -124,8 +134,8 @@ def make_plan(
     unknown = {n for n in tensors if n.removesuffix(SCALES) not in scales or n in scales}
     left_out: dict[str, str] = {}
     missing: list[str] = []
-    chosen: dict[str, _Wish] = {}
-    for wish in _wishes_of(family, config, n_experts):
+    chosen: dict[str, Wish] = {}
+    for wish in wishes_of(family, config, n_experts):
         lacking = [name for name in wish.names if name not in tensors]
         unknown.difference_update(wish.names)
         may_lack = _optional(wish.rename, config)  # always asked: settings are accounted for
@@ -161,7 +171,7 @@ def make_plan(
     return ConversionPlan(tuple(sorted(planned, key=_place)), by_source, left_out)
 
 
-def _wishes_of(family: Family, config: Config, n_experts: int) -> Iterator[_Wish]:
+def wishes_of(family: Family, config: Config, n_experts: int) -> Iterator[Wish]:
     """Yield what the trunk's table asks for, then its companion's, then that of the heads."""
     trunk = range(config.n_layers)
     yield from _wishes(family.main, config, n_experts, trunk, False)
@@ -196,15 +206,15 @@ def _refuse_float8(tensor: PublishedTensor) -> None:
 
 def _wishes(
     table: Checkpoint, config: Config, n_experts: int, blocks: range, in_head: bool
-) -> Iterator[_Wish]:
+) -> Iterator[Wish]:
     n_names = 0
     for rename in table.tensors:
         also = rename.further
         if rename.sources is not None:
-            yield _Wish(rename.tensor, _sources(rename, config), rename, None, in_head)
+            yield Wish(rename.tensor, _sources(rename, config), rename, None, in_head)
             continue
         if "{n}" not in rename.tensor:
-            yield _Wish(rename.tensor, (rename.source, *also), rename, None, in_head)
+            yield Wish(rename.tensor, (rename.source, *also), rename, None, in_head)
             continue
         for i, n in enumerate(_layers(rename, config, blocks)):
             name = rename.source.replace("{n}", str(n)).replace("{i}", str(i))
@@ -221,7 +231,7 @@ def _wishes(
             names = [name.replace("{e}", str(e)) for e in experts]
             names += [one.replace("{n}", str(n)).replace("{i}", str(i)) for one in also]
             tensor = rename.tensor.replace("{n}", str(n))
-            yield _Wish(tensor, tuple(names), rename, n, in_head)
+            yield Wish(tensor, tuple(names), rename, n, in_head)
 
 
 def _layers(rename: Rename, config: Config, blocks: range) -> Sequence[int]:
@@ -259,7 +269,7 @@ def _optional(rename: Rename, config: Config) -> bool:
     return bool(ask(rename.optional, config, what="whether it may be missing", where=where))
 
 
-def _is_copy(wish: _Wish, tensors: Mapping[str, PublishedTensor]) -> bool:
+def _is_copy(wish: Wish, tensors: Mapping[str, PublishedTensor]) -> bool:
     other = tensors.get(wish.rename.copy_of)
     return other is not None and tensors[wish.names[0]].equals(other)
 
@@ -298,7 +308,7 @@ def _spelt(name: str) -> str:
     return name if name.isprintable() else repr(name)
 
 
-def _planned(wish: _Wish, tensors: Mapping[str, PublishedTensor], config: Config) -> PlannedTensor:
+def _planned(wish: Wish, tensors: Mapping[str, PublishedTensor], config: Config) -> PlannedTensor:
     sources = tuple(tensors[name] for name in wish.names)
     n_sources = len(sources) - len(wish.rename.further)
     sources, also = sources[:n_sources], sources[n_sources:]

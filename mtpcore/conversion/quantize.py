@@ -142,10 +142,11 @@ def quantize(
     )
     more = dict(expect(override or {}, dict, "metadata", where="override", error=ModelFileError))
     with load_model(source, sidecars=False, plugins=known) as model:
-        prefix = split_prefix(path)
-        paths = [part_path(prefix, i, len(model.paths)) for i in range(len(model.paths))]
-        keep_split = _keeps_split(keep_split, model, mtp)
-        for written in paths if keep_split else [path]:
+        keep_split, n_parts = _keeps_split(keep_split, model, mtp), len(model.paths)
+        paths = [path]
+        if keep_split:
+            paths = [part_path(split_prefix(path), i, n_parts) for i in range(n_parts)]
+        for written in paths:
             _refuse_own_file(model, written)
         left_out, choice = _choose(model, source, outtype, mtp_type, mtp, types, weights)
         own = model.parts[0] if model.parts else model

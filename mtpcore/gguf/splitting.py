@@ -58,7 +58,17 @@ def split_prefix(path: Path) -> Path:
 
 
 def part_path(prefix: Path, number: int, count: int) -> Path:
-    """Return what a part is called, counted from 0."""
+    """Return what a part is called, counted from 0.
+
+    Raises
+    ------
+    ModelFileError
+        A folder, which has no name of its own.
+    """
+    if not prefix.name:
+        raise ModelFileError(
+            "parts have no name", where=str(prefix), fix="give the name of a file to write"
+        )
     return prefix.with_name(f"{prefix.name}-{number + 1:05}-of-{count:05}.gguf")
 
 

@@ -1,0 +1,106 @@
+"""Compute what PEFT makes of adapters of small checkpoints of many families.
+
+    python tools/peft_adapters.py
+
+The checkpoints are those of ``tests/harness/published_families.py``. Each gets a LoRA adapter of
+all its linear layers, whose tensors have values that their names give; the logits of a text, and
+the configuration and shapes that PEFT saves, are kept in ``tests/data/published``. Needs torch,
+transformers 5 and peft.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests")]
+
+from harness import published_families as data  # noqa: E402
+
+PLAIN: dict[str, Any] = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear"}
+PATTERNS = {
+    "r": 4,
+    "lora_alpha": 8,
+    "target_modules": "all-linear",
+    "use_rslora": True,
+    "rank_pattern": {"layers.0.self_attn.q_proj": 2, "down_proj": 3},
+    "alpha_pattern": {"^model.layers.1.mlp.up_proj": 5.0, "o_proj": 16},
+}
+WITH_OUTPUT = {
+    "r": 3,
+    "lora_alpha": 3,
+    "use_rslora": True,
+    "target_modules": ["q_proj", "v_proj", "lm_head"],
+}
+OF_MAMBA = {**PLAIN, "target_modules": ["q_proj", "in_proj", "down_proj"]}
+"""PEFT refuses the others of such layers, which are never called as layers."""
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{
+        name: (name, PLAIN)
+        for name in (
+            *("SmolLM3ForCausalLM", "GraniteForCausalLM", "Ministral3ForCausalLM"),
+            *("Gemma2ForCausalLM", "Phi3ForCausalLM", "GPT2LMHeadModel", "Olmo2ForCausalLM"),
+            *("GlmForCausalLM", "GPTNeoXForCausalLM", "StableLmForCausalLM"),
+            *("CohereForCausalLM", "Exaone4ForCausalLM", "FalconForCausalLM", "BloomForCausalLM"),
+            *("Starcoder2ForCausalLM", "NemotronForCausalLM", "MptForCausalLM"),
+        )
+    },
+    "FalconH1ForCausalLM": ("FalconH1ForCausalLM", OF_MAMBA),
+    "SmolLM3ForCausalLM, patterns": ("SmolLM3ForCausalLM", PATTERNS),
+    "Olmo2ForCausalLM, output": ("Olmo2ForCausalLM", WITH_OUTPUT),
+}
+
+
+def computed(name: str, given: dict[str, Any]) -> tuple[dict[str, Any], np.ndarray]:
+    """Return an adapter's configuration and shapes, and the logits with it."""
+    family = data.known()[name]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        (folder / "config.json").write_text(json.dumps(family["config"]))
+        save_file(data.tensors(family["shapes"]), folder / "model.safetensors", {"format": "pt"})
+        cls = getattr(transformers, family["config"]["architectures"][0])
+        base = cls.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        model = get_peft_model(base, LoraConfig(**given))
+        model.save_pretrained(folder / "adapter")
+        config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+        config["base_model_name_or_path"] = "base"
+        path = folder / "adapter" / "adapter_model.safetensors"
+        with safe_open(path, "numpy") as file:
+            shapes = {one: list(file.get_slice(one).get_shape()) for one in file.keys()}  # noqa: SIM118
+        values = data.tensors(shapes)
+        named = dict(model.named_parameters())
+        for one, array in values.items():
+            if ".base_layer." in one:  # PEFT saves copies of tables beside adapters of them
+                continue
+            parameter = named[one.replace(".weight", ".default.weight")]
+            parameter.data = torch.from_numpy(array)
+        with torch.no_grad():
+            logits = model(torch.from_numpy(data.tokens()[None]).long()).logits[0]
+    return {"config": config, "shapes": shapes}, logits.float().numpy()
+
+
+def main() -> None:
+    """Compute all cases."""
+    found, logits = {}, {}
+    for case, (name, given) in CASES.items():
+        print(case)
+        adapter, logits[case] = computed(name, given)
+        found[case] = {"family": name, **adapter}
+    text = json.dumps(found, indent=1, default=sorted)
+    (data.FOLDER / "adapters.json").write_text(f"{text}\n")
+    np.savez_compressed(data.FOLDER / "adapters.npz", **logits)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()
