@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,11 +12,20 @@ from gguf import GGMLQuantizationType
 from mtpcore._ext._cpu import fetch
 from mtpcore._ext._fetch import recall
 from mtpcore.cli.measure import Sample, Timings
+from mtpcore.cli.picture import draw_bars
 from mtpcore.cli.report import name_drafter
 from mtpcore.cli.tables import draw_table
+from mtpcore.cli.terminal import spell_bytes
 from mtpcore.decoding import Stats
 
-__all__ = ["BenchedText", "collect", "collect_fetches", "describe"]
+__all__ = [
+    "BenchedText",
+    "collect",
+    "collect_fetches",
+    "compare_drafter",
+    "describe",
+    "draw_speeds",
+]
 
 
 class BenchedText(msgspec.Struct, frozen=True):
@@ -104,6 +114,46 @@ def collect_fetches() -> dict[str, Any]:
     }
 
 
+def compare_drafter(result: dict[str, Any]) -> dict[str, Any]:
+    """Return what there is to compare of a drafter's result."""
+    named = ("speedup", "tokens_per_pass", "acceptance")
+    return {
+        "drafter": result["settings"]["drafter"],
+        "draft": result["draft"],
+        **{name: result.get(name) for name in named},
+        "auto_speedup": result["auto"]["speedup"] if "auto" in result else None,
+        "equal": all(text["equal"] for text in result["texts"]),
+    }
+
+
+def draw_speeds(result: dict[str, Any]) -> str:
+    """Return a picture of the speeds in SVG."""
+    settings = result["settings"]
+    bars = [
+        (name, Sample(*(speed[key] for key in ("median", "low", "high"))), is_drafted)
+        for name, speed, is_drafted in _speeds(result)
+    ]
+    title = f"{Path(settings['model']).name}, {settings['backend']}, {settings['threads']} threads"
+    return draw_bars(title, "tokens/s", bars)
+
+
+def _speeds(result: dict[str, Any]) -> Iterator[tuple[str, dict[str, float], bool]]:
+    """Yield what was measured, in tokens/s: its name, its values, and whether drafts made it."""
+    depth, prefill = result["costs"]["depth"], result["costs"]["prefill"]
+    speed = {"median": "median", "low": "high", "high": "low"}
+    yield f"pp{depth}", {name: depth / prefill[other] for name, other in speed.items()}, False
+    for text in result["texts"]:
+        for arm, speed in text["tokens_per_second"].items():
+            yield _name_arm(result, text, arm), speed, arm != "plain"
+    for name, speed in result.get("shapes", {}).items():
+        yield name, speed, False
+
+
+def _name_arm(result: dict[str, Any], text: dict[str, Any], arm: str) -> str:
+    tail = {"plain": "", "drafted": f", draft {result['draft']}", "auto": ", auto"}[arm]
+    return f"tg{result['predict']} {text['name']}{tail}"
+
+
 def _acceptance(stats: Stats, draft: int) -> dict[str, Any]:
     """Return the acceptance rate, and by position for each of ``draft`` drafts.
 
@@ -179,31 +229,60 @@ def describe(result: dict[str, Any], *, verbose: bool = False) -> str:
             if different
             else "texts equal with drafts and without"
         )
+    if "drafters" in result:
+        lines += ["", *_drafters(result["drafters"]), ""]
     if verbose:
         lines += [*_details(result), ""]
+    if "seconds" in result:
+        lines.append(_resources(result))
     return "\n".join([*lines, f"verdict: {result['verdict']}"])
 
 
 def _table(result: dict[str, Any]) -> list[str]:
     """Return the speeds, tests named as in llama.cpp: pp for a prompt, tg for a text."""
-    costs = result["costs"]
-    depth, prefill = costs["depth"], costs["prefill"]
-    speeds = [depth / prefill[name] for name in ("median", "high", "low")]
-    rows = [("test", "tokens/s", "speed-up", "accepted"), (f"pp{depth}", _range(speeds), "", "")]
-    for text in result["texts"]:
-        for arm, speed in text["tokens_per_second"].items():
-            name = f"tg{result['predict']} {text['name']}"
-            name += {"plain": "", "drafted": f", draft {result['draft']}", "auto": ", auto"}[arm]
-            ratio = text["auto_speedup"] if arm == "auto" else text["speedup"]
-            rows.append(
-                (
-                    name,
-                    _range([speed["median"], speed["low"], speed["high"]]),
-                    "" if arm == "plain" else f"{ratio:.2f} x",
-                    f"{text['acceptance']:.2f}" if arm == "drafted" else "",
-                )
+    texts = {
+        _name_arm(result, text, arm): (text, arm)
+        for text in result["texts"]
+        for arm in text["tokens_per_second"]
+    }
+    rows = [("test", "tokens/s", "speed-up", "accepted")]
+    for name, speed, _ in _speeds(result):
+        text, arm = texts.get(name, ({}, "plain"))
+        ratio = text.get("auto_speedup" if arm == "auto" else "speedup")
+        rows.append(
+            (
+                name,
+                _range([speed["median"], speed["low"], speed["high"]]),
+                "" if arm == "plain" else f"{ratio:.2f} x",
+                f"{text['acceptance']:.2f}" if arm == "drafted" else "",
             )
+        )
     return draw_table(rows, markdown=True).split("\n")
+
+
+def _drafters(drafters: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a table of drafters side by side."""
+    rows: list[Sequence[str]] = [
+        ("drafter", "speed-up", "auto", "tokens a pass", "accepted", "texts")
+    ]
+    for one in drafters:
+        numbers = (one[name] for name in ("tokens_per_pass", "acceptance"))
+        speeds = (one[name] for name in ("speedup", "auto_speedup"))
+        rows.append(
+            (
+                f"{one['drafter'] or 'none'}, draft {one['draft']}",
+                *("" if x is None else f"{x:.2f} x" for x in speeds),
+                *("" if x is None else f"{x:.2f}" for x in numbers),
+                "equal" if one["equal"] else "DIFFER",
+            )
+        )
+    return draw_table(rows, markdown=True).split("\n")
+
+
+def _resources(result: dict[str, Any]) -> str:
+    seconds, peak = result["seconds"], result.get("peak_bytes")
+    said = f"loaded in {seconds['load']:.2f} s, planned and packed in {seconds['pack']:.2f} s"
+    return said + (f"; {spell_bytes(peak)} of memory at most" if peak else "")
 
 
 def _range(speeds: Sequence[float]) -> str:

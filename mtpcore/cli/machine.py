@@ -92,7 +92,7 @@ def _instructions(there: Sequence[str], used: str, named: str | None, machine: s
     advice = ""
     if named and used != there[-1]:
         advice = f"MTPCORE_ISA={named} holds back {there[-1]}: unset it"
-    elif machine in _BEST and used not in _BEST[machine]:
+    elif machine in _BEST and there[-1] not in _BEST[machine]:
         advice = f"a processor with {_BEST[machine][0]} computes more at a time"
     said = f"{used}, of {', '.join(there)}"
     return Finding("instruction set", said, {"used": used, "best": there[-1]}, advice)

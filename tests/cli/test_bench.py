@@ -252,3 +252,38 @@ def test_a_model_without_a_head(command, headless):
         assert said not in out
     assert "verify 8 " in out
     assert "nothing to compare" in out
+
+
+def test_shapes_drafters_and_a_picture(command, glm, tmp_path):
+    asked = ("bench", glm, "-p", "def", *QUICK, "--prompts", "8,16,8", "--depths", "4",
+             "--sequences", "1,3", "--drafters", "glm_nextn, lookup")  # fmt: skip
+    picture = tmp_path / "speeds.svg"
+    code, out, _ = command(*asked, "--picture", picture)
+    assert code == 0
+    for name in ("pp8", "pp16", "tg @ d4", "tg x 1", "tg x 3"):
+        assert f"| {name} " in out
+        assert f">{name}</text>" in picture.read_text()
+    assert re.search(r"^\| glm_nextn, draft \d+ .*\| equal \|$", out, re.MULTILINE)
+    assert re.search(r"^\| lookup, draft \d+ .*\| equal \|$", out, re.MULTILINE)
+    assert re.search(r"loaded in [\d.]+ s, planned and packed in [\d.]+ s; .* at most", out)
+    found = json.loads(command(*asked, "--json")[1])
+    assert [*found["shapes"]] == ["pp8", "pp16", "tg @ d4", "tg x 1", "tg x 3"]
+    assert [one["drafter"] for one in found["drafters"]] == ["glm_nextn", "lookup"]
+    assert found["drafters"][0]["speedup"] == found["speedup"]
+    assert found["peak_bytes"] > 1 << 24
+    assert {*found["seconds"]} == {"load", "pack"}
+    assert found["settings"]["drafter"] == "glm_nextn"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--prompts", "8,x"), "wanted a whole number >= 1, got 'x'"),
+        (("--sequences", "0"), "wanted a whole number >= 1, got '0'"),
+        (("--drafter", "lookup", "--drafters", "lookup"), "give --drafter NAME, or several"),
+    ],
+)
+def test_shapes_that_are_none(command, glm, words, said):
+    code, _, err = command("bench", glm, *words)
+    assert code == 2
+    assert said in err

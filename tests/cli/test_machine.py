@@ -26,6 +26,7 @@ def find(name, root, **more):
         (("base", "avx2", "avx512"), "avx512", None, "x86_64", ""),
         (("base", "avx2", "avx512"), "avx512", "avx512", "x86_64", ""),
         (("base", "avx2", "avx512"), "avx2", "avx2", "x86_64", "MTPCORE_ISA=avx2 holds back"),
+        (("base", "avx2", "avx512"), "avx2", None, "x86_64", ""),
         (("base", "avx2"), "avx2", None, "x86_64", "a processor with avx512 computes more"),
         (("base", "neon"), "neon", None, "aarch64", "a processor with i8mm computes more"),
         (("base", "neon", "i8mm"), "i8mm", None, "aarch64", ""),
