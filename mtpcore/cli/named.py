@@ -31,7 +31,11 @@ def find_named_model(name: ModelName, *, offline: bool) -> Path:
 def note_beside(name: ModelName, fetched: Fetched) -> None:
     """Say which drafters the repository has beside a model, and what is not read."""
     if fetched.drafter is not None:
-        note(f"it drafts with {harmless(fetched.drafter.name)}, which is found beside it")
+        path = harmless(str(fetched.drafter))
+        if fetched.drafter.parent == fetched.path.parent:
+            note(f"it drafts with {harmless(fetched.drafter.name)}, which is found beside it")
+        else:
+            note(f"its drafter is in another folder: give it, with --mtp-path or -md, {path}")
     elif fetched.beside:
         note(
             f"drafters beside it: {_listed(fetched.beside)}; mtpcore pull {str(name)[3:]} "

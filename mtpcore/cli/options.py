@@ -220,6 +220,8 @@ def model_path(options: argparse.Namespace) -> str:
         given = getattr(options, name, None)
         if given is not None and (found := parse_name(given)) is not None:
             setattr(options, name, str(find_named_model(found, offline=options.offline)))
+            if name == "path" and getattr(options, "alias", "") is None:
+                options.alias = str(found).partition(":")[2]  # what a server calls it
     path: str = options.path
     return path
 

@@ -56,7 +56,8 @@ class Fetched(msgspec.Struct, frozen=True):
     files : tuple of Offered
         The model's files in its repository.
     beside : tuple of Offered
-        Files of drafters that the repository has beside the model, the nearest name first.
+        Files of drafters that the repository has beside the model or in a folder above, the nearest
+        name first.
     others : tuple of Offered
         Files beside the model that nothing here reads.
     is_listed : bool
@@ -253,17 +254,24 @@ def _cached(name: ModelName, drafter: bool = False) -> Fetched | None:
 
 
 def _beside(there: Repository, model: Offered) -> tuple[tuple[Offered, ...], tuple[Offered, ...]]:
-    """Return the drafters' files in a model's folder, the nearest first, and what else is there."""
+    """Return the drafters' files of a model, the nearest first, and what else belongs to it.
+
+    They are in its folder, or in one above it, as those of split models are.
+    """
     folder = PurePosixPath(model.path).parent
-    files = {
-        one.name: one
-        for one in there.files
-        if PurePosixPath(one.path).parent == folder and one.path.lower().endswith(".gguf")
-    }
-    ranked = rank_names(Path(model.name), files, sidecar_patterns(_drafters()))
-    ranked.sort(key=lambda one: (one.distance, bits_from_eight(one.path.name)))
-    others = [one for name, one in files.items() if name.lower().startswith(_OTHERS)]
-    return tuple(files[one.path.name] for one in ranked), tuple(others)
+    beside: list[Offered] = []
+    others: list[Offered] = []
+    for place in (folder, *folder.parents):
+        files = {
+            one.name: one
+            for one in there.files
+            if PurePosixPath(one.path).parent == place and one.path.lower().endswith(".gguf")
+        }
+        ranked = rank_names(Path(model.name), files, sidecar_patterns(_drafters()))
+        ranked.sort(key=lambda one: (one.distance, bits_from_eight(one.path.name)))
+        beside += [files[one.path.name] for one in ranked]
+        others += [one for name, one in files.items() if name.lower().startswith(_OTHERS)]
+    return tuple(beside), tuple(others)
 
 
 def _drafters() -> Sequence[DrafterSpec]:

@@ -1,5 +1,6 @@
 """Models by their names in commands, from a stand-in for the hub."""
 
+import argparse
 import json
 import logging
 from pathlib import Path
@@ -10,6 +11,7 @@ from harness.published import small_config, small_tensors, write_checkpoint
 from huggingface_hub import constants
 
 import mtpcore
+from mtpcore.cli.options import model_path
 from mtpcore.conversion import convert
 from mtpcore.discovery.loading import find_model
 
@@ -72,6 +74,32 @@ def test_pull_names_what_lies_beside(hub, command, headless, head_alone, glm):
     model = mtpcore.load_model(out.strip())
     assert [one.path.name for one in model.sidecars if one.used] == ["mtp-M-Q8_0.gguf"]
     assert not model.path.with_name("mmproj-M.gguf").exists()
+
+
+def test_a_drafter_in_the_folder_above(hub, command, headless, head_alone):
+    """As repositories of split models have it: nothing finds it, so that it is named."""
+    trunk, head = Path(headless).read_bytes(), Path(head_alone).read_bytes()
+    hub.add("a/b", {"Q8_0/M-Q8_0.gguf": trunk, "mtp-M.gguf": head, "other/mtp-M.gguf": b"?"})
+    code, out, err = command("pull", "a/b:Q8_0", "--drafter")
+    assert code == 0
+    (line,) = (line for line in err.splitlines() if "--mtp-path or -md, " in line)
+    found = line.partition("--mtp-path or -md, ")[2]
+    asked = ("run", out.strip(), "--mtp-path", found, "-p", "def", "-n", 6, "--draft", 2, "--json")
+    code, out, _ = command(*asked)
+    assert code == 0
+    assert json.loads(out)["settings"]["drafter"]
+    assert len(content(hub)) == 2
+
+
+def test_what_a_server_calls_a_model(published):
+    options = argparse.Namespace(
+        path="hf:a/b:Q4_K_M", model=None, hf_repo=None, hf_file=None, offline=False, alias=None
+    )
+    assert Path(model_path(options)).read_bytes() == DEMO
+    assert options.alias == "a/b:Q4_K_M"
+    options.path, options.alias = "hf:a/b", "mine"
+    model_path(options)
+    assert options.alias == "mine"
 
 
 def test_a_draft_model_from_the_hub(published, command):

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import t5
 from harness.fixtures import model_file
+from harness.published import tokenizer, write_checkpoint
 
 import mtpcore
-from mtpcore.conversion import quantize
+from mtpcore.conversion import convert, quantize
 from mtpcore.errors import BatchError, ModelFileError
-from mtpcore.evaluation import evaluate, texts
+from mtpcore.evaluation import evaluate, figures, texts
 
 LICENSE = (Path(__file__).parents[2] / "LICENSE").read_text("utf-8")
 PEER = {
@@ -45,13 +47,13 @@ def context(path, n_ctx=128, **more):
 def test_figures_are_llama_cpps(files):
     plain, coarse = map(context, files)
     found = evaluate(coarse, {"LICENSE": LICENSE}, against=plain, n_ctx=128)
-    figures, far = found.figures, found.figures.divergence
-    assert (found.n_chunks, figures.n_tokens) == (32, 32 * 63)
+    of_all, far = found.figures, found.figures.divergence
+    assert (found.n_chunks, of_all.n_tokens) == (32, 32 * 63)
 
     def pair(estimate):
         return estimate.value, estimate.error
 
-    assert pair(figures.perplexity) == pytest.approx(PEER["perplexity"], rel=2e-5)
+    assert pair(of_all.perplexity) == pytest.approx(PEER["perplexity"], rel=2e-5)
     assert pair(far.reference_perplexity) == pytest.approx(PEER["reference_perplexity"], rel=2e-5)
     assert pair(far.log_perplexity_ratio) == pytest.approx(PEER["log_perplexity_ratio"], rel=5e-4)
     assert pair(far.mean) == pytest.approx(PEER["mean"], rel=1e-3)
@@ -80,10 +82,17 @@ def test_losses_are_those_of_chunks_read_at_once():
 
 def test_how_many_rows_at_once_changes_nothing(files, monkeypatch):
     one = evaluate(context(files[1]), {"x": LICENSE}, against=context(files[0]), n_ctx=128)
-    monkeypatch.setattr(texts, "_VALUES", 5 * 512)
-    other = evaluate(
-        context(files[1], n_batch=3), {"x": LICENSE}, against=context(files[0]), n_ctx=128
-    )
+    small, sizes = context(files[1], n_batch=3), []
+    n_vocab = small.model.hparams.n_vocab
+
+    def compare_rows(logits, *others):
+        sizes.append(logits.shape)
+        return figures.compare_rows(logits, *others)
+
+    monkeypatch.setattr(texts, "_VALUES", 5 * n_vocab)
+    monkeypatch.setattr(texts, "compare_rows", compare_rows)
+    other = evaluate(small, {"x": LICENSE}, against=context(files[0]), n_ctx=128)
+    assert max(sizes) == (5, n_vocab)  # memory is bounded by them, whatever a text's length
     assert one.n_chunks == other.n_chunks
     assert one.figures == other.figures
 
@@ -113,7 +122,7 @@ def test_each_chunk_begins_with_the_first_token(tmp_path):
     assert chunks[1][1][1:].tolist() == tokens[64:127]
 
 
-def test_what_cannot_be_evaluated(monkeypatch):
+def test_what_cannot_be_evaluated(monkeypatch, tmp_path):
     llm = context("demo", 64)
     with pytest.raises(ModelFileError, match="too short") as caught:
         evaluate(llm, {"note": "short"}, n_ctx=64)
@@ -124,6 +133,12 @@ def test_what_cannot_be_evaluated(monkeypatch):
         evaluate(llm, {"x": LICENSE}, n_ctx=64, n_chunks=0)
     with pytest.raises(ModelFileError, match="it is another model"):
         evaluate(llm, {"x": LICENSE}, n_ctx=64, against=context(model_file("glm-11"), 64))
+
+    s = next(iter(t5.SHAPES.values()))
+    hf = write_checkpoint(tmp_path, t5.configuration(s), t5.weights(s), tokenizer(t5.N_VOCAB))
+    convert(hf, tmp_path / "t5.gguf", outtype="f32")
+    with pytest.raises(ModelFileError, match="predicts none of its own"):
+        evaluate(context(tmp_path / "t5.gguf", 64), {"x": LICENSE}, n_ctx=64)
 
     class Output:
         logits = np.full((31, 512), np.nan, np.float32)

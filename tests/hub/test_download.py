@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from harness.hub import COMMIT
@@ -44,6 +45,10 @@ def fetch(tag="", report=None):
     there = ask("a/b")
     files = choose_model(there.files, ModelName("hf", "a/b", tag), [])
     return download(there, files, report)
+
+
+def content_of(hub):
+    return [path for path in hub.paths() if path.startswith("/content")]
 
 
 def unfinished():
@@ -204,20 +209,6 @@ def test_a_disk_that_fills_up(model, small_chunks, monkeypatch):
     assert cached_repository("a/b") is None
 
 
-def test_two_at_once_fetch_once(model):
-    model.pause = threading.Event()
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(fetch()[0])) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    threading.Timer(0.3, model.pause.set).start()
-    for thread in threads:
-        thread.join()
-    assert len({*found}) == 1
-    assert found[0].read_bytes() == MODEL
-    assert len([path for path in model.paths() if path.startswith("/content")]) == 1
-
-
 def environment(hub, tmp_path):
     return {
         **os.environ,
@@ -258,6 +249,30 @@ def test_another_client_leaves_the_same_cache(model, tmp_path, monkeypatch):
     assert again.returncode == 0, again.stderr  # ours, read by them
     assert not [one for one in model.paths()[n:] if one.startswith("/content")]
     assert layout() == theirs
+
+
+def test_of_two_processes_one_fetches_and_the_other_waits(model, tmp_path):
+    model.pause = threading.Event()
+    program = "from mtpcore.cli import main; main(['pull', 'a/b'])"
+    other = subprocess.Popen(
+        [sys.executable, "-c", program], env=environment(model, tmp_path), stdout=subprocess.PIPE
+    )
+    found = []
+    mine = threading.Thread(target=lambda: found.extend(fetch()))
+    begun = time.monotonic()
+    while not content_of(model) and time.monotonic() < begun + 60:
+        time.sleep(0.01)  # the other one holds the lock
+    mine.start()
+    mine.join(0.3)
+    assert mine.is_alive()
+    model.pause.set()
+    mine.join()
+    out, _ = other.communicate(timeout=60)
+    assert other.returncode == 0
+    assert out.decode().strip() == str(found[0])
+    assert found[0].read_bytes() == MODEL
+    assert len(content_of(model)) == 1
+    assert unfinished() == []
 
 
 def test_a_process_that_is_killed_leaves_what_the_next_one_continues(model, tmp_path):
