@@ -66,7 +66,7 @@ class Merging:
     @staticmethod
     def _check(adapter: Adapter, name: str, shape: tuple[int, ...], tensor: Tensor | None) -> None:
         where = f"{adapter.path}: {name[:80]!r}"
-        if tensor is None or tensor.shape != shape:
+        if tensor is None or _without_ones(tensor.shape) != _without_ones(shape):
             raise ModelFileError(
                 "an adapter of a matrix that the model does not have in this shape",
                 where=where,
@@ -93,7 +93,7 @@ class Merging:
         They are of one matrix, where the tensor is a stack.
         """
         values = tensor.rows(begin, end).astype(np.float32)
-        n_rows = tensor.shape[-2]
+        n_rows = _rows_of_matrix(tensor)
         first = begin // n_rows * n_rows
         for a, b in self._changes.get(tensor.name, ()):
             if a.ndim > 2:
@@ -104,7 +104,7 @@ class Merging:
 
     def merge(self, tensor: Tensor) -> Tensor:
         """Return a tensor with what is added to it, in its type, in memory."""
-        n_rows = tensor.shape[-2]
+        n_rows = _rows_of_matrix(tensor)
         step = max(1, _PIECE // tensor.shape[-1])
         blocks = [
             encode(tensor.name, self.rows(tensor, begin, end), tensor.type)[0].view(np.uint8)
@@ -117,6 +117,15 @@ class Merging:
     def names(self) -> Sequence[str]:
         """Return the names of what is changed."""
         return [*self._changes]
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape as ggml has it: without leading axes of 1, but for the last."""
+    return _without_ones(shape[1:]) if len(shape) > 1 and shape[0] == 1 else shape
+
+
+def _rows_of_matrix(tensor: Tensor) -> int:
+    return tensor.shape[-2] if len(tensor.shape) > 1 else 1
 
 
 def pieces_of(n_rows: int, n_of_matrix: int, step: int) -> Iterator[tuple[int, int]]:
