@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from mtpcore._ext._cpu import available_isas, isa
 from mtpcore.backends.threads import default_threads
+from mtpcore.backends.workers import run_all
 from mtpcore.cli.terminal import spell_bytes
 
 __all__ = ["Finding", "examine"]
@@ -210,12 +211,8 @@ def _read_all(n_bytes: int, n_threads: int) -> list[float]:
     parts = np.array_split(np.ones(n_bytes, np.uint8), n_threads)
     speeds = []
     for _ in range(_ROUNDS):
-        threads = [threading.Thread(target=np.maximum.reduce, args=(part,)) for part in parts]
         begin = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_all([partial(np.maximum.reduce, part) for part in parts], n_threads, lambda: None)
         speeds.append(n_bytes / (time.perf_counter() - begin))
     return speeds
 

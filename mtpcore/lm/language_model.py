@@ -80,7 +80,8 @@ class LM(Closing, Uncopied):
     Parameters
     ----------
     model : path or Model
-        A GGUF file, the name of a model in the package (``demo``), or what ``load_model`` returned.
+        A GGUF file, a model's name as ``load_model`` takes it (``demo``, ``hf:owner/repo``), or
+        what ``load_model`` returned.
         A drafter in a file beside it is found as ``load_model`` finds it.
     n_ctx : int, optional
         Tokens that fit, prompt and text together; default: the context length that the model was
