@@ -17,7 +17,16 @@ import msgspec
 from mtpcore.errors import MtpcoreError
 from mtpcore.gguf.chat import ChatTemplate
 
-__all__ = ["AN_ID", "A_NUMBER", "A_WORD", "AnswerFormat", "CallFormat", "CallText", "derive_format"]
+__all__ = [
+    "AN_ID",
+    "A_NUMBER",
+    "A_WORD",
+    "AnswerFormat",
+    "CallFormat",
+    "CallText",
+    "ValueText",
+    "derive_format",
+]
 
 _SAID, _THOUGHT = "probecontent", "probereasoning"
 _NAME, _ARGUMENTS = "probetool", {"probeplace": "probevalue", "probetime": "probehour"}
@@ -42,12 +51,45 @@ AN_ID, A_NUMBER, A_WORD = "\0", "\1", "\2"
 """What stands in the texts of calls for an id of nine letters and digits, a number, and a word."""
 
 
+class ValueText(msgspec.Struct, frozen=True):
+    """How the values of arguments are written, where that is not JSON.
+
+    Attributes
+    ----------
+    quotes : (str, str), optional
+        What stands around texts, which are without escapes then; None: texts are JSON's.
+    plain_quote : str
+        A sign around texts without it, without backslashes and line breaks; such texts may be
+        written so, too.
+    bare_keys : bool
+        Whether keys that are words stand without quotes.
+    comma, colon : str
+        Between members, and between a key and its value.
+    words : tuple of three tuples of str
+        For true, false and null: a model may write any of these, the first of them rather.
+    assign : str
+        What stands between the name of an argument and its value, where arguments are no object.
+    largest : int, optional
+        The largest whole number that is read, and the smallest without its sign.
+    """
+
+    quotes: tuple[str, str] | None = None
+    plain_quote: str = ""
+    bare_keys: bool = False
+    comma: str = ","
+    colon: str = ":"
+    words: tuple[tuple[str, ...], ...] = (("true",), ("false",), ("null",))
+    assign: str = ""
+    largest: int | None = None
+
+
 class CallText(msgspec.Struct, frozen=True):
     """How calls are written, letter by letter; ids and numbers in it have signs of their own.
 
     That is ``before``, a name, ``middle`` and arguments; for each further call ``between``, a name,
     ``middle`` and arguments; and ``after``. With ``argument`` each argument is between its three
-    marks, around a key and a value; else they are one object of JSON.
+    marks, around a key and a value; else they are one object of JSON, or with ``values`` as these
+    say.
     """
 
     before: str
@@ -55,6 +97,7 @@ class CallText(msgspec.Struct, frozen=True):
     between: str
     after: str
     argument: tuple[str, str, str] | None = None
+    values: ValueText | None = None
 
 
 class CallFormat(msgspec.Struct, frozen=True):

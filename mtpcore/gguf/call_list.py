@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-__all__ = ["read_call_list"]
+__all__ = ["LARGEST", "read_call_list"]
 
 T = TypeVar("T")
 
@@ -24,7 +24,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _LETTERS = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"} | {c: c for c in "\\'\"/"}
 _WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
-_LARGEST = 2**53 - 1
+LARGEST = 2**53 - 1
+"""The largest whole number that is read."""
 _MOST_DIGITS = 17
 _DEEPEST = 100
 
@@ -85,7 +86,7 @@ class _CallListReader:
 
     def _number(self, found: re.Match[str]) -> int | float:
         is_whole = found[1] is None and found[2] is None
-        if is_whole and (len(found[0]) > _MOST_DIGITS or abs(int(found[0])) > _LARGEST):
+        if is_whole and (len(found[0]) > _MOST_DIGITS or abs(int(found[0])) > LARGEST):
             self._fail("a whole number of at most 53 bits")
         if not is_whole and math.isinf(float(found[0])):
             self._fail("a number that a double holds")

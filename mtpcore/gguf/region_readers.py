@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from mtpcore.gguf.call_list import read_call_list
+from mtpcore.gguf.answer_format import ValueText
+from mtpcore.gguf.call_list import LARGEST, read_call_list
 from mtpcore.gguf.patterns import compile_pattern, find_all
 
 if TYPE_CHECKING:
@@ -28,6 +29,20 @@ _Separator = Annotated[str, msgspec.Meta(min_length=1)]
 
 class RegionReader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """What reads a region's text."""
+
+    @property
+    def written(self) -> ValueText | None:
+        """How values are to be written that it reads; None: that is not known."""
+        return None
+
+    @property
+    def written_calls(self) -> tuple[str, str, str, str, ValueText] | None:
+        """How calls are to be written that it reads a list of; None: it reads none.
+
+        What stands before the first name, between a name and its arguments, between these and the
+        next name, and after the last arguments; and values.
+        """
+        return None
 
     def read(self, text: str) -> Any:
         """Return the value of a text; ValueError: it has none."""
@@ -79,6 +94,12 @@ class _JsonReader(TextReader, frozen=True):
     unquoted_keys: bool = False
     string_delims: tuple[tuple[_Separator, _Separator], ...] = ()
     allow_non_json: bool = False
+
+    @property
+    def written(self) -> ValueText:
+        """JSON, with the first marks of texts."""
+        quotes = self.string_delims[0] if self.string_delims else None
+        return ValueText(quotes=quotes, bare_keys=self.unquoted_keys)
 
     def read(self, text: str) -> Any:
         if self.string_delims and (_OPEN in text or _CLOSE in text):
@@ -177,6 +198,19 @@ class _LinesReader(TextReader, frozen=True):
 
 class _CallsReader(RegionReader, frozen=True):
     """``python-call-list``."""
+
+    @property
+    def written_calls(self) -> tuple[str, str, str, str, ValueText]:
+        """Calls as Python writes them; words of JSON are read as well."""
+        values = ValueText(
+            plain_quote="'",
+            comma=", ",
+            colon=": ",
+            words=(("True", "true"), ("False", "false"), ("None", "null")),
+            assign="=",
+            largest=LARGEST,
+        )
+        return "[", "(", "), ", ")]", values
 
     def read(self, text: str) -> list[dict[str, Any]]:
         return read_call_list(text)

@@ -10,9 +10,12 @@ from typing import Any
 import msgspec
 
 from mtpcore.errors import SamplingError, spell
-from mtpcore.gguf.answer_format import A_NUMBER, A_WORD, AN_ID, CallText
+from mtpcore.gguf.answer_format import A_NUMBER, A_WORD, AN_ID, AnswerFormat, CallText
+from mtpcore.gguf.template_parser import TemplateAnswerParser
 from mtpcore.gguf.tokenizer import Tokenizer
 from mtpcore.gguf.vocabulary import SPECIAL
+from mtpcore.gguf.written_calls import written_format
+from mtpcore.lm.call_arguments import ArgumentRules
 from mtpcore.runtime.model import Model
 from mtpcore.sampling import Grammar, Sampling
 
@@ -151,7 +154,7 @@ def find_form(
             wanted=f"one of {', '.join(tool['name'] for tool in _functions(tools)) or 'no tools'}",
         )
     is_strict = any(tool.get("strict") is True for tool in callable_ones)
-    may_call = answer is not None and model.answer_format.calls is not None
+    may_call = answer is not None and _format_of(model).calls is not None
     if answer is None and not must_call and not is_strict:
         return None
     return form_answer(
@@ -205,7 +208,7 @@ def form_answer(
     SamplingError
         Tools, and it is not known how the model writes calls.
     """
-    marks, form = _Marks(model.tokenizer), model.answer_format
+    marks, form = _Marks(model.tokenizer), _format_of(model)
     rules: list[str] = []
     parts: dict[str, Grammar] = {}
     ways = []
@@ -220,6 +223,8 @@ def form_answer(
                 where=str(model.path),
                 fix="let the model decide: tool_choice 'auto', without strict",
             )
+        if text.values is not None:
+            _check_names(model, text, tools)
         begin = form.calls.begin
         rules += _calls(marks, text, tools, parts, several=calls_several)
         rest = f"{marks.spell(text.before.removeprefix(begin))} calls"
@@ -233,9 +238,20 @@ def form_answer(
     return Grammar("\n".join([f"start: {before} ({said})", *rules]), parts)
 
 
+def _format_of(model: Model) -> AnswerFormat:
+    """Return the form of answers: as the chat template shows it, or a response template reads it.
+
+    The first says how a model was taught to write, where it shows all of a call.
+    """
+    shown, template = model.answer_format, model.response_template
+    if template is None or (shown.calls is not None and shown.calls.text is not None):
+        return shown
+    return written_format(template) or shown
+
+
 def _reasoning(model: Model, marks: _Marks, prompt: Sequence[int], rules: list[str]) -> str:
     """Return what stands before what is said, and add its rules."""
-    form = model.answer_format
+    form = _format_of(model)
     content = marks.spell(form.content)
     if form.reasoning is None:
         return content and f"({content})?"
@@ -251,6 +267,27 @@ def _reasoning(model: Model, marks: _Marks, prompt: Sequence[int], rules: list[s
     return f"({thought} | {content})" if content else f"({thought})?"
 
 
+def _check_names(model: Model, text: CallText, tools: Sequence[Mapping[str, Any]]) -> None:
+    """Raise SamplingError for names with which a call would not be read as one."""
+    assert model.response_template is not None
+    assert text.values is not None
+    for tool in tools:
+        function = tool.get("function", tool)
+        keys = [*((function.get("parameters") or {}).get("properties") or {})]
+        said = text.values.comma.join(f"{key}{text.values.assign}0" for key in keys)
+        said = said if text.values.assign else "{}"
+        parser = TemplateAnswerParser(model.response_template, "", [{"function": {**function}}])
+        call = f"{text.before}{function['name']}{text.middle}{said}{text.after}"
+        parts = [*parser.feed(call), *parser.finish()]
+        if [part.call.name if part.call else None for part in parts] != [function["name"]]:
+            raise SamplingError(
+                "the model has no way to write a call with these names",
+                where=f"tool {function['name']!r}",
+                got=", ".join(keys),
+                wanted="words of letters, digits and _",
+            )
+
+
 def _calls(
     marks: _Marks,
     text: CallText,
@@ -260,11 +297,16 @@ def _calls(
     several: bool,
 ) -> list[str]:
     """Return the rules of calls, after what stands before the first one."""
-    rules, ways = [], []
+    rules: list[str] = []
+    ways = []
     for i, tool in enumerate(tools):
         function = tool.get("function", tool)
         schema = function.get("parameters") or {"type": "object"}
-        if text.argument is None:
+        if text.values is not None:
+            name = f"arguments{i}"
+            made = ArgumentRules(name, schema, text.values, marks.spell, parts)
+            rules, arguments = [*rules, *made.rules], name
+        elif text.argument is None:
             parts[f"arguments{i}"] = Grammar.of_schema(schema)
             arguments = f"@arguments{i}"
         else:
