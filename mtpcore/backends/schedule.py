@@ -321,11 +321,6 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Whether anything but plans has a part in it: then it runs stage by stage."""
         return any(text.processor is not None for text in self.texts)
 
-    @property
-    def branches(self) -> bool:
-        """Whether its drafts are trees, or a batch is."""
-        return self.round.is_ranked or any(rows.batch.parent is not None for rows in self.rows)
-
     def by_text(self, tokens: Sequence[int]) -> list[list[int]]:
         """Return the drafts of each text, of the tokens of all; below 0 where one is none."""
         numbers = [self.round.drafts_of.get(text, ()) for text in range(len(self.texts))]

@@ -21,23 +21,23 @@ from mtpcore.backends.cuda.choice import list_drafts
 from mtpcore.backends.cuda.draft_order import DraftOrder, DraftStep, KeptRows
 from mtpcore.backends.cuda.launch.passes import (
     DRAFT,
-    NEXT,
+    FILL,
+    FOUND,
     NO_DRAFT,
     PAIR,
-    WORDS,
     complete,
+    fill,
     judge,
     place,
 )
 from mtpcore.backends.cuda.launch.rows import copy_rows, mark_not_finite
 from mtpcore.backends.cuda.launch.step import Launch
 from mtpcore.backends.cuda.launch.tokens import Drafted
-from mtpcore.backends.cuda.launch.trees import NODE, grow, link_rows, take_best, write_paths
+from mtpcore.backends.cuda.launch.trees import NODE, take_best, write_paths
 from mtpcore.backends.cuda.rounds import EVERY_TOKEN, DeviceStage, Rounds
 from mtpcore.backends.cuda.runs import DevicePlan, PlannedRun, plan_choice, plan_runs
-from mtpcore.backends.cuda.tree_order import TreeOrder
 from mtpcore.backends.draft import run_schedule
-from mtpcore.backends.schedule import PENDING, Drafts, Pass, Schedule
+from mtpcore.backends.schedule import Drafts, Pass, Schedule
 from mtpcore.graph.program import OUTPUTS
 
 __all__ = ["DraftLoop"]
@@ -73,7 +73,7 @@ class DraftLoop:
     def __init__(self, plan: DevicePlan) -> None:
         self._plan, self._rounds = plan, Rounds(plan)
 
-    def order(self, schedule: Schedule) -> DraftOrder | TreeOrder | None:
+    def order(self, schedule: Schedule) -> DraftOrder | None:
         """Return the order in which the device runs a schedule; None where it takes the host.
 
         Raises
@@ -92,7 +92,7 @@ class DraftLoop:
             or _leaves_rows_out(schedule)
         ):
             return None
-        order = TreeOrder(schedule) if schedule.branches else DraftOrder(schedule)
+        order = DraftOrder(schedule)
         return order if order.is_known else None
 
     def run(self, schedule: Schedule) -> Drafts:
@@ -102,20 +102,31 @@ class DraftLoop:
             return run_schedule(schedule)
         shape, stages = self._planned(schedule, order, verification)
         self._rounds.start(shape, stages, partial(self._launches, shape))
-        n_bytes = len(schedule.round.drafts) * DRAFT.itemsize
-        raw = self._plan.device.read(self._rounds.arrays["drafts"], 0, n_bytes)
-        drafted = _read(schedule, np.frombuffer(raw, DRAFT), self._best_of(schedule))
+        drafted = self._read(schedule)
         if verification and 0 <= min(drafted.tokens) <= max(drafted.tokens) < shape.n_readable:
             verification.arrays = stages[-1].plan.result(verification.batch)
         return drafted
 
-    def _best_of(self, schedule: Schedule) -> list[int]:
-        """Return which candidate each draft is that is the best of others; of others itself."""
-        n = len(schedule.round.drafts)
-        if not schedule.round.bests:
-            return [*range(n)]
-        raw = self._plan.device.read(self._rounds.arrays["nodes"], 0, n * NODE.itemsize)
-        return cast(list[int], np.frombuffer(raw, NODE)["best_of"].tolist())
+    def _read(self, schedule: Schedule) -> Drafts:
+        """Return what was drafted; read at once, but for which drafts are the best of others."""
+        built, n = schedule.round, len(schedule.round.drafts)
+        found = self._held("drafts", n + len(built.stages), DRAFT)
+        tokens, is_open = found["token"].tolist()[:n], found["is_open"].tolist()[n:]
+        parents, best_of = [parent for _, parent in built.drafts], [*range(n)]
+        if built.bests:
+            nodes = self._held("nodes", n, NODE)
+            parents, best_of = nodes["parent"].tolist(), nodes["best_of"].tolist()
+        for number, parent in enumerate(parents):
+            # Drafts may have been chosen after one that cannot be read, or any that is chosen anew.
+            if parent >= 0 and (tokens[parent] < 0 or 0 < schedule.n_tokens <= tokens[parent]):
+                tokens[number] = NO_DRAFT
+        ran = [bool(has) or not of.picks for has, of in zip(is_open, built.stages, strict=True)]
+        return Drafts(tokens, best_of, ran)
+
+    def _held(self, name: str, n: int, dtype: np.dtype[Any]) -> NDArray[np.void]:
+        """Return the first n of an array of the round."""
+        raw = self._plan.device.read(self._rounds.arrays[name], 0, n * dtype.itemsize)
+        return np.frombuffer(raw, dtype)
 
     def _verification(self, schedule: Schedule) -> Verification | None:
         """Return the verification, if the device can run it after a schedule."""
@@ -127,15 +138,16 @@ class DraftLoop:
     # What the host plans
 
     def _planned(
-        self, schedule: Schedule, order: DraftOrder | TreeOrder, verification: Verification | None
+        self, schedule: Schedule, order: DraftOrder, verification: Verification | None
     ) -> tuple[DraftShape, list[DeviceStage]]:
         """Return the stages of a round, all checked before anything is uploaded."""
         made = [self._stage(schedule, order, step) for step in order.steps]
         first, drafts = made[0][0].brought, schedule.round.drafts
-        n_wanted, n_readable = 0, schedule.n_tokens or EVERY_TOKEN
+        n_entries = len(drafts) + len(order.keeps)  # one a draft and one a stage
+        n_wanted, n_readable = 0, EVERY_TOKEN
         if verification:
             made.append(self._verifying(schedule, verification))
-            n_readable = min(n_readable, verification.plan.program.n_embeddings or EVERY_TOKEN)
+            n_readable = made[-1][0].n_readable
             parents = {parent for _, parent in drafts}
             last = [number for number in range(len(drafts)) if number not in parents]
             first["wanted"] = np.array(last, np.int32)
@@ -144,29 +156,40 @@ class DraftLoop:
         n_kept = order.first_kept[-1]
         for one in kept:
             self._rounds.room(one.array, n_kept, np.float32, one.width)
-        first["marks"] = np.zeros(len(kept) * (n_kept + 1), np.int32)
-        first["drafts"] = np.array([(NO_DRAFT, 0, 0)] * len(drafts), DRAFT)
+        first["marks"] = np.zeros(len(kept) * n_kept, np.int32)
+        first["drafts"] = np.array([(NO_DRAFT, 0)] * n_entries, DRAFT)
         first |= order.known()
+        n_filled = max(stage.n_filled for stage, _ in made)
+        for name, dtype in (("pairs of rows", PAIR), ("found", FOUND), ("is dead", np.int32)):
+            self._rounds.room(name, n_filled, dtype)
         runs = plan_runs([(stage.plan, take) for stage, take in made])
         stages = [stage._replace(run=run) for (stage, _), run in zip(made, runs, strict=True)]
         return DraftShape(kept, n_kept, n_readable, n_wanted), stages
 
     def _stage(
-        self, schedule: Schedule, order: DraftOrder | TreeOrder, step: DraftStep
+        self, schedule: Schedule, order: DraftOrder, step: DraftStep
     ) -> tuple[DeviceStage, Take]:
         """Return a step of a round that is yet to be planned, and what plans it."""
         stage, wanted = schedule.round.stages[step.stage], order.choosers(step)
         of, rows, has_odds = schedule.pass_of(stage), order.batch(step), order.asks_odds(step)
-        plan = cast(DevicePlan, of.plan)
+        plan, n_tokens = cast(DevicePlan, of.plan), schedule.n_tokens or EVERY_TOKEN
         drafted, parts = list_drafts(order.texts(step))
-        is_anew = stage.repeats > 0 or not step.asks_p_min
+        first = order.first_kept[step.stage]
         made = DeviceStage(
             plan,
             {**order.told(step), "drafted": drafted},
             n=len(step.picks),
             n_depths=order.n_depths(step),
-            n_tokens=EVERY_TOKEN if is_anew else schedule.n_tokens or EVERY_TOKEN,
+            entry=len(schedule.round.drafts) + step.stage,
+            n_tokens=EVERY_TOKEN if stage.repeats else n_tokens,
+            n_readable=n_tokens,
             runs=step.runs,
+            is_whole=stage.runs_whole or not schedule.rows[step.stage].fills,
+            is_anew=stage.repeats > 0,
+            fed=tuple(order.fed[step.stage]),
+            kept=tuple(sorted(order.keeps[step.stage])),
+            first_kept=first,
+            n_kept=order.first_kept[step.stage + 1] - first,
             may_end=step.may_end,
             is_repeated=step.is_repeated,
         )
@@ -175,14 +198,6 @@ class DraftLoop:
             return made, partial(plan_choice, plan.choice, wanted, has_odds=has_odds, drafted=parts)
         batch = replace(rows, fused_sampling=wanted)
         plan.check(batch, of.memory, stage.feeds)
-        made.brought.update(order.placed(step))
-        widths, first = plan.program.slots(), order.first_kept[step.stage]
-        made = made._replace(
-            fed=tuple((at, KeptRows(tuple(by), widths[at])) for at, by in stage.feeds.items()),
-            kept=tuple(sorted(order.keeps[step.stage])),
-            first_kept=first,
-            n_kept=order.first_kept[step.stage + 1] - first,
-        )
         take = partial(plan.take, batch, of.memory, has_odds=has_odds, drafted=parts)
         return made, partial(take, n_ranks=step.n_ranks)
 
@@ -192,18 +207,21 @@ class DraftLoop:
         """Return the pass of the target, and what plans it."""
         plan, memory = cast(DevicePlan, verification.plan), verification.memory
         numbers = schedule.by_text(range(len(schedule.round.drafts)))
-        rows, pairs = dict[int, list[int]](), list[tuple[int, int]]()
+        rows, fills = dict[int, list[int]](), list[tuple[int, ...]]()
         for first, drafts in zip(verification.first, numbers, strict=True):
             rows |= {first + n: drafts[:n] for n in range(len(drafts) + 1)}
-            pairs += [(WORDS * draft + NEXT, first + n) for n, draft in enumerate(drafts, start=1)]
+            fills += [(first + n, draft, -1, -1, -1) for n, draft in enumerate(drafts, start=1)]
         outputs = enumerate(verification.batch.outputs.tolist())
         texts = {output: rows[row] for output, row in outputs if row in rows}
         lengths = {output: len(drafts) for output, drafts in texts.items()}
         batch = _without_drafts(verification.batch, lengths)
         plan.check(batch, memory)
         drafted, parts = list_drafts(texts)
-        brought = {"drafted": drafted, "pairs of tokens": np.array(pairs, PAIR)}
-        return DeviceStage(plan, brought), partial(plan.take, batch, memory, drafted=parts)
+        brought = {"drafted": drafted, "fills": np.array(fills, FILL)}
+        n_readable = plan.program.n_embeddings or EVERY_TOKEN
+        n_readable = min(schedule.n_tokens or EVERY_TOKEN, n_readable)
+        stage = DeviceStage(plan, brought, n_readable=n_readable)
+        return stage, partial(plan.take, batch, memory, drafted=parts)
 
     # What the device does
 
@@ -211,23 +229,11 @@ class DraftLoop:
         self, shape: DraftShape, stage: DeviceStage, is_last_draft: bool, following: Any
     ) -> Iterator[Launch]:
         """Yield the launches of a stage; ``following`` is the condition of the next one."""
-        plan, arrays, inputs = stage.plan, self._rounds.arrays, stage.plan.program.inputs
-        if n := len(stage.brought.get("links", ())):
-            rows = arrays["pairs of rows"] if stage.n_placed("rows") else None
-            of_drafts = arrays["links"], arrays["nodes"], arrays["rows of drafts"]
-            yield link_rows(*of_drafts, rows, plan.rows.parent, n)
-            if plan.walks:
-                n_trees = len(stage.brought["trees"])
-                yield plan.walks.of_trees(arrays["trees"], plan.rows.parent, n_trees)
+        plan, arrays = stage.plan, self._rounds.arrays
+        if stage.n_filled:
+            yield from self._filling(shape, stage)
         if n := len(stage.brought.get("paths", ())):
             yield write_paths(arrays["paths"], arrays["nodes"], arrays["drafted"], n)
-        if n := stage.n_placed("tokens"):
-            pairs, tokens = arrays["pairs of tokens"], plan.arrays[inputs["tokens"]]
-            yield place(arrays["drafts"], pairs, tokens, n, 1)
-        if n := stage.n_placed("rows"):
-            for slot, kept in stage.fed:
-                rows, to = arrays[kept.array], plan.arrays[inputs[slot]]
-                yield place(rows, arrays["pairs of rows"], to, n, kept.width)
         drafted, choosing = Drafted(arrays["drafts"], arrays["drafted"]), stage.run.shape.choosing
         if stage.runs:
             # Rows are kept before a choice changes logits, which may be among them.
@@ -239,52 +245,68 @@ class DraftLoop:
         yield from plan.choice.launches(choosing, drafted)
         if not stage.n:
             return
-        if choosing.n_ranks:
-            yield from self._growing(shape, stage, following)
-            return
         is_for_verification = is_last_draft and shape.n_wanted > 0 and following is not None
         yield judge(
             ids=plan.choice.ids,
-            steps=arrays["steps"],
-            marks=arrays["marks"],
+            rankings=plan.choice.rankings if choosing.n_ranks else None,
+            picks=arrays["picks"],
+            is_dead=arrays["is dead"],
             logits=plan.choice.logits,
             odds=plan.choice.odds if choosing.has_odds else None,
             drafts=arrays["drafts"],
+            nodes=arrays["nodes"],
+            made=arrays["made"],
             n=stage.n,
             n_depths=stage.n_depths,
-            n_marks=len(shape.kept),
-            n_marked=shape.n_kept + 1,
-            n_tokens=stage.n_tokens,
-            n_readable=shape.n_readable,
-            repeats=stage.is_repeated,
+            entry=stage.entry,
+            first_kept=stage.first_kept,
+            n_kept=stage.n_kept,
+            is_whole=stage.is_whole,
+            is_anew=stage.is_anew,
+            is_repeated=stage.is_repeated,
             condition=None if is_for_verification else following,
-        )
-        if is_for_verification:
-            yield complete(arrays["drafts"], arrays["wanted"], shape.n_wanted, following)
-
-    def _growing(self, shape: DraftShape, stage: DeviceStage, following: Any) -> Iterator[Launch]:
-        """Yield what makes drafts of ranked tokens, and finds the best of these."""
-        arrays, choosing = self._rounds.arrays, stage.run.shape.choosing
-        assert stage.plan.choice is not None
-        assert choosing is not None
-        drafts, nodes = arrays["drafts"], arrays["nodes"]
-        yield grow(
-            rankings=stage.plan.choice.rankings,
-            children=arrays["children"],
-            marks=arrays["marks"],
-            drafts=drafts,
-            nodes=nodes,
-            n=stage.n,
-            n_ranks=choosing.n_ranks,
-            n_marks=len(shape.kept),
-            n_marked=shape.n_kept + 1,
-            n_tokens=stage.n_tokens,
-            n_readable=shape.n_readable,
-            condition=following,
         )
         if n := len(stage.brought.get("selections", ())):
             selected = arrays["selections"], arrays["listed"]
-            yield take_best(*selected, drafts, nodes, n, stage.n_tokens)
+            yield take_best(*selected, arrays["drafts"], arrays["nodes"], n, stage.n_tokens)
+        if is_for_verification:
+            yield complete(arrays["drafts"], arrays["wanted"], shape.n_wanted, following)
+
+    def _filling(self, shape: DraftShape, stage: DeviceStage) -> Iterator[Launch]:
+        """Yield what gives rows of a pass drafts and kept rows, and says which are dead."""
+        plan, arrays, inputs = stage.plan, self._rounds.arrays, stage.plan.program.inputs
+        is_tree, n = "fills of drafts" in stage.brought, stage.n_filled
+        yield fill(
+            fills=arrays["fills"],
+            drafts=arrays["drafts"],
+            nodes=arrays["nodes"],
+            fill_of=arrays["fills of drafts"] if is_tree else None,
+            made=arrays["made"],
+            marks=arrays["marks"],
+            found=arrays["found"],
+            is_dead=arrays["is dead"],
+            rows=arrays["pairs of rows"] if stage.fed else None,
+            tokens=plan.arrays[inputs["tokens"]] if "tokens" in inputs else None,
+            parents=plan.rows.parent if is_tree else None,
+            n=n,
+            n_marks=len(shape.kept),
+            n_marked=shape.n_kept,
+            kinds=sum(1 << shape.kept.index(kept) for kept in {kept for _, kept in stage.fed}),
+            n_tokens=stage.n_tokens,
+            n_readable=stage.n_readable,
+        )
+        for slot, kept in stage.fed:
+            yield place(
+                arrays[kept.array],
+                arrays["pairs of rows"],
+                plan.arrays[inputs[slot]],
+                n,
+                kept.width,
+            )
+        if plan.walks and "trees" in stage.brought:
+            yield plan.walks.of_trees(
+                arrays["trees"], plan.rows.parent, len(stage.brought["trees"])
+            )
 
     def _keeping(self, shape: DraftShape, stage: DeviceStage) -> Iterator[Launch]:
         """Yield what keeps rows of a pass, and says which are not finite."""
@@ -296,7 +318,7 @@ class DraftLoop:
                 which = None if program.shape(name)[0] == OUTPUTS else plan.rows.outputs
                 yield copy_rows(made, rows, stage.n_kept, rows=which, to_row=first, to=left)
                 left += made.shape[1]
-            begin = shape.kept.index(kept) * (shape.n_kept + 1) + first
+            begin = shape.kept.index(kept) * shape.n_kept + first
             yield mark_not_finite(rows, arrays["marks"], first, stage.n_kept, begin)
 
 
@@ -321,22 +343,6 @@ def _leaves_rows_out(schedule: Schedule) -> bool:
         if sees_ahead and not is_whole and len({*seq}) < len(seq):
             return True
     return False
-
-
-def _read(schedule: Schedule, drafted: NDArray[np.void], best_of: list[int]) -> Drafts:
-    """Return what was drafted, from ``DRAFT`` [n]."""
-    tokens, goes_on = drafted["token"].tolist(), drafted["goes_on"].tolist()
-    drafts = schedule.round.drafts
-    for number, (_, parent) in enumerate(drafts):
-        # Those that are chosen anew were chosen after any token.
-        if parent >= 0 and (tokens[parent] < 0 or 0 < schedule.n_tokens <= tokens[parent]):
-            tokens[number] = NO_DRAFT
-    ran = []
-    for stage in schedule.round.stages:
-        here = {pick.draft for pick in stage.picks}
-        before = {drafts[draft].parent for draft in here} - here
-        ran.append(not here or any(of == PENDING or goes_on[of] for of in before))
-    return Drafts(tokens, best_of, ran)
 
 
 def _without_drafts(batch: CheckedBatch, lengths: Mapping[int, int]) -> CheckedBatch:

@@ -36,8 +36,12 @@ class DeviceStage(NamedTuple):
     ``brought``      what it brings from the host by the round's array, besides its run
     ``n``            how many drafts it chooses, at most ``n_depths`` of one text; 0: it verifies,
                      or makes rows for others
-    ``n_tokens``     how many tokens go on as drafts
+    ``entry``        where it is noted among drafts whether it could choose any
+    ``n_tokens``     below which tokens let rows live, and drafts be the best of others
+    ``n_readable``   below which tokens are written to rows
     ``runs``         whether it runs a pass; if not, it chooses from that of the stage before
+    ``is_whole``     whether all of its rows count as run where one does
+    ``is_anew``      whether its drafts were chosen before
     ``fed``          its slots, and which kept rows feed them
     ``kept``         which rows it keeps, ``n_kept`` from ``first_kept`` on
     ``may_end``      whether the next stage runs only if a draft goes on; if it ``is_repeated``,
@@ -50,8 +54,12 @@ class DeviceStage(NamedTuple):
     run: PlannedRun = NO_RUN
     n: int = 0
     n_depths: int = 1
+    entry: int = 0
     n_tokens: int = EVERY_TOKEN
+    n_readable: int = EVERY_TOKEN
     runs: bool = True
+    is_whole: bool = True
+    is_anew: bool = False
     fed: tuple[tuple[str, KeptRows], ...] = ()
     kept: tuple[KeptRows, ...] = ()
     first_kept: int = 0
@@ -69,9 +77,10 @@ class DeviceStage(NamedTuple):
         """What its launches depend on, besides its run and the arrays of the round."""
         return self[3:]
 
-    def n_placed(self, what: str) -> int:
-        """Return how many tokens, or rows for slots, are placed in it."""
-        return len(self.brought.get(f"pairs of {what}", ()))
+    @property
+    def n_filled(self) -> int:
+        """How many of its rows get something."""
+        return len(self.brought.get("fills", ()))
 
 
 class Rounds:

@@ -93,7 +93,7 @@ def test_the_best_are_taken(backend, seed, goes_on):
     drafts, nodes = np.zeros(500, DRAFT), np.zeros(500, NODE)
     drafts["token"][:400] = rng.integers(-1, 4, 400)
     drafts["token"][400:] = -1
-    drafts["goes_on"] = rng.integers(0, 2, 500)
+    drafts["is_open"] = rng.integers(0, 2, 500)
     nodes["worth"] = rng.choice([0.0, 0.25, 0.5, 1.0], 500)
     nodes["kept"], nodes["best_of"] = rng.integers(0, 99, 500), range(500)
     sizes = [(1, 2), (12, 5), (380, 60)]

@@ -1,11 +1,10 @@
 #ifndef MTPCORE_DRAFT_CUH
 #define MTPCORE_DRAFT_CUH
 
-/* What became of a chosen token; DRAFT of launch/passes.py. */
+/* What became of a draft; DRAFT of launch/passes.py. */
 struct Draft {
-    int token; /* -1: none */
-    int next;  /* what a later pass reads as its token: 0 where it cannot be read */
-    int goes_on;
+    int token;   /* -1: none */
+    int is_open; /* whether its stage could choose it */
 };
 
 #endif

@@ -14,16 +14,16 @@ from mtpcore.backends.cuda.launch.tokens import n_parts
 
 __all__ = [
     "DRAFT",
+    "FILL",
+    "FOUND",
     "KERNELS",
     "LINE",
-    "NEXT",
-    "NO_CONDITION",
     "NO_DRAFT",
     "PAIR",
-    "STEP",
-    "WORDS",
+    "PICK",
     "Odds",
     "complete",
+    "fill",
     "judge",
     "place",
     "spread",
@@ -34,36 +34,40 @@ LINE = np.dtype([("to", np.uint64), ("from", np.int32), ("n_words", np.int32)])
 """Where a part of a block goes; ``spread.cu`` has the same."""
 
 PAIR = np.dtype([("from", np.int32), ("to", np.int32)])
-"""A row, and the row that it becomes; ``pair.cuh`` has the same."""
+"""A row, below 0 where there is none, and the row that it becomes; ``pair.cuh`` has the same."""
 
-STEP = np.dtype(
+FILL = np.dtype([(name, np.int32) for name in ("row", "draft", "kept", "above", "parent")])
+"""A row, and what it gets; ``fill.cu`` has the same."""
+
+PICK = np.dtype(
     [
         ("p_min", np.float64),
-        ("number", np.int32),
+        ("draft", np.int32),
         ("before", np.int32),
-        ("is_to_go_on", np.int32),
+        ("is_own", np.int32),
+        ("token", np.int32),
+        ("fill", np.int32),
+        ("kept", np.int32),
         ("depth", np.int32),
-        ("first_read", np.int32),
-        ("n_read", np.int32),
-        ("read_next", np.int32),
+        ("is_to_go_on", np.int32),
     ],
     align=True,
 )
-"""A sequence in a pass; ``draft.cu`` has the same."""
+"""A draft that a pass may choose; ``draft.cu`` has the same."""
 
-DRAFT = np.dtype([("token", np.int32), ("next", np.int32), ("goes_on", np.int32)])
-"""What became of a chosen token; ``draft.cu`` has the same."""
+DRAFT = np.dtype([("token", np.int32), ("is_open", np.int32)])
+"""What became of a draft; ``draft.cuh`` has the same."""
+
+FOUND = np.dtype([("is_amiss", np.int32), ("above", np.int32)])
+"""What ``fill.cu`` finds out of a row."""
 
 NO_DRAFT = -1
 
-WORDS, NEXT = DRAFT.itemsize // 4, 1
-"""Words of a draft, and which of them is the token that the next pass reads."""
-
-_SPREAD, _PLACE, _DRAFT = Kernel("spread"), Kernel("place"), Kernel("draft")
+_SPREAD, _PLACE, _FILL, _DRAFT = (Kernel(name) for name in ("spread", "place", "fill", "draft"))
 _WEIGH, _COMPLETE = Kernel("weigh"), Kernel("complete")
-KERNELS = (_SPREAD, _PLACE, _DRAFT, _WEIGH, _COMPLETE)
+KERNELS = (_SPREAD, _PLACE, _FILL, _DRAFT, _WEIGH, _COMPLETE)
 
-NO_CONDITION = np.uint64(0)
+_NO_CONDITION = np.uint64(0)
 
 
 def spread(block: DeviceArray, table: int, n_parts: int) -> Launch:
@@ -72,7 +76,7 @@ def spread(block: DeviceArray, table: int, n_parts: int) -> Launch:
 
 
 def place(x: DeviceArray, pairs: DeviceArray, y: DeviceArray, n_pairs: int, width: int) -> Launch:
-    """Copy rows of x, each of ``width`` words, to rows of y; pairs are of type ``PAIR``."""
+    """Copy rows of x, each of ``width`` words, to rows of y, as pairs of type ``PAIR`` say."""
     arguments = _PLACE.arguments(x=x, pairs=pairs, y=y, width=width)
     return Launch(_PLACE, (n_pairs, blocks_of(width)), arguments)
 
@@ -104,16 +108,29 @@ def weigh(logits: DeviceArray, odds: Odds, n: int) -> Launch:
     return Launch(_WEIGH, (n, n_parts(n_logits)), arguments)
 
 
+def fill(**arguments: Any) -> Launch:
+    """Let n rows get what they wait for, and say which are dead; see ``fill.cu``.
+
+    ``fills`` are of type ``FILL`` [n], ``found`` of ``FOUND`` and ``is_dead`` int32[n] what is
+    found out. ``marks`` int32[n_marks, n_marked] say of each kind of kept rows which are not
+    finite, ``made`` int32[n_marked] which there are; ``kinds`` are those that count, a bit each.
+    ``rows`` of type ``PAIR`` [n] get told what ``place`` is to bring. In a tree ``fill_of``
+    int32[n_drafts] are the fills of drafts, -1 where there is none. Tokens below ``n_tokens`` let a
+    row live, and those below ``n_readable`` are written.
+    """
+    return Launch(_FILL, (1, 1), _FILL.arguments(**arguments))
+
+
 def judge(
     *, logits: DeviceArray, odds: Odds | None, condition: Any = None, **arguments: Any
 ) -> Launch:
-    """Write what becomes of chosen tokens to ``drafts`` of type ``DRAFT``; see ``draft.cu``.
+    """Write what becomes of tokens to ``drafts`` and ``nodes``; see ``draft.cu``.
 
-    ``steps`` are of type ``STEP`` [n]; ``marks`` int32[n_marks, n_marked] say of each slot which
-    rows that feed it are not finite. Steps of ``n_depths`` are judged one depth after the other.
-    Tokens below ``n_tokens`` go on, and those below ``n_readable`` are read by any pass.
-    ``condition`` is set where any sequence goes on; where a pass ``repeats`` one before, where a
-    token is another than it chose.
+    ``picks`` are of type ``PICK`` [n], of ``n_depths``. They choose of ``ids``, or, where there are
+    ``rankings``, of these. Whether they could is noted in ``drafts``, too, at ``entry``, and
+    of each kept row in ``made``: ``n_kept`` from ``first_kept`` on are made together if the pass
+    ``is_whole``. ``condition`` is set where any draft goes on that is to; where the pass
+    ``is_repeated``, if a token is another than before. ``is_anew``: there were drafts before.
     """
     given = _DRAFT.arguments(
         logits=logits,
@@ -122,16 +139,15 @@ def judge(
         rows=odds.rows if odds else None,
         tops=odds.tops if odds else None,
         totals=odds.totals if odds else None,
-        condition=NO_CONDITION if condition is None else condition,
+        condition=_NO_CONDITION if condition is None else condition,
         **arguments,
     )
     return Launch(_DRAFT, (1, 1), given)
 
 
-def complete(
-    drafts: DeviceArray, wanted: DeviceArray, n: int, condition: Any, stride: int = WORDS
-) -> Launch:
+def complete(drafts: DeviceArray, wanted: DeviceArray, n: int, condition: Any) -> Launch:
     """Let a condition become whether all n wanted drafts, int32[n], were made."""
+    stride = DRAFT.itemsize // 4
     arguments = _COMPLETE.arguments(
         drafts=drafts, wanted=wanted, n=n, stride=stride, condition=condition
     )

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
-from mtpcore.backends.cuda.launch.passes import NO_CONDITION, Odds
+from mtpcore.backends.cuda.launch.passes import Odds
 from mtpcore.backends.cuda.launch.step import Launch, blocks_of
 from mtpcore.backends.cuda.launch.tokens import Cuts, n_parts, n_row_bits
 
 __all__ = [
-    "CHILD",
     "KERNELS",
-    "LINK",
     "MOST_RANKS",
     "NODE",
     "PATH",
     "RANKED",
     "SELECTION",
     "TREE",
-    "grow",
-    "link_rows",
     "merge_ranks",
     "rank",
     "take_best",
@@ -40,20 +34,6 @@ NODE = np.dtype(
 )
 """A draft of a tree; ``node.cuh`` has the same."""
 
-CHILD = np.dtype(
-    [
-        ("p_min", np.float64),
-        ("draft", np.int32),
-        ("before", np.int32),
-        ("ranking", np.int32),
-        ("rank", np.int32),
-        ("kept", np.int32),
-        ("is_to_go_on", np.int32),
-    ],
-    align=True,
-)
-"""A draft that a pass may choose; ``grow.cu`` has the same."""
-
 SELECTION = np.dtype(
     [
         ("begin", np.int32),
@@ -64,9 +44,6 @@ SELECTION = np.dtype(
 )
 """Drafts that are the best of others, in a list; ``take_best.cu`` has the same."""
 
-LINK = np.dtype([("draft", np.int32), ("row", np.int32)])
-"""A draft, and its row of a pass; ``link_rows.cu`` has the same."""
-
 PATH = np.dtype([("draft", np.int32), ("begin", np.int32), ("n", np.int32)])
 """Drafts on the way to one, in a list; ``write_paths.cu`` has the same."""
 
@@ -76,10 +53,9 @@ TREE = np.dtype([("sequence", np.int32), ("first", np.int32), ("n", np.int32)])
 MOST_RANKS = 64
 """Tokens of a ranking; ``ranked.cuh`` has the same."""
 
-_RANK, _MERGE_RANKS, _GROW = Kernel("rank"), Kernel("merge_ranks"), Kernel("grow")
-_TAKE_BEST, _LINK_ROWS = Kernel("take_best"), Kernel("link_rows")
+_RANK, _MERGE_RANKS, _TAKE_BEST = Kernel("rank"), Kernel("merge_ranks"), Kernel("take_best")
 _WRITE_PATHS, _WALK_TREES = Kernel("write_paths"), Kernel("walk_trees")
-KERNELS = (_RANK, _MERGE_RANKS, _GROW, _TAKE_BEST, _LINK_ROWS, _WRITE_PATHS, _WALK_TREES)
+KERNELS = (_RANK, _MERGE_RANKS, _TAKE_BEST, _WRITE_PATHS, _WALK_TREES)
 
 
 def rank(
@@ -139,16 +115,6 @@ def merge_ranks(
     return Launch(_MERGE_RANKS, (n, 1), arguments)
 
 
-def grow(*, condition: Any = None, **arguments: Any) -> Launch:
-    """Write what becomes of ranked tokens to ``drafts`` and ``nodes``; see ``grow.cu``.
-
-    ``children`` are of type ``CHILD`` [n]; ``marks``, ``n_tokens`` and ``n_readable`` as for
-    ``judge``. ``condition`` is set where any goes on that is to.
-    """
-    condition = NO_CONDITION if condition is None else condition
-    return Launch(_GROW, (1, 1), _GROW.arguments(condition=condition, **arguments))
-
-
 def take_best(
     selections: DeviceArray,
     listed: DeviceArray,
@@ -165,25 +131,6 @@ def take_best(
         selections=selections, listed=listed, drafts=drafts, nodes=nodes, n_tokens=n_tokens
     )
     return Launch(_TAKE_BEST, (n, 1), arguments)
-
-
-def link_rows(
-    links: DeviceArray,
-    nodes: DeviceArray,
-    row_of: DeviceArray,
-    rows: DeviceArray | None,
-    parents: DeviceArray,
-    n: int,
-) -> Launch:
-    """Say which rows n rows of drafts come after, and which kept ones they get.
-
-    ``links`` are of type ``LINK`` [n]; ``row_of`` int32[n_drafts] is -1 where a draft has no row in
-    the pass; ``rows`` of type ``PAIR`` [n] are told where they are from; ``parents`` int32[n_rows].
-    """
-    arguments = _LINK_ROWS.arguments(
-        links=links, nodes=nodes, row_of=row_of, rows=rows, parents=parents, n=n
-    )
-    return Launch(_LINK_ROWS, (blocks_of(n), 1), arguments)
 
 
 def write_paths(paths: DeviceArray, nodes: DeviceArray, numbers: DeviceArray, n: int) -> Launch:
