@@ -3,6 +3,7 @@
 from mtpcore.graph.adapting import adapt_products, adapted_products
 from mtpcore.graph.builder import GraphBuilder
 from mtpcore.graph.draw import to_dot, to_mermaid
+from mtpcore.graph.exposing import ProductInput, delivered_products, expose_products
 from mtpcore.graph.inputs import Inputs, Outputs
 from mtpcore.graph.program import (
     OUTPUTS,
@@ -33,12 +34,15 @@ __all__ = [
     "MemoryLayer",
     "Node",
     "Outputs",
+    "ProductInput",
     "Program",
     "StateLayer",
     "Value",
     "Weight",
     "adapt_products",
     "adapted_products",
+    "delivered_products",
+    "expose_products",
     "slice_output",
     "split_sources",
     "to_dot",

@@ -198,6 +198,8 @@ class CpuPlan:
             (name, buffer, shapes[name][0] == OUTPUTS, tuple(int(n) for n in shapes[name][1:]))
             for name, buffer in lowered.outputs.items()
         ]
+        values = self.program.values
+        self._ids = {name for name, i in self.program.outputs.items() if values[i].dtype == "i32"}
         self._slots = {
             name: (buffer, int(self.program.values[self.program.inputs[name]].shape[1]))
             for name, buffer in lowered.inputs.items()
@@ -256,6 +258,8 @@ class CpuPlan:
         chosen = self._executor.run(
             batch, pages, external, logits, arrays.get("logits"), _states_of(memory)
         )
+        for name in self._ids:
+            arrays[name] = arrays[name].view(np.int32)
         return arrays if chosen is None else {**arrays, CHOSEN: chosen}
 
     def run_schedule(self, schedule: Schedule) -> Drafts:
