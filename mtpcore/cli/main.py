@@ -16,6 +16,7 @@ from mtpcore.cli import (
     doctor,
     eval,
     fit,
+    imatrix,
     inspect,
     lend,
     list,
@@ -51,6 +52,7 @@ _COMMANDS = (
     eval,
     convert,
     quantize,
+    imatrix,
     split,
     merge,
     vocabulary,
@@ -60,7 +62,7 @@ _COMMANDS = (
     doctor,
     plugins,
 )
-_TAKE_FOREIGN = (run, chat, serve, inspect, bench)
+_TAKE_FOREIGN = (run, chat, serve, inspect, bench, imatrix)
 _MEANT = {
     **dict.fromkeys(("generate", "complete", "completion", "cli"), "mtpcore run writes a text"),
     "server": "mtpcore serve answers clients over HTTP",

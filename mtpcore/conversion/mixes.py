@@ -29,6 +29,8 @@ __all__ = [
     "WRITABLE",
     "choose_types",
     "file_order",
+    "is_of_output",
+    "is_quantised",
     "model_shape",
     "read_type",
 ]
@@ -213,6 +215,11 @@ def file_order(name: str) -> tuple[int, bytes]:
     return (int(block[1]) if block else -1, name.encode())
 
 
+def is_of_output(name: str) -> bool:
+    """Say whether a matrix makes logits, or is a table that may make them, too."""
+    return name == _OUTPUT or name in _EMBEDDINGS
+
+
 def choose_types(
     tensors: Iterable[Described],
     mix: str,
@@ -265,7 +272,7 @@ class _Choice:
 
     def choose(self, tensor: Described) -> int:
         name, rules = tensor.name, self.rules
-        if not _is_quantised(tensor) or (rules.keeps_output and name == _OUTPUT):
+        if not is_quantised(tensor) or (rules.keeps_output and name == _OUTPUT):
             return tensor.type
         kind = self._asked(name)
         if kind is None and not self.is_plain:
@@ -422,7 +429,8 @@ def _kind_of(name: str) -> str:
     return next((kind for kind in _KINDS if kind in name), "")
 
 
-def _is_quantised(tensor: Described) -> bool:
+def is_quantised(tensor: Described) -> bool:
+    """Say whether a tensor of floats gets the type of a mix; others keep theirs."""
     name = tensor.name
     n_axes = len(tensor.shape)
     return (

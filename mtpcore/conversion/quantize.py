@@ -19,7 +19,7 @@ from mtpcore.backends.workers import run_all
 from mtpcore.boundary.arguments import expect, read
 from mtpcore.boundary.paths import take_path
 from mtpcore.conversion.importance import Importance, read_importance
-from mtpcore.conversion.mixes import Described, MixName, file_order
+from mtpcore.conversion.mixes import Described, MixName, file_order, is_of_output
 from mtpcore.conversion.output import Report, write_checked
 from mtpcore.conversion.parts import MTP, check_parts, left_out_of
 from mtpcore.conversion.types import TensorTypes, TypeChoice
@@ -396,8 +396,12 @@ class _Writing:
         return [self._retyped(tensor, kinds.get(tensor.name, tensor.type)) for tensor in ordered]
 
     def _note_unweighted(self, names: Sequence[str]) -> None:
-        """Say of which quantised matrices the importance matrix has no weights."""
+        """Say of which quantised matrices the importance matrix has no weights.
+
+        Those of tables and of the output matrix are there only where somebody asked for them.
+        """
         assert self.weights is not None
+        names = [name for name in names if not is_of_output(name)]
         missing = [name for name in names if name not in self.weights.weights]
         if missing:
             log.warning(

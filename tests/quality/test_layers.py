@@ -32,7 +32,7 @@ STOREYS = [
     "plugin",
     "conversion decoding evaluation",
     "testing lm",
-    "names fitting serving",
+    "names calibration fitting serving",
     "cluster",
     "cli",
     "__main__",

@@ -1,0 +1,179 @@
+"""Reading chunks of text with a model and its heads, whose products are watched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.backends.base import Backend
+from mtpcore.calibration.settings import ImportanceSettings
+from mtpcore.calibration.sums import ChunkSums
+from mtpcore.conversion.mixes import is_of_output
+from mtpcore.cross.link import link
+from mtpcore.declarations.spec import DrafterSpec
+from mtpcore.graph import GraphType, ProductInput, Program, delivered_products, expose_products
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.context import Context
+from mtpcore.runtime.model import Model
+from mtpcore.runtime.output import Output
+from mtpcore.runtime.runner import Deliver, GraphRunner
+
+__all__ = ["ChunkReader", "Said", "drafters_in"]
+
+I32 = NDArray[np.int32]
+
+_FEWEST = 16
+"""Rows of a batch at least."""
+
+
+class Said:
+    """How surprising a text was: the sum of -log p of tokens, and of how many."""
+
+    def __init__(self, surprise: float = 0.0, n: int = 0) -> None:
+        self.surprise, self.n = surprise, n
+
+    def add(self, logits: NDArray[np.float32], tokens: I32) -> None:
+        """Count tokens int32[n], each by the logits before it, float32[n, n_vocab]."""
+        for row, token in zip(logits, tokens.tolist(), strict=True):
+            top = float(row.max())
+            powers = np.exp(row - np.float32(top), dtype=np.float32)
+            total = float(powers.sum(dtype=np.float64))
+            self.surprise += math.log(total) + top - float(row[token])
+        self.n += len(tokens)
+
+    def add_all(self, other: Said) -> None:
+        """Count what another one counted."""
+        self.surprise += other.surprise
+        self.n += other.n
+
+    @property
+    def perplexity(self) -> float | None:
+        """The perplexity; None where nothing was counted."""
+        return math.exp(self.surprise / self.n) if self.n else None
+
+
+def drafters_in(model: Model) -> list[DrafterSpec]:
+    """Return the drafters with graphs of their own in a model's file."""
+    return [one for one in model.drafters if not one.variant_of and one.shape != "proposer"]
+
+
+class ChunkReader:
+    """Reads chunks with a model, and with its heads as they read a prompt: true rows and tokens.
+
+    Parameters
+    ----------
+    model : Model
+    settings : ImportanceSettings
+    threads : int, optional
+        Default: as a context's.
+    backend : str or Backend
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        settings: ImportanceSettings,
+        *,
+        threads: int | None = None,
+        backend: str | Backend = "cpu",
+    ) -> None:
+        size = settings.chunk_size
+        self._settings, self._model = settings, model
+        program = model.program(GraphType.LLM, n_ctx=size)
+        exposed, _ = expose_products(program, logits=settings.perplexity)
+        fitting = max(settings.handed_out // _bytes_of_row(exposed), _FEWEST)
+        self._rows = min(settings.rows, fitting)
+        self.together = max(self._rows // size, 1)
+        whole = size * self.together if program.is_run_whole else 0
+        llm = Context(
+            model,
+            size,
+            n_seq_max=self.together,
+            n_batch=max(self._rows, whole),
+            checkpoint_bytes=0,
+            threads=threads,
+            backend=backend,
+        )
+        self._step = size if whole else min(max(self._rows // self.together, 1), size)
+        self.cross = link(llm, drafters_in(model) if settings.heads else [])
+        self._sums: dict[int, ChunkSums] = {}
+        self._said: dict[int, Said] = {}
+        self._chunks: I32 = np.zeros((0, size), np.int32)
+        for role, context in self.cross.contexts.items():
+            self._watch(role, context.runner)
+
+    def _watch(self, role: str, runner: GraphRunner) -> None:
+        """Let a graph hand out what its products read, and sum it up."""
+        tapped = runner.with_taps(())
+        makes_logits = role == "llm" and self._settings.perplexity
+        program, exposed = expose_products(tapped.program, logits=makes_logits)
+        runner.set_taps(tapped._replace(program=program))
+        delivered = [
+            ProductInput(link.tap, None, "one", delivered_products(self.cross.llm.program))
+            for link in self.cross.speculation.links
+            if (link.src, link.dst, link.pairing) == (role, "llm", "whole-sequence")
+        ]
+        given = (*exposed, *delivered)
+        kept = [one for read in given if (one := self._kept(read)) is not None]
+        runner.deliver = self._deliverer(role, runner.deliver, kept)
+
+    def _kept(self, read: ProductInput) -> ProductInput | None:
+        """Return what is read by matrices that are asked for; None where there are none."""
+        kept = tuple(
+            weight
+            for weight in read.weights
+            if self._settings.with_output or not is_of_output(weight.tensor)
+        )
+        return ProductInput(read.rows, read.ids, read.read, kept) if kept else None
+
+    def _deliverer(
+        self, role: str, before: Deliver | None, exposed: Sequence[ProductInput]
+    ) -> Deliver:
+        def deliver(batch: Batch, output: Output) -> None:
+            if before is not None:
+                before(batch, output)
+            for seq, rows in output.rows_of_seq.items():
+                for read in exposed:
+                    ids = None if read.ids is None else output.tap(read.ids)[rows]
+                    self._sums[seq].add(role, read, output.tap(read.rows)[rows], ids)
+                if role == "llm" and self._settings.perplexity:
+                    self._note(seq, output.place[rows], output.tap("logits")[rows])
+
+        return deliver
+
+    def _note(self, seq: int, places: I32, logits: NDArray[np.float32]) -> None:
+        """Count how surprising the second half of a chunk is, as llama.cpp does."""
+        size = self._settings.chunk_size
+        known = (places >= size // 2) & (places < size - 1)
+        self._said[seq].add(logits[known], self._chunks[seq, places[known] + 1])
+
+    def read(self, chunks: I32) -> Iterator[tuple[ChunkSums, Said]]:
+        """Read up to ``together`` chunks, int32[n, chunk_size]; yield what each gave."""
+        n, size = chunks.shape
+        self._chunks = chunks
+        self._sums = {seq: ChunkSums() for seq in range(n)}
+        self._said = {seq: Said() for seq in range(n)}
+        for seq in range(n):
+            self.cross.remove(seq)
+        if self.cross.encoder is not None:
+            for seq in range(n):
+                self.cross.encode({seq: chunks[seq].tolist()})
+        for begin in range(0, size, self._step):
+            part = chunks[:, begin : begin + self._step]
+            places = np.tile(np.arange(begin, begin + part.shape[1]), n)
+            seqs = np.repeat(np.arange(n), part.shape[1])
+            self.cross.llm.process(Batch(part.ravel(), seq=seqs, pos=places, outputs="none"))
+            with self.cross.transaction(range(n)):
+                for seq in range(n):
+                    self.cross.speculation.settle_all(seq)
+        for seq in range(n):
+            yield self._sums[seq], self._said[seq]
+
+
+def _bytes_of_row(program: Program) -> int:
+    """Return how many bytes a graph hands out for each row."""
+    values = {program.values[i] for i in program.outputs.values()}
+    return sum(4 * math.prod(int(n) for n in value.shape[1:]) for value in values)

@@ -1,0 +1,75 @@
+"""Heads read what they read of a prompt: true tokens and the trunk's true rows."""
+
+import numpy as np
+import pytest
+from harness.fixtures import model_file
+
+from mtpcore import Batch, Context, load_model
+from mtpcore.calibration.collecting import find_missing
+
+SIZE = 24
+
+
+@pytest.fixture(scope="module")
+def glm():
+    with load_model(model_file("glm-11", "f32")) as model:
+        yield model
+
+
+def chunks_of(model, n):
+    rng = np.random.default_rng(3)
+    return rng.integers(5, model.hparams.n_vocab, (n, SIZE)).astype(np.int32)
+
+
+def normed(rows, weight, eps):
+    rows = rows.astype(np.float64)
+    return rows / np.sqrt(np.square(rows).mean(axis=1, keepdims=True) + eps) * weight.array()
+
+
+def test_the_head_reads_each_token_with_the_row_before_it(glm, read):
+    """By the formula of NextN heads: the norms of a token's embedding and of the row before it."""
+    chunks = chunks_of(glm, 2)
+    total = read(glm, chunks)
+    tensors, eps = glm.tensors, glm.hparams.norm_eps
+    (feed,) = glm.find_drafter().feeds
+    wanted = 0
+    for chunk in chunks:
+        context = Context(glm, SIZE, taps=feed.taps, threads=1)
+        rows = context.process(Batch.of(chunk, outputs="none")).tap(feed.taps[0])
+        embedded = tensors["token_embd.weight"].array()[chunk]
+        token = normed(embedded[1:], tensors["blk.4.nextn.enorm.weight"], eps)
+        hidden = normed(rows[:-1], tensors["blk.4.nextn.hnorm.weight"], eps)
+        wanted = wanted + np.square(np.concatenate([token, hidden], axis=1)).sum(axis=0)
+    name = "blk.4.nextn.eh_proj.weight"
+    np.testing.assert_array_equal(total.counts[name], [len(chunks) * (SIZE - 1)])
+    np.testing.assert_allclose(total.sums[name][0], wanted, rtol=1e-4)
+
+
+def test_experts_of_heads_are_counted_by_routing(glm, read):
+    total = read(glm, chunks_of(glm, 2))
+    n_used = glm.metadata["glm4moe.expert_used_count"]
+    for block, n_rows in ((3, 2 * SIZE), (4, 2 * (SIZE - 1))):
+        counts = total.counts[f"blk.{block}.ffn_up_exps.weight"]
+        assert counts.sum() == n_used * n_rows
+        assert total.counts[f"blk.{block}.ffn_gate_inp.weight"].tolist() == [n_rows]
+
+
+def test_the_trunk_is_read_the_same_without_heads(glm, read):
+    with_heads, without = (read(glm, chunks_of(glm, 2), heads=heads) for heads in (True, False))
+    assert {name for name in with_heads.sums if name not in without.sums} == {
+        name for name in with_heads.sums if name.startswith("blk.4.")
+    }
+    for name, sums in without.sums.items():
+        np.testing.assert_array_equal(sums, with_heads.sums[name])
+
+
+@pytest.mark.parametrize("name", ["mimo-14", "qwen35-16", "mimo2-15"])
+def test_every_head_of_a_file_has_weights(name, read_file):
+    """One after the other, as MiMo's, or one alone."""
+    with read_file(model_file(name, "f16"), n_chunks=2) as (model, total):
+        assert find_missing(model, total) == ()
+        assert any(block >= model.hparams.n_layers for block in map(block_of, total.sums))
+
+
+def block_of(name):
+    return int(name.split(".")[1]) if name.startswith("blk.") else -1
