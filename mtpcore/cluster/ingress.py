@@ -30,6 +30,8 @@ __all__ = ["Ingress"]
 
 log = logging.getLogger("mtpcore")
 _STREAMS = (b"text/event-stream", b"application/x-ndjson")
+_PROBE_SECONDS = 5.0
+"""Who asks for the state wants to know it now."""
 _TRIES = 2
 """Replicas that are asked for one answer, where they end before they have said anything. No more:
 a request may be what ends them."""
@@ -164,10 +166,12 @@ class _Forwarding:
                 return
 
     async def _answer_once(self, request: ForwardedRequest, answer: _ForwardedAnswer) -> None:
+        is_probe = path_of(request.scope).endswith("/health")
+        patience = min(self._patience, _PROBE_SECONDS) if is_probe else self._patience
         response = self._ask.remote(request)
         is_over = False
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(patience):
                 await anext(response)  # it was taken
             async for messages in response:
                 for message in messages:
@@ -176,7 +180,7 @@ class _Forwarding:
         except TimeoutError:
             raise Refusal(
                 503,
-                f"no replica took the request within {self._patience:g} s; try again later",
+                f"no replica took the request within {patience:g} s; try again later",
                 kind="overloaded_error",
                 code="no_replica",
                 retry_after=5,

@@ -157,6 +157,11 @@ def test_full_queues_and_late_replicas_say_when_to_come_again():
     assert late.n_cancelled == 1
 
 
+def test_a_probe_waits_for_no_replica(monkeypatch):
+    monkeypatch.setattr("mtpcore.cluster.ingress._PROBE_SECONDS", 0.05)
+    assert ask(Replicas(["late"]), "/health", patience=600)[0] == 503
+
+
 def test_a_client_that_goes_cancels_the_call():
     replicas = Replicas([[], "late"])
     assert ask(replicas, gone=True)[0] is None
