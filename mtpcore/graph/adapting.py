@@ -9,6 +9,9 @@ scale[t, i] * B[k] (A[k] x), with k = adapters[t, i], in the order of i::
     %s  = mix(%d, %scales)             # [T, out]
     %y' = add(%y, %s)                  # which later nodes read in place of %y
 
+Of a stack of experts W [E, out, in], whose ids a route chose, n_used such sums are made, of stacks
+A [n E + 1, rank, in] and B [n E + 1, out, rank] by pairs of ids (``pair_ids``).
+
 ``adapters`` and ``adapter_scales`` are inputs. Where a row has fewer than n_used adapters the
 others are matrix n of the stacks, zeros, with scale 0: y + 0 has the bits of y, so a row without
 adapters has those of the graph without this change, and no row's depend on those beside it.
@@ -27,19 +30,23 @@ from mtpcore.graph.program import OUTPUTS, TOKENS, Node, Program, Value, Weight
 __all__ = ["adapt_products", "adapted_products"]
 
 
-def adapted_products(program: Program) -> dict[str, tuple[int, int]]:
-    """Return the matrices whose products can be adapted: shapes by the names that are asked for."""
+def adapted_products(program: Program) -> dict[str, tuple[int, ...]]:
+    """Return the matrices whose products can be adapted: shapes by the names that are asked for.
+
+    Stacks of experts have three axes.
+    """
     return {
-        weight.wanted: (weight.shape[0], weight.shape[1])
+        weight.wanted: weight.shape
         for node in program.nodes
         if (weight := _matrix(program, node)) is not None
     }
 
 
 def _matrix(program: Program, node: Node) -> Weight | None:
-    """Return the matrix of a product of rows of a batch; None of all other nodes."""
-    is_one = node.op == "matmul" and program.values[node.inputs[0]].shape[0] in (TOKENS, OUTPUTS)
-    return node.weights[0] if is_one else None
+    """Return the matrix, or the stack, of a product of rows of a batch; None of other nodes."""
+    is_product = node.op in ("matmul", "expert_matmul")
+    of_batch = is_product and program.values[node.inputs[0]].shape[0] in (TOKENS, OUTPUTS)
+    return node.weights[0] if of_batch else None
 
 
 def adapt_products(
@@ -54,7 +61,8 @@ def adapt_products(
         By the name that is asked for of each matrix that adapters change, the largest of their
         ranks.
     n : int
-        How many adapters there are; stacks have n + 1 matrices, the last one zeros.
+        How many adapters there are; stacks have n + 1 matrices, the last one zeros, and of a stack
+        of experts n times as many as it has, and one more.
     n_used : int
         How many a row has at most.
     names : (str, str)
@@ -89,7 +97,8 @@ class _Adapting:
             self._nodes.append(msgspec.structs.replace(node, inputs=inputs))
             matrix = _matrix(self._program, node)
             if matrix is not None and matrix.wanted in self._ranks:
-                self._changed[node.outputs[0]] = self._adapt(self._nodes[-1], matrix)
+                adapt = self._adapt if node.op == "matmul" else self._adapt_experts
+                self._changed[node.outputs[0]] = adapt(self._nodes[-1], matrix)
         outputs = {name: self._changed.get(i, i) for name, i in self._program.outputs.items()}
         program = msgspec.structs.replace(
             self._program,
@@ -105,17 +114,40 @@ class _Adapting:
         """Add what adapters make of a product, and return the id of the sum."""
         x, y = (self._values[i] for i in (node.inputs[0], node.outputs[0]))
         ids, scales = self._rows_of(x)
-        rank = self._ranks[matrix.wanted]
-        down, up = (
-            Weight(matrix.wanted + name, matrix.wanted + name, (self._n + 1, *shape))
-            for name, shape in zip(
-                self._names, ((rank, matrix.shape[1]), (matrix.shape[0], rank)), strict=True
-            )
-        )
+        down, up = self._stacks(matrix, self._n + 1)
         low = self._add("expert_matmul", f"{node.name}.adapter_a", [x, ids], [down])
         high = self._add("expert_matmul", f"{node.name}.adapter_b", [low, ids], [up])
         change = self._add("mix", f"{node.name}.adapters", [high, scales])
         return self._add("add", f"{node.name}.adapted", [y, change]).id
+
+    def _adapt_experts(self, node: Node, matrix: Weight) -> int:
+        """Add what adapters make of products by experts, and return the id of the sum."""
+        x, chosen, y = (self._values[i] for i in (*node.inputs, node.outputs[0]))
+        ids, scales = self._rows_of(x)
+        n_experts, n_used, name = matrix.shape[0], int(y.shape[1]), node.name
+        down, up = self._stacks(matrix, self._n * n_experts + 1)
+        sizes: dict[str, Any] = {"n_first": self._n + 1, "n_second": n_experts}
+        changes: list[Value] = []
+        for i in range(int(ids.shape[1])):
+            pairs = self._add("pair_ids", f"{name}.pairs_{i}", [ids, chosen], column=i, **sizes)
+            low = self._add("expert_matmul", f"{name}.adapter_a_{i}", [x, pairs], [down])
+            high = self._add("expert_matmul", f"{name}.adapter_b_{i}", [low, pairs], [up])
+            changes.append(self._add("merge_heads", f"{name}.merged_{i}", [high]))
+        joined = changes[0]
+        if len(changes) > 1:
+            joined = self._add("concat", f"{name}.joined", changes)
+        each = self._add("split_heads", f"{name}.each", [joined], n_heads=len(changes))
+        mixed = self._add("mix", f"{name}.adapters", [each, scales])
+        change = self._add("split_heads", f"{name}.change", [mixed], n_heads=n_used)
+        return self._add("add", f"{name}.adapted", [y, change]).id
+
+    def _stacks(self, matrix: Weight, n: int) -> tuple[Weight, Weight]:
+        """Return the stacks of n matrices each that adapters have beside a matrix."""
+        rank, (n_out, n_in) = self._ranks[matrix.wanted], matrix.shape[-2:]
+        named = (matrix.wanted + name for name in self._names)
+        shapes = (n, rank, n_in), (n, n_out, rank)
+        down, up = (Weight(one, one, shape) for one, shape in zip(named, shapes, strict=True))
+        return down, up
 
     def _rows_of(self, x: Value) -> tuple[Value, Value]:
         """Return ids and scales of the rows that a value has."""

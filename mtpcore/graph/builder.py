@@ -1270,6 +1270,31 @@ class GraphBuilder:
         """
         return self.add_node("given_ids", [given], name=name, n=n, rows=rows)[0]
 
+    def pair_ids(
+        self, first: Value, second: Value, column: int, *, name: str | None = None
+    ) -> Value:
+        """Pair one id of each row with each of its other ids: i32[T, n_used].
+
+        They choose among all pairs, those with the same first id side by side, and one more, with
+        which the last of the first ids is paired whatever the other one.
+
+        Parameters
+        ----------
+        first, second : Value
+            i32[T, ...], ids that ``given_ids`` or ``route`` made.
+        column : int
+            Which of the first ones.
+        """
+        n_first, n_second = first.n_experts, second.n_experts
+        return self.add_node(
+            "pair_ids",
+            [first, second],
+            name=name,
+            column=column,
+            n_first=n_first,
+            n_second=n_second,
+        )[0]
+
     def scale_chosen(self, x: Value, ids: Value, weight: str, *, name: str | None = None) -> Value:
         """Multiply each expert's row by the factor of that expert: [T, n_used, width], as it was.
 

@@ -123,6 +123,8 @@ def _n_choices(
     """Return among how many experts, groups of them or columns the ids that ``op`` makes choose."""
     if op == "given_ids":
         return int(attrs["n"]) + 1
+    if op == "pair_ids":
+        return (inputs[0].n_experts - 1) * inputs[1].n_experts + 1
     if op == "group_ids":
         return inputs[0].n_experts // int(attrs["n_of_group"])
     return int(weights[0][0] if weights and weights[0] else inputs[0].shape[-1])
@@ -139,6 +141,11 @@ def _check_ids(
             continue
         if not value.n_experts:
             raise Mismatch("no ids", "what a route chose, or find_best found", value.name)
+        if "column" in attrs:
+            n = attrs[("n_first", "n_second")[i]]
+            if n != value.n_experts:
+                raise Mismatch("not as many ids as are paired", value.n_experts, n)
+            continue
         if "n_of_group" in attrs:
             if value.n_experts % attrs["n_of_group"]:
                 raise Mismatch("groups do not fit", f"a divisor of {value.n_experts}", attrs)

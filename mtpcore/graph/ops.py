@@ -573,6 +573,13 @@ def _given_ids(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signat
     return (((a["rows"], x[0][1]), "i32"),)
 
 
+def _pair_ids(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
+    fits = len(x[0]) == len(x[1]) == 2 and x[0][0] == x[1][0]
+    _want(fits, "ids are of the same rows", f"[{x[1][0]}, used]", x[0])
+    _want(0 <= a["column"] < int(x[0][1]), "no such id", f"0..{int(x[0][1]) - 1}", a["column"])
+    return ((x[1], "i32"),)
+
+
 def _scale_chosen(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     fits = len(x[0]) == 3 and x[0][:2] == x[1]
     _want(fits, "not a row for each rank", (*x[1], "width"), x[0])
@@ -943,6 +950,16 @@ OPS: dict[str, OpRule] = {
         "ids[t, r] where that is one of 0 .. n - 1, else n; of all rows, or of those that were "
         "asked for",
         (0,),
+    ),
+    "pair_ids": _rule(
+        2,
+        0,
+        "column n_first n_second",
+        _pair_ids,
+        "a * n_second + b for a = first[t, column] and b = second[t, r]; a * n_second alone where "
+        "a is the last one, n_first - 1",
+        (0, 1),
+        (0, 1),
     ),
     "scale_chosen": _rule(
         2,

@@ -6,6 +6,7 @@ and rows without in one batch, each with the bits that it has alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -144,8 +145,8 @@ class Adapters:
         ranks: dict[str, int] = {}
         for adapter in self._adapters:
             for name, change in adapter.matrices.items():
-                shape = (change.b.shape[-2], change.a.shape[-1])
-                if matrices.get(name) != shape or len(change.a.shape) != 2:
+                shape = (*change.b.shape[:-1], change.a.shape[-1])
+                if matrices.get(name) != shape:
                     raise self._misfit(adapter, name, shape, matrices.get(name))
                 ranks[name] = max(ranks.get(name, 0), change.rank)
         stacks: dict[str, Tensor] = {}
@@ -160,12 +161,15 @@ class Adapters:
         """Return the matrices of all adapters, filled up with zeros to a common rank."""
         pairs = [adapter.matrices.get(name) for adapter in self._adapters]
         origin = next(pair for pair in pairs if pair is not None)
-        n = len(pairs) + 1
+        stack = origin.a.shape[:-2]  # of experts, and the last of all is for rows without any
+        n = len(pairs) * math.prod(stack) + 1
         a = np.zeros((n, rank, origin.a.shape[-1]), np.float32)
         b = np.zeros((n, origin.b.shape[-2], rank), np.float32)
+        own = [half[: n - 1].reshape(len(pairs), *stack, *half.shape[1:]) for half in (a, b)]
         for i, pair in enumerate(pairs):
             if pair is not None:
-                a[i, : pair.rank], b[i, :, : pair.rank] = pair.factors()
+                down, up = pair.factors()
+                own[0][i][..., : pair.rank, :], own[1][i][..., : pair.rank] = down, up
         return HeldTensor(name, a, origin.a), HeldTensor(name, b, origin.b)
 
     def _misfit(
@@ -187,8 +191,8 @@ class Adapters:
                 fix="give the adapter that was made for this model",
             )
         return LinkError(
-            "an adapter of what the model does not multiply by as one matrix: a table of "
-            "embeddings, a stack of experts or heads, or a drafter's weight",
+            "an adapter of what the model does not multiply by as a matrix or a stack of experts: "
+            "a table of embeddings, matrices of heads, or a drafter's weight",
             where=where,
             fix="merge it into the model: mtpcore quantize --lora, or --lora-merge",
         )

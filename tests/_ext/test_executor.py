@@ -344,6 +344,10 @@ def group_ids(n_experts=4, n_of_group=2, ids=IDS, axis=0, to=IDS):
     return "group_ids", axis, [ids], [to], {"ints": [n_experts, n_of_group]}
 
 
+def pair_ids(n_first, column, n_second, to=IDS):
+    return "pair_ids", 0, [IDS, IDS], [to], {"ints": [n_first, column, n_second]}
+
+
 def given_ids(n=3, ids=IDS, to=IDS, axis=0):
     return "given_ids", axis, [ids], [to], {"ints": [n]}
 
@@ -356,6 +360,14 @@ def given_ids(n=3, ids=IDS, to=IDS, axis=0):
         ([given_ids(to=view(INNER, width=1))], "not an id for each"),
         ([given_ids(3), scale_chosen(3)], "ids of more experts"),
         ([given_ids(3), scale_chosen(4, axis=1)], "ids of more experts"),
+        ([given_ids(3), pair_ids(0, 0, 4)], "more pairs"),
+        ([given_ids(3), pair_ids(4, 0, 2**30)], "more pairs"),
+        ([given_ids(3), pair_ids(4, 9, 4)], "ids of more than"),
+        ([given_ids(3), pair_ids(3, 0, 4)], "ids of more than"),
+        ([given_ids(3), pair_ids(4, 0, 3)], "ids of more than"),
+        ([pair_ids(4, 0, 4)], "ids of more than"),
+        ([given_ids(3), pair_ids(4, 0, 4, to=view(INNER, width=1))], "not a pair"),
+        ([given_ids(3), pair_ids(4, 0, 4), scale_chosen(12)], "ids of more experts"),
     ],
 )
 def test_given_ids_are_in_range(steps, misfit):

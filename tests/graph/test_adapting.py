@@ -21,8 +21,8 @@ def program():
     return g.finish(Outputs(logits=g.matmul(g.output_rows(y), "out"), y=y))
 
 
-def test_what_can_be_adapted_are_products_by_one_matrix():
-    assert adapted_products(program()) == {"w": (6, 8), "out": (10, 6)}
+def test_what_can_be_adapted_are_products_by_matrices_and_experts():
+    assert adapted_products(program()) == {"w": (6, 8), "up": (4, 6, 8), "out": (10, 6)}
 
 
 def test_later_nodes_read_the_sum():
@@ -46,3 +46,15 @@ def test_ids_are_taken_once_for_all_rows_that_read_them(names):
     after = adapt_products(program(), dict.fromkeys(names, 3), 1, 1, (".a", ".b"))
     rows = [node.attrs["rows"] for node in after.nodes if node.op == "given_ids"]
     assert sorted(rows) == sorted({"w": "n_tokens", "out": "n_outputs"}[name] for name in names)
+
+
+@pytest.mark.parametrize("n_used", [1, 3])
+def test_experts_are_paired_with_adapters(n_used):
+    after = adapt_products(program(), {"up": 3}, 5, n_used, (".a", ".b"))
+    assert after.weights()["up.a"].shape == (21, 3, 8)
+    assert after.weights()["up.b"].shape == (21, 6, 3)
+    pairs = [node for node in after.nodes if node.op == "pair_ids"]
+    assert [node.attrs["column"] for node in pairs] == [*range(n_used)]
+    made_by = {value: node for node in after.nodes for value in node.outputs}
+    mixed = next(node for node in after.nodes if node.name == "mix_4")
+    assert made_by[mixed.inputs[0]].name == "up.adapted"

@@ -316,6 +316,17 @@ WRONG = {
     "given_ids, no matrix for none": lambda g, x: g.expert_matmul(
         x, g.given_ids(g.inputs.codes(2), 4), "stack.weight"
     ),
+    "pair_ids, tokens": lambda g, x: g.pair_ids(
+        g.inputs.codes(2), g.route(x, "router.weight", n_used=2)[0], 0
+    ),
+    "pair_ids, column": lambda g, x: g.pair_ids(
+        g.given_ids(g.inputs.codes(2), 3), g.route(x, "router.weight", n_used=2)[0], 2
+    ),
+    "pair_ids, matrices": lambda g, x: g.expert_matmul(
+        x,
+        g.pair_ids(g.given_ids(g.inputs.codes(2), 3), g.route(x, "router.weight", n_used=2)[0], 0),
+        "stack.weight",
+    ),
     "scale_chosen": lambda g, x: chosen(g, x, "router.weight"),
     "scale_chosen, fewer factors": lambda g, x: chosen(g, x, "two.weight"),
     "scale_chosen, rows": lambda g, x: g.scale_chosen(

@@ -408,10 +408,11 @@ def adapt(draw, drawn):
     ranks = {name: draw(st.integers(1, 20)) for name in sorted(chosen)}
     program = adapt_products(drawn.program, ranks, n, n_used, (".a", ".b"))
     for name, rank in ranks.items():
-        n_out, n_in = products[name]
+        *stack, n_out, n_in = products[name]
+        n_matrices = n * (stack[0] if stack else 1) + 1
         for suffix, shape in ((".a", (rank, n_in)), (".b", (n_out, rank))):
-            stack = rng.normal(0, 0.3, (n + 1, *shape))
-            stack[n] = 0
+            stack = rng.normal(0, 0.3, (n_matrices, *shape))
+            stack[-1] = 0
             drawn.tensors[name + suffix] = Tensor(stack)
     return drawn._replace(program=program)
 

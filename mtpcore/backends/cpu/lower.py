@@ -348,6 +348,10 @@ class Lowering:
     def _lower_given_ids(self, node: Node) -> None:
         self._add(node, "given_ids", self._in(node), ints=[node.attrs["n"]])
 
+    def _lower_pair_ids(self, node: Node) -> None:
+        ints = [node.attrs[name] for name in ("n_first", "column", "n_second")]
+        self._add(node, "pair_ids", self._in(node), ints=ints)
+
     def _lower_expert_matmul(self, node: Node) -> None:
         (x, ids), axis = self._in(node), self._axis(node.inputs[0])
         weight = node.weights[0]

@@ -123,6 +123,7 @@ class ReferenceBackend:
         "expert_matmul": by_row(formulas.expert_matmul),
         "group_ids": by_row(formulas.group_ids),
         "given_ids": _given_ids,
+        "pair_ids": by_row(formulas.pair_ids),
         "scale_chosen": by_row(formulas.scale_chosen),
         "cluster_matmul": by_row(formulas.cluster_matmul),
         "head_matmul": by_row(formulas.head_matmul),

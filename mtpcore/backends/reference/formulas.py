@@ -44,6 +44,7 @@ __all__ = [
     "layer_norm",
     "matmul",
     "matmul_by_position",
+    "pair_ids",
     "mix",
     "mul",
     "read_state",
@@ -477,6 +478,19 @@ def expert_matmul(x: Array, ids: NDArray[np.int32], w: Any, bias: Array | None =
 def group_ids(ids: NDArray[np.int32], *, n_of_group: int) -> NDArray[np.int32]:
     """Return the group of each id, where groups lie one after the other."""
     return ids // np.int32(n_of_group)
+
+
+def pair_ids(
+    first: NDArray[np.int32],
+    second: NDArray[np.int32],
+    *,
+    column: int,
+    n_first: int,
+    n_second: int,
+) -> NDArray[np.int32]:
+    """Return a * n_second + b for a of a column and each b, or a * n_second for the last a."""
+    a = int(first[column])
+    return np.int32(a * n_second) + (second if a < n_first - 1 else np.int32(0) * second)
 
 
 def scale_chosen(x: Array, ids: NDArray[np.int32], w: Array) -> Array:

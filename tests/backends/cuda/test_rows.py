@@ -102,6 +102,19 @@ def test_given_ids(device, shape):
     assert made.tobytes() == np.where((given >= 0) & (given < 7), given, 7).tobytes()
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (130, 8)])
+def test_pairs_of_ids(device, shape):
+    rng = np.random.default_rng(20)
+    first = rng.integers(0, 4, (shape[0], 3), np.int32)
+    second = rng.integers(0, 7, shape, np.int32)
+    sizes = {"n_batch": len(first), "column": 1, "n_first": 4, "n_second": 7}
+    out = shape[1:], np.int32
+    (made,) = carry_out(device, LAUNCHERS["pair_ids"], [first, second], [], out, **sizes)
+    one = first[:, 1:2]
+    wanted = np.where(one == 3, 21, 7 * one + second)
+    assert made.tobytes() == wanted.astype(np.int32).tobytes()
+
+
 @pytest.mark.parametrize("shape", [(1, 1, 1), (5, 3, 100)])
 def test_factors_of_experts(device, shape):
     x, w = of_all_sizes(18, *shape), of_all_sizes(19, 7)

@@ -42,6 +42,18 @@ void mtp_op_given_ids(const mtp_op *op, const mtp_run *run, int thread, int n_th
     }
 }
 
+void mtp_op_pair_ids(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
+    for (int64_t t = rows.begin; t < rows.end; t++) {
+        const int64_t first = ((const int32_t *)mtp_row(run, &op->in[0], t, 0))[op->n[1]];
+        const int32_t *second = mtp_row(run, &op->in[1], t, 0);
+        int32_t *ids = mtp_row(run, &op->out[0], t, 0);
+        for (int64_t r = 0; r < op->in[1].width; r++)
+            ids[r] = (int32_t)(first * op->n[2] + (first < op->n[0] - 1 ? second[r] : 0));
+    }
+}
+
 /* A counting sort, so rows of one expert keep their order. */
 void mtp_op_sort_by_expert(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
 {

@@ -273,6 +273,8 @@ static int are_chosen(const mtp_plan *plan, int64_t at, const mtp_view *ids, int
         return maker->n[0] / maker->n[1] <= n && maker->in[0].width >= n_used;
     if (maker->kind == MTP_GIVEN_IDS)
         return maker->n[0] < n && maker->in[0].width >= n_used;
+    if (maker->kind == MTP_PAIR_IDS)
+        return (maker->n[0] - 1) * maker->n[2] < n && maker->in[1].width >= n_used;
     return maker->kind == MTP_ROUTE && maker->in[0].width <= n && maker->n[0] >= n_used;
 }
 
@@ -368,6 +370,14 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
         if (op->n[0] < 1 || op->n[0] >= INT32_MAX)
             return "ids of nothing";
         return is_alike(in, out) ? NULL : "not an id for each one that is given";
+    case MTP_PAIR_IDS:
+        if (op->n[0] < 1 || op->n[2] < 1 || op->n[0] > INT32_MAX / op->n[2])
+            return "more pairs than there are numbers";
+        if (op->n[1] < 0 || op->n[1] >= in->width || in->n_heads != 1 ||
+            !are_chosen(plan, at, in, in->width, op->n[0]) ||
+            !are_chosen(plan, at, &in[1], in[1].width, op->n[2]))
+            return "ids of more than there are pairs of";
+        return is_alike(&in[1], out) ? NULL : "not a pair for each id";
     case MTP_SORT_BY_EXPERT:
         if (!are_chosen(plan, at, in, in->width, op->n[0]))
             return "ids of more experts than there are lists for";

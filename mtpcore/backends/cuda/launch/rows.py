@@ -58,7 +58,7 @@ _COPY, _MIX, _NOT_FINITE = Kernel("copy"), Kernel("mix"), Kernel("not_finite")
 _KEEP_BEST, _FIND_BEST = Kernel("keep_best"), Kernel("find_best")
 _SCALE_BY_POSITION = Kernel("scale_by_position")
 _XIELU, _GAUSSIAN_TOPK = Kernel("xielu"), Kernel("gaussian_topk")
-_GROUP_IDS, _GIVEN_IDS = Kernel("group_ids"), Kernel("given_ids")
+_GROUP_IDS, _GIVEN_IDS, _PAIR_IDS = Kernel("group_ids"), Kernel("given_ids"), Kernel("pair_ids")
 KERNELS = (
     *_ELEMENTWISE.values(),
     *_NORMALISE.values(),
@@ -73,6 +73,7 @@ KERNELS = (
     _GAUSSIAN_TOPK,
     _GROUP_IDS,
     _GIVEN_IDS,
+    _PAIR_IDS,
 )
 
 
@@ -180,6 +181,21 @@ def given_ids(step: Step, n_rows: int) -> list[Launch]:
         given=given, rows=rows, ids=ids, n_rows=n_rows, width=n_of_row(ids), n=step.attrs["n"]
     )
     return [Launch(_GIVEN_IDS, (blocks_of(n_rows * n_of_row(ids)), 1), arguments)]
+
+
+def pair_ids(step: Step, n_rows: int) -> list[Launch]:
+    """Pair an id of each row with each of its other ids."""
+    (first, second), width = step.inputs, n_of_row(step.outputs[0])
+    arguments = _PAIR_IDS.arguments(
+        first=first,
+        second=second,
+        ids=step.outputs[0],
+        n=n_rows * width,
+        first_width=n_of_row(first),
+        width=width,
+        **step.attrs,
+    )
+    return [Launch(_PAIR_IDS, (blocks_of(n_rows * width), 1), arguments)]
 
 
 def scale_chosen(step: Step, n_rows: int) -> list[Launch]:
@@ -553,4 +569,5 @@ LAUNCHERS: dict[str, Launcher] = {
     "find_best": find_best,
     "group_ids": group_ids,
     "given_ids": given_ids,
+    "pair_ids": pair_ids,
 }
