@@ -15,7 +15,6 @@ from mtpcore.boundary.texts import read_pieces
 from mtpcore.cli import options as shared
 from mtpcore.cli.named import find_named_model
 from mtpcore.cli.progress import count_tokens
-from mtpcore.cli.session import make_context
 from mtpcore.cli.tables import draw_table
 from mtpcore.cli.terminal import harmless, note, spell_bytes
 from mtpcore.discovery.loading import find_model, load_model
@@ -65,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="most chunks of -c tokens that are read (default: all)",
     )
     shared.add_context_options(parser)
-    parser.set_defaults(ctx_size=_CHUNK, repack=True)
+    parser.set_defaults(ctx_size=_CHUNK)
     form = parser.add_argument_group("output").add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--markdown", action="store_true", help="print a table in Markdown")
@@ -100,8 +99,16 @@ def _context(options: argparse.Namespace, name: str) -> Iterator[Context]:
     """Load a model without its heads, and give a context for one chunk."""
     named = parse_name(name)
     path = find_model(name) if named is None else find_named_model(named, offline=options.offline)
-    with load_model(path, mtp=False, sidecars=False, repack=options.repack) as model:
-        yield make_context(options, model, options.ctx_size)
+    with load_model(path, mtp=False, sidecars=False) as model:
+        yield Context(
+            model,
+            options.ctx_size,
+            n_batch=options.batch_size,
+            kv_dtype=options.kv_dtype,
+            checkpoint_bytes=options.checkpoint_bytes,
+            threads=options.threads,
+            backend=options.backend,
+        )
 
 
 def _evaluate(

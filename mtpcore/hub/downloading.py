@@ -152,7 +152,7 @@ def download(there: Repository, files: Sequence[Offered], report: FetchReport | 
     ModelFileError
         A file cannot be fetched, or is not the one that the hub lists; says what to do.
     """
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import constants, hf_hub_download
 
     folder, total, done = repository_folder(there.repo), sum(one.n_bytes for one in files), 0
     paths = []
@@ -164,7 +164,13 @@ def download(there: Repository, files: Sequence[Offered], report: FetchReport | 
                 report(before + n_bytes, total)
 
         with _words(there.repo, one):
-            if _SHA256.fullmatch(one.sha256) and not (there.folder / one.path).exists():
+            is_here = (there.folder / one.path).exists()
+            # What is larger comes by another way, which the package has, and is not continued.
+            if (
+                not is_here
+                and _SHA256.fullmatch(one.sha256)
+                and one.n_bytes <= constants.MAX_HTTP_DOWNLOAD_SIZE
+            ):
                 _fetch(there, one, folder, tell)
             path = hf_hub_download(
                 there.repo,
@@ -172,7 +178,7 @@ def download(there: Repository, files: Sequence[Offered], report: FetchReport | 
                 revision=there.commit,
                 library_name="mtpcore",
                 library_version=version(),
-                tqdm_class=_Silent,
+                tqdm_class=_bar_of(tell),
             )
         done += one.n_bytes
         tell(one.n_bytes)
@@ -208,6 +214,19 @@ class _Silent(tqdm):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **{**settings, "disable": True})
+
+
+def _bar_of(tell: Callable[[int], None]) -> type[_Silent]:
+    """Return bars that are not shown, and tell how much has come."""
+
+    class Told(_Silent):
+        come = 0
+
+        def update(self, n: float | None = 1) -> None:
+            Told.come += int(n or 0)
+            tell(Told.come)
+
+    return Told
 
 
 class _Counted:
@@ -355,6 +374,8 @@ def _explain(error: Exception, repo: str, file: Offered | None) -> tuple[str, ob
             "see whether this machine has a network, and whether HF_ENDPOINT and the proxies are "
             f"right{again}",
         )
+    if isinstance(error, ValueError) and "hf_xet" in str(error):
+        return "the file is larger than the hub sends by plain HTTP", None, "pip install hf_xet"
     if isinstance(error, ValueError):  # of sizes, addresses and answers
         return (
             "the hub's answer cannot be used",

@@ -21,14 +21,15 @@ LARGE = (".gguf", ".safetensors")
 class Hub:
     """What the stand-in holds and does wrong, and what was asked of it.
 
-    ``breaks`` are numbers of bytes after which the next answers with content end; ``status`` is
-    what it answers with, by path; ``wrong`` replaces content that was promised otherwise.
+    ``breaks`` are numbers of bytes after which the next answers with content end; ``continues`` is
+    whether a part of a file comes where one is asked for; ``status`` is what it answers with, by
+    path; ``wrong`` replaces content that was promised otherwise.
     """
 
     def __init__(self):
         self.repositories, self.asked = {}, []
         self.breaks, self.status, self.wrong, self.headers = [], {}, {}, {}
-        self.pause, self.tokens = None, {}
+        self.pause, self.tokens, self.continues = None, {}, True
 
     def add(self, repo, files, commit=COMMIT):
         self.repositories[repo] = (commit, dict(files))
@@ -124,7 +125,7 @@ class Answers(BaseHTTPRequestHandler):
 
     def send_content(self, data):
         begin = 0
-        if given := self.headers.get("Range"):
+        if (given := self.headers.get("Range")) and self.server.hub.continues:
             begin = int(given.removeprefix("bytes=").partition("-")[0])
         if begin >= len(data):
             return self.send(416, b"")

@@ -117,6 +117,30 @@ def test_the_next_call_goes_on_after_a_break(model, small_chunks):
     assert unfinished() == []
 
 
+def test_a_host_that_begins_anew(model, small_chunks):
+    model.breaks = [1 << 20, *[0] * 20]
+    with pytest.raises(ModelFileError, match="broke off"):
+        fetch()
+    model.breaks.clear()
+    model.continues = False
+    assert fetch()[0].read_bytes() == MODEL
+
+
+def test_files_that_are_too_large_for_plain_http(model, monkeypatch):
+    """They come by ``hf_xet``, where the hub offers that; the stand-in does not."""
+    monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", 1000)
+    with pytest.raises(ModelFileError, match="larger than the hub sends by plain HTTP") as caught:
+        fetch()
+    assert "hf_xet" in caught.value.fix
+    assert unfinished() == []
+    told = []
+    monkeypatch.setattr(fetching, "_fetch", None)  # small files come by the package, too
+    there = ask("a/b")
+    small = [one for one in there.files if one.path == "README.md"]
+    download(there, small, lambda *done: told.append(done))
+    assert told[-1] == (3, 3)
+
+
 def test_content_that_is_another(model):
     model.wrong["M-Q4_K_M.gguf"] = bytes(len(MODEL))
     with pytest.raises(ModelFileError, match="not the file that the hub lists"):
