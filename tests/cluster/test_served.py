@@ -120,12 +120,19 @@ def test_what_a_cluster_refuses_has_the_form_of_the_api(http):
 
 
 def test_a_client_that_goes_frees_its_sequence(http):
+    def n_ended():
+        lines = http.get("/metrics").text.splitlines()
+        ended = [line for line in lines if line.startswith("vllm:request_success_total{")]
+        return sum(float(line.split()[-1]) for line in ended)
+
+    before = n_ended()
     long = body_of(0, max_tokens=230, stream=True, speculative=False)
     with http.stream("POST", "/v1/completions", json=long) as found:
         for line in found.iter_lines():
             if line.startswith("data"):
                 break
     wait_until(lambda: not any(one["is_processing"] for one in slots_of(http)))
+    assert n_ended() == before  # it was not written to its end
 
 
 def test_every_request_is_answered_or_told_so_when_a_replica_dies(ray, address, alone, http):
