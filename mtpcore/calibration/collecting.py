@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from os import PathLike
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from mtpcore.conversion.mixes import Described, is_of_output, is_quantised
 from mtpcore.declarations.spec import TARGET
 from mtpcore.discovery.loading import load_model
 from mtpcore.discovery.registry import Registry
-from mtpcore.errors import BatchError, ModelFileError
+from mtpcore.errors import BatchError, LinkError, ModelFileError
 from mtpcore.gguf.header import MetadataValue
 from mtpcore.gguf.types import is_float
 from mtpcore.runtime.fingerprint import Fingerprint
@@ -41,7 +41,7 @@ __all__ = [
 
 I32 = NDArray[np.int32]
 ShowProgress = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
-"""``with watch(title) as report``: ``report(done, total)`` says how many tokens are read."""
+"""``with show(title) as report``: ``report(done, total)`` says how many tokens are read."""
 
 _RUN, _READ, _SURPRISE, _COUNTED = (
     f"mtpcore.imatrix.{name}" for name in ("run", "chunks_read", "surprise", "tokens_counted")
@@ -84,9 +84,10 @@ def collect_importance(
     texts: Sequence[str | PathLike[str]],
     out: str | PathLike[str],
     settings: ImportanceSettings,
-    watch: ShowProgress,
+    show: ShowProgress,
     *,
     mtp_path: str | PathLike[str] | None = None,
+    draft_model: str | PathLike[str] | None = None,
     form: FileForm = "gguf",
     merged: Sequence[str | PathLike[str]] = (),
     threads: int | None = None,
@@ -107,10 +108,13 @@ def collect_importance(
     out : path
         The file to write; what it holds of the same run stays.
     settings : ImportanceSettings
-    watch : callable
+    show : callable
         Shows progress; see ``ShowProgress``.
     mtp_path : path, optional
         A file with the head that the model lacks.
+    draft_model : path, optional
+        A drafter in a file of its own, which reads what the model makes: its matrices are weighed,
+        and the model's are not.
     form : {"gguf", "dat"}
         ``dat`` is the form before GGUF, in which no run goes on.
     merged : sequence of path
@@ -128,8 +132,14 @@ def collect_importance(
         A file cannot be read or written, or is of another model.
     """
     s, out = settings, take_path(out)
-    with load_model(model, mtp_path=mtp_path, sidecars=False, plugins=plugins) as loaded:
-        _check_out(out, loaded)
+    with ExitStack() as stack:
+        loaded = load_model(model, mtp_path=mtp_path, sidecars=False, plugins=plugins)
+        stack.enter_context(loaded)
+        head = None
+        if draft_model is not None:
+            head = stack.enter_context(load_model(draft_model, sidecars=False, plugins=plugins))
+            _check_drafter(head)
+        _check_out(out, [*loaded.paths, *(head.paths if head else ())])
         chunks = read_chunks(loaded.tokenizer, texts, s.chunk_size, parse_special=s.parse_special)[
             s.first_chunk :
         ]
@@ -139,10 +149,26 @@ def collect_importance(
                 wanted=f"more than {s.first_chunk} chunks of {s.chunk_size} tokens",
                 fix="give a longer text, or pass over fewer (--chunk)",
             )
-        reader = ChunkReader(loaded, s, threads=threads, backend=backend)
+        reader = ChunkReader(loaded, s, draft_model=head, threads=threads, backend=backend)
         base = [(path, read_sums(path)) for path in map(take_path, merged)]
-        run = _Collection(loaded, reader, s, out, form, base, [str(path) for path in texts], chunks)
-        return run.collect(watch)
+        said = [str(path) for path in texts]
+        return _Collection(head or loaded, reader, s, out, form, base, said, chunks).collect(show)
+
+
+def _check_drafter(head: Model) -> None:
+    """Refuse what is no drafter in a file of its own.
+
+    Raises
+    ------
+    LinkError
+    """
+    if head.as_draft_model is not None:
+        raise LinkError(
+            "the draft model is a language model",
+            where=str(head.path),
+            wanted="a drafter that reads another model's rows",
+            fix="weigh its matrices as any model's, without another one",
+        )
 
 
 def merge_importance(
@@ -180,12 +206,12 @@ def merge_importance(
     )
 
 
-def _check_out(out: Path, model: Model) -> None:
+def _check_out(out: Path, read: Sequence[Path]) -> None:
     """Refuse now what could not be written at the end."""
     reason = None
     if not out.parent.is_dir() or out.is_dir():
         reason = "a file in a folder that there is"
-    elif out.exists() and any(out.samefile(path) for path in model.paths):
+    elif out.exists() and any(out.samefile(path) for path in read):
         reason = "another file than the model's"
     if reason:
         raise ModelFileError(
@@ -212,6 +238,7 @@ def find_missing(model: Model, total: TotalSums) -> tuple[str, ...]:
         name
         for name, tensor in model.tensors.items()
         if name not in seen
+        and not name.startswith(TARGET)
         and is_float(tensor.type)
         and is_quantised(Described(name, tensor.shape, tensor.type))
         and not is_of_output(name)
@@ -281,12 +308,12 @@ class _Collection:
         self._n_read = self._n_before = n
         return True
 
-    def collect(self, watch: ShowProgress) -> Collected:
+    def collect(self, show: ShowProgress) -> Collected:
         s = self._settings
         most = len(self._chunks) if s.n_chunks is None else min(s.n_chunks, len(self._chunks))
         saved = self._n_read
         try:
-            with watch("reading texts") as report:
+            with show("reading texts") as report:
                 for begin in range(self._n_read, most, self._reader.together):
                     report(begin * s.chunk_size, most * s.chunk_size)
                     end = min(begin + self._reader.together, most)

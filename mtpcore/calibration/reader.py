@@ -13,7 +13,8 @@ from mtpcore.calibration.settings import ImportanceSettings
 from mtpcore.calibration.sums import ChunkSums
 from mtpcore.conversion.mixes import is_of_output
 from mtpcore.cross.link import link
-from mtpcore.declarations.spec import DrafterSpec
+from mtpcore.declarations.spec import TARGET, DrafterSpec
+from mtpcore.evaluation import compare_rows
 from mtpcore.graph import GraphType, ProductInput, Program, delivered_products, expose_products
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.context import Context
@@ -37,11 +38,7 @@ class Said:
 
     def add(self, logits: NDArray[np.float32], tokens: I32) -> None:
         """Count tokens int32[n], each by the logits before it, float32[n, n_vocab]."""
-        for row, token in zip(logits, tokens.tolist(), strict=True):
-            top = float(row.max())
-            powers = np.exp(row - np.float32(top), dtype=np.float32)
-            total = float(powers.sum(dtype=np.float64))
-            self.surprise += math.log(total) + top - float(row[token])
+        self.surprise += float(compare_rows(logits, tokens).losses.sum())
         self.n += len(tokens)
 
     def add_all(self, other: Said) -> None:
@@ -67,6 +64,8 @@ class ChunkReader:
     ----------
     model : Model
     settings : ImportanceSettings
+    draft_model : Model, optional
+        A drafter in a file of its own, whose matrices are weighed in place of the model's.
     threads : int, optional
         Default: as a context's.
     backend : str or Backend
@@ -77,14 +76,17 @@ class ChunkReader:
         model: Model,
         settings: ImportanceSettings,
         *,
+        draft_model: Model | None = None,
         threads: int | None = None,
         backend: str | Backend = "cpu",
     ) -> None:
         size = settings.chunk_size
         self._settings, self._model = settings, model
         program = model.program(GraphType.LLM, n_ctx=size)
-        exposed, _ = expose_products(program, logits=settings.perplexity)
-        fitting = max(settings.handed_out // _bytes_of_row(exposed), _FEWEST)
+        self._weighed = draft_model or model
+        wanted = _is_none if draft_model else self._is_weighed
+        exposed, _ = expose_products(program, logits=settings.perplexity, wanted=wanted)
+        fitting = max(settings.handed_out // max(_bytes_of_row(exposed), 1), _FEWEST)
         self._rows = min(settings.rows, fitting)
         self.together = max(self._rows // size, 1)
         whole = size * self.together if program.is_run_whole else 0
@@ -98,7 +100,8 @@ class ChunkReader:
             backend=backend,
         )
         self._step = size if whole else min(max(self._rows // self.together, 1), size)
-        self.cross = link(llm, drafters_in(model) if settings.heads else [])
+        drafters = drafters_in(self._weighed) if settings.heads or draft_model else []
+        self.cross = link(llm, drafters, draft_model=draft_model)
         self._sums: dict[int, ChunkSums] = {}
         self._said: dict[int, Said] = {}
         self._chunks: I32 = np.zeros((0, size), np.int32)
@@ -108,26 +111,21 @@ class ChunkReader:
     def _watch(self, role: str, runner: GraphRunner) -> None:
         """Let a graph hand out what its products read, and sum it up."""
         tapped = runner.with_taps(())
+        wanted = self._is_weighed if runner.model is self._weighed else _is_none
         makes_logits = role == "llm" and self._settings.perplexity
-        program, exposed = expose_products(tapped.program, logits=makes_logits)
-        runner.set_taps(tapped._replace(program=program))
+        program, exposed = expose_products(tapped.program, logits=makes_logits, wanted=wanted)
         delivered = [
             ProductInput(link.tap, None, "one", delivered_products(self.cross.llm.program))
             for link in self.cross.speculation.links
             if (link.src, link.dst, link.pairing) == (role, "llm", "whole-sequence")
         ]
-        given = (*exposed, *delivered)
-        kept = [one for read in given if (one := self._kept(read)) is not None]
-        runner.deliver = self._deliverer(role, runner.deliver, kept)
+        runner.set_taps(tapped._replace(program=program))
+        runner.deliver = self._deliverer(role, runner.deliver, [*exposed, *delivered])
 
-    def _kept(self, read: ProductInput) -> ProductInput | None:
-        """Return what is read by matrices that are asked for; None where there are none."""
-        kept = tuple(
-            weight
-            for weight in read.weights
-            if self._settings.with_output or not is_of_output(weight.tensor)
-        )
-        return ProductInput(read.rows, read.ids, read.read, kept) if kept else None
+    def _is_weighed(self, name: str) -> bool:
+        """Say whether a matrix is asked for."""
+        is_own = not name.startswith(TARGET)
+        return is_own and (self._settings.with_output or not is_of_output(name))
 
     def _deliverer(
         self, role: str, before: Deliver | None, exposed: Sequence[ProductInput]
@@ -171,6 +169,10 @@ class ChunkReader:
                     self.cross.speculation.settle_all(seq)
         for seq in range(n):
             yield self._sums[seq], self._said[seq]
+
+
+def _is_none(name: str) -> bool:
+    return False
 
 
 def _bytes_of_row(program: Program) -> int:

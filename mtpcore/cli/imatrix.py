@@ -12,6 +12,7 @@ from mtpcore.calibration.settings import ImportanceSettings
 from mtpcore.calibration.statistics import MatrixStatistics, matrix_statistics
 from mtpcore.cli import options as shared
 from mtpcore.cli.progress import count_tokens
+from mtpcore.cli.tables import draw_table
 from mtpcore.cli.terminal import note, spell_bytes
 from mtpcore.conversion.importance_file import read_sums
 
@@ -32,6 +33,13 @@ _NAMED = 6
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     shared.add_model_options(parser, runs=False)
+    parser.add_argument(
+        "-md",
+        "--model-draft",
+        "--draft-model",
+        metavar="FILE",
+        help="weigh the matrices of a drafter in a file of its own, which reads what MODEL makes",
+    )
     group = parser.add_argument_group("texts")
     group.add_argument("texts", nargs="*", metavar="TEXT", help="files in UTF-8, read in turn")
     group.add_argument(
@@ -167,6 +175,7 @@ def execute(options: argparse.Namespace) -> int:
         settings,
         count_tokens,
         mtp_path=options.mtp_path,
+        draft_model=options.model_draft,
         form=options.output_format,
         merged=options.in_file,
         threads=options.threads,
@@ -219,10 +228,7 @@ def _report(collected: Collected, options: argparse.Namespace) -> None:
 
 def _print_statistics(path: Path) -> None:
     rows = [_HEADINGS, *map(_spelled, matrix_statistics(read_sums(path)))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for name, *numbers in rows:
-        cells = (cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=True))
-        print(f"{name:{widths[0]}}", *cells, sep="  ")
+    print(draw_table(rows))
 
 
 _HEADINGS: Sequence[str] = (

@@ -53,8 +53,8 @@ class Parser(argparse.ArgumentParser):
         """Parse; exit with code 2 where an argument is unknown, naming the nearest known one."""
         options, unknown = self.parse_known_args(args, namespace)
         used: Parser = getattr(options, "parser", self)
-        if len(unknown) == 1 and not unknown[0].startswith("-"):
-            unknown = used.place(unknown[0], options)
+        if not any(word.startswith("-") for word in unknown):
+            unknown = [word for word in unknown if not used.place(word, options)]
         if unknown:
             used.refuse(unknown)
         return options
@@ -109,19 +109,22 @@ class Parser(argparse.ArgumentParser):
             said = f"did you mean {near[0]}?" if near else f"there are {', '.join(self.commands)}"
         self.error(f"no command {word!r}; {said}")
 
-    def place(self, word: str, options: argparse.Namespace) -> list[str]:
-        """Let a word be the first positional argument that was not given; return it if none is.
+    def place(self, word: str, options: argparse.Namespace) -> bool:
+        """Let a word be the first positional argument that was not given, or one of the last list.
 
-        ``argparse`` takes those that may be left out to be so at the first option.
+        ``argparse`` takes those that may be left out to be so at the first option. Say whether
+        there was a place.
         """
         for action in self._get_positional_actions():
-            if getattr(options, action.dest, word) is None:
+            given = getattr(options, action.dest, word)
+            if given is None or (action.nargs == "*" and isinstance(given, list)):
                 try:
-                    setattr(options, action.dest, self._get_values(action, [word]))
+                    value = self._get_values(action, [word])
                 except argparse.ArgumentError as error:
                     self.error(str(error))
-                return []
-        return [word]
+                setattr(options, action.dest, value if given is None else [*given, *value])
+                return True
+        return False
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """Exit with code 2 because of unknown arguments."""

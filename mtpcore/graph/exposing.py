@@ -11,6 +11,7 @@ Nodes that keep the rows whose logits are wanted fall away: all rows are handed 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -57,7 +58,9 @@ class ProductInput(msgspec.Struct, frozen=True):
     weights: tuple[Weight, ...]
 
 
-def expose_products(program: Program, *, logits: bool) -> tuple[Program, tuple[ProductInput, ...]]:
+def expose_products(
+    program: Program, *, logits: bool, wanted: Callable[[str], bool] = lambda name: True
+) -> tuple[Program, tuple[ProductInput, ...]]:
     """Return a program that hands out what its products read, and what that is.
 
     Not among it are rows of whole sequences that another graph delivers, for which see
@@ -68,6 +71,8 @@ def expose_products(program: Program, *, logits: bool) -> tuple[Program, tuple[P
     program : Program
     logits : bool
         Whether logits are still made, then of every row. What only they need falls away with them.
+    wanted : callable
+        Says of a tensor whether what it is multiplied with is handed out; default: of all.
     """
     whole = _of_all_rows(program)
     outputs = {name: i for name, i in whole.outputs.items() if logits or name != "logits"}
@@ -75,7 +80,9 @@ def expose_products(program: Program, *, logits: bool) -> tuple[Program, tuple[P
     for node in whole.nodes:
         read, weight = _PRODUCTS.get(node.op), node.weights[0] if node.weights else None
         rows = node.inputs[0] if node.inputs else -1
-        if read is None or weight is None or whole.values[rows].shape[0] == SOURCES:
+        if read is None or weight is None or not wanted(weight.tensor):
+            continue
+        if whole.values[rows].shape[0] == SOURCES:
             continue
         ids = node.inputs[1] if read == "ids" else None
         found.setdefault((rows, ids, read), []).append(weight)

@@ -1,13 +1,21 @@
 """Heads read what they read of a prompt: true tokens and the trunk's true rows."""
 
+from contextlib import nullcontext
+from pathlib import Path
+
 import numpy as np
 import pytest
 from harness.fixtures import model_file
 
+import mtpcore
 from mtpcore import Batch, Context, load_model
-from mtpcore.calibration.collecting import find_missing
+from mtpcore.calibration.collecting import collect_importance, find_missing
+from mtpcore.calibration.settings import ImportanceSettings
+from mtpcore.conversion.importance_file import read_sums
+from mtpcore.errors import LinkError
 
 SIZE = 24
+DATA = Path(mtpcore.__file__).parent / "data"
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +77,34 @@ def test_every_head_of_a_file_has_weights(name, read_file):
     with read_file(model_file(name, "f16"), n_chunks=2) as (model, total):
         assert find_missing(model, total) == ()
         assert any(block >= model.hparams.n_layers for block in map(block_of, total.sums))
+
+
+@pytest.mark.parametrize("name", ["eagle3", "dflash"])
+def test_a_drafter_in_a_file_of_its_own_is_weighed_alone(name, tmp_path):
+    """Of one that fills blocks only what makes entries of the text: it reads no masks."""
+    (tmp_path / "text").write_text("def add(a, b):\n    return a + b\n" * 40)
+    head = DATA / f"demo-{name}-draft.gguf"
+    made = collect_importance(
+        *("demo:eagle3" if name == "eagle3" else "demo", [tmp_path / "text"], tmp_path / "a"),
+        *(ImportanceSettings(chunk_size=SIZE, n_chunks=2), lambda _: nullcontext(lambda *_: None)),
+        draft_model=head,
+        threads=1,
+    )  # fmt: skip
+    found = read_sums(tmp_path / "a")
+    with load_model(head) as model:
+        assert found.sums.keys() <= model.tensors.keys()
+    assert found.counts["fc.weight"].tolist() == [2 * SIZE]
+    assert bool(made.missing) == (name == "dflash")
+    assert made.perplexity is not None
+
+
+def test_a_language_model_is_no_such_drafter(tmp_path):
+    (tmp_path / "text").write_text("words " * 100)
+    with pytest.raises(LinkError, match="the draft model is a language model"):
+        collect_importance(
+            *("demo", [tmp_path / "text"], tmp_path / "a", ImportanceSettings(), None),
+            draft_model="demo:small",
+        )
 
 
 def block_of(name):

@@ -45,11 +45,20 @@ def test_llama_imatrix_s_spelling(command, glm, text, tmp_path):
     found = read_sums(out)
     assert (found.form, found.n_chunks) == ("dat", 3)
     assert "output.weight" in found.sums
-    # A text may come first where -m names the model.
-    again = command("imatrix", text, "-m", glm, "-o", tmp_path / "b", "--no-mtp", "-v", *ASKED)
+    # A text may come last, after other options.
+    again = command("imatrix", "-m", glm, "-o", tmp_path / "b", "--no-mtp", "-v", *ASKED, text)
     assert again[0] == 0, again[2]
     assert "blk.4.nextn.eh_proj.weight" in again[2]
     assert not any(name.startswith("blk.4.") for name in read_sums(tmp_path / "b").sums)
+
+
+def test_texts_stand_anywhere(command, glm, text, tmp_path):
+    made = []
+    for given in ((glm, "-t", 1, text, text), ("-t", 1, glm, text, text), (glm, text, text)):
+        assert command("imatrix", *given, "-c", 32, "--no-ppl", "-o", tmp_path / "a")[0] == 0
+        made.append((tmp_path / "a").read_bytes())
+        (tmp_path / "a").unlink()
+    assert len({*made}) == 1
 
 
 def test_files_alone_are_added_up_or_shown(command, glm, text, tmp_path):
