@@ -80,6 +80,8 @@ class BatchRows:
             parent=self.parent or None,
             outputs=self._outputs,
         )
-        widths, make = self._runner.program.slots(), self._runner.backend.row_buffer
-        batch.slots = {slot: join(rows, widths[slot], make) for slot, rows in self._slots.items()}
+        if self._slots:
+            widths, make = self._runner.program.slots(), self._runner.backend.row_buffer
+            slots = self._slots.items()
+            batch.slots = {slot: join(rows, widths[slot], make) for slot, rows in slots}
         return batch

@@ -120,7 +120,8 @@ class Entries:
         """
         missing = self.missing(job.seq, len(job.history))
         end = job.rows.end if len(missing) <= most else missing.stop - 1
-        self.read(job.seq, range(missing.start, end), job.history, job.rows)
+        if end > missing.start:
+            self.read(job.seq, range(missing.start, end), job.history, job.rows)
 
     def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:
         """Hold exactly the entries of these tokens, as far as they can be read.

@@ -210,14 +210,14 @@ def apart(drawn):
     return msgspec.structs.replace(drawn, stages=stages)
 
 
-# A row that chooses comes after one whose slot gets what is not finite.
+# A row that gets what is finite comes after one that gets what is not.
 DEAD_ABOVE = Drawn(
     stages=[
-        DrawnStage(0, [(0, None, None, 0)], [], 0, False, False),
-        DrawnStage(1, [(0, None, 0, 0), (0, None, None, 0)], [(1, 0)], 0, False, False),
+        DrawnStage(0, [(0, None, None, 0), (1, None, None, 0)], [], 0, False, False),
+        DrawnStage(1, [(0, None, 0, 0), (0, None, 0, 1)], [(1, 0)], 0, False, False),
     ],
     drafts=[(0, PENDING)],
-    texts=[(0, 0.0)],
+    texts=[(0, 0.0)] * 2,
     is_broken=True,
 )
 
@@ -276,20 +276,23 @@ def test_a_row_that_is_not_finite_ends_drafts_whose_logits_are(graphs, n, choose
 
 
 @pytest.mark.parametrize(
-    ("bad", "p_min"), [(0, 0.0), (1, 2.0), (1, 0.0)], ids=["none", "improbable", "every draft"]
+    ("bad", "p_min", "first_id", "n"),
+    [(0, 0.0, 0, 0), (1, 2.0, 0, 0), (1, 0.0, N_VOCAB, 1), (1, 0.0, 0, 3)],
+    ids=["none", "improbable", "without embedding", "every draft"],
 )
-def test_rows_that_may_not_have_run_feed_no_others(graphs, bad, p_min):
+@pytest.mark.parametrize("whole", [False, True], ids=["those that choose", "whole"])
+def test_rows_that_may_not_have_run_feed_no_others(graphs, bad, p_min, first_id, n, whole):
     """The last stage reads a row of one that runs only if the first draft is there."""
     one, found = graphs[0], []
     for run in (run_schedule, *[one.plan.run_schedule] * 3):
-        rows, scratch = Rows(one), Scratch(N_LOGITS, N_VOCAB)
+        rows, scratch = Rows(one), Scratch(N_LOGITS, first_id + N_LOGITS)
         begin, after, last = (rows.batch([(0, 1)]) for _ in range(3))
         hidden = HIDDEN[:1].copy()
         hidden[bad:] = np.nan
         built = Round(
             stages=[
                 Stage(picks=[Pick(0, 0)]),
-                Stage(graph=1, fills=[Fill(0, 0)], feeds=FED, picks=[Pick(0, 1)]),
+                Stage(graph=1, fills=[Fill(0, 0)], feeds=FED, picks=[Pick(0, 1)], runs_whole=whole),
                 Stage(graph=2, fills=[Fill(0, KNOWN, 1, 0)], feeds=FED, picks=[Pick(0, 2)]),
             ],
             drafts=[DraftToken(0, PENDING), DraftToken(0, 0), DraftToken(0, PENDING)],
@@ -299,12 +302,13 @@ def test_rows_that_may_not_have_run_feed_no_others(graphs, bad, p_min):
             round=built,
             passes=[pass_of(one, batch) for batch in batches],
             texts=[Text(Sampler(GREEDY, scratch), HISTORY[:1], 1, 1, p_min)],
+            token_ids=np.arange(first_id, first_id + N_LOGITS, dtype=np.int32),
         )
         assert DraftLoop(one.plan).order(schedule) is not None
         found.append(run(schedule))
         clear(one)
     assert found[1:] == found[:1] * 3
-    assert [token >= 0 for token in found[0].tokens] == [bad > 0 and p_min == 0] * 3
+    assert [token >= 0 for token in found[0].tokens] == [i < n for i in range(3)]
 
 
 @pytest.fixture(scope="module")
