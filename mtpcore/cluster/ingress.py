@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -30,6 +31,7 @@ __all__ = ["Ingress"]
 
 log = logging.getLogger("mtpcore")
 _STREAMS = (b"text/event-stream", b"application/x-ndjson")
+_NUMBERED = re.compile(rb'^data: \{"type":"[\w.]+","sequence_number":(\d+)', re.MULTILINE)
 _PROBE_SECONDS = 5.0
 """Who asks for the state wants to know it now."""
 _TRIES = 2
@@ -205,6 +207,7 @@ class _ForwardedAnswer:
         self._path, self._send = path, send
         self._start: Message | None = None  # held back while there is no body
         self._kind = b""  # of the answer that has begun
+        self._n_events = 0  # where they are numbered
         self.has_said = False
 
     async def take(self, message: Message) -> None:
@@ -222,6 +225,8 @@ class _ForwardedAnswer:
         if is_news:
             self.has_said = True
             await self._begin(b"whole")
+        if numbers := _NUMBERED.findall(body):
+            self._n_events = int(numbers[-1]) + 1
         if is_news or self._kind:
             await self._send(message)
 
@@ -240,7 +245,7 @@ class _ForwardedAnswer:
             await self._send({"type": "http.response.start", **start})
             await self._send({"type": "http.response.body", "body": whole.body})
         elif self._kind in _STREAMS:
-            event = encode_refusal(self._path, refusal)
+            event = encode_refusal(self._path, refusal, self._n_events)
             await self._send({"type": "http.response.body", "body": event})
         else:
             raise refusal

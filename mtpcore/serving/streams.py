@@ -46,8 +46,17 @@ def encode_event(data: object, name: str = "") -> bytes:
     return begin + b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
-def encode_refusal(path: str, refusal: Refusal) -> bytes:
-    """Return the last event of a stream that fails, as the API has it that a path belongs to."""
+def encode_refusal(path: str, refusal: Refusal, n_events: int = 0) -> bytes:
+    """Return the last event of a stream that fails, as the API has it that a path belongs to.
+
+    Parameters
+    ----------
+    path : str
+        What was asked for.
+    refusal : Refusal
+    n_events : int
+        Those before it, where events are numbered.
+    """
     below = path.removeprefix("/v1")
     if path.startswith("/api/"):
         return encode_line(as_ollama(refusal))
@@ -56,7 +65,8 @@ def encode_refusal(path: str, refusal: Refusal) -> bytes:
     if below.startswith("/responses"):
         error = as_openai(refusal)["error"]
         facts = {name: error[name] for name in ("code", "message", "param")}
-        return encode_event({"type": "error", **facts, "error": error}, "error")
+        facts |= {"sequence_number": n_events, "error": error}
+        return encode_event({"type": "error", **facts}, "error")
     return encode_event(as_openai(refusal))
 
 

@@ -136,6 +136,17 @@ def test_a_stream_whose_replica_dies_ends_with_an_error_of_its_api(path, headers
     assert len(replicas.asked) == 1
 
 
+def test_an_error_of_a_response_has_the_number_that_follows():
+    from mtpcore.serving.streams import encode_event
+
+    events = [encode_event({"type": "a.b", "sequence_number": i}, "a.b") for i in range(13)]
+    replicas = Replicas(
+        [[], [start(EVENTS), body(events[0])], [body(b"".join(events[1:]))], died()]
+    )
+    last = ask(replicas, "/v1/responses")[2].strip().split(b"data: ")[-1]
+    assert json.loads(last)["sequence_number"] == 13
+
+
 def test_a_body_that_is_cut_off_has_no_end():
     from mtpcore.serving.refusals import Refusal
 
