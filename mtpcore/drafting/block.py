@@ -147,12 +147,12 @@ class BlockDrafter(RoundDrafter):
 
     def _compose(self, jobs: Sequence[DraftJob]) -> RoundRows:
         """Return a block and what chooses its drafts."""
-        for job in jobs:
-            self._entries[0].catch_up(job, self.runner.n_batch // len(jobs) - self._size + 1)
+        n_rows = self.runner.n_batch // len(jobs) - self._size + 1
+        texts = [self._entries[0].catch_up(job, n_rows) for job in jobs]
         spans = [self._span(job) for job in jobs]
         most = [max(len(rows) - self._first_draft, 0) for rows in spans]
         wanted = [max(min(job.k, n), 0) for job, n in zip(jobs, most, strict=True)]
-        reserved = [ReservedRows(self.runner, self._batch(jobs, spans, wanted))]
+        reserved = [ReservedRows(self.runner, self._batch(jobs, texts, spans, wanted))]
         if self._post_head is not None and any(wanted):
             batch = self._post_head_rows(self._post_head, jobs, wanted)
             reserved.append(ReservedRows(self._post_head, batch, is_fed=True))
@@ -166,13 +166,16 @@ class BlockDrafter(RoundDrafter):
         return range(begin, min(end, self.runner.n_ctx))
 
     def _batch(
-        self, jobs: Sequence[DraftJob], spans: Sequence[range], lengths: Sequence[int]
+        self,
+        jobs: Sequence[DraftJob],
+        texts: Sequence[range],
+        spans: Sequence[range],
+        lengths: Sequence[int],
     ) -> Batch:
         """Return the missing entries and the blocks; outputs are the rows that are read."""
         rows = BatchRows(self.runner, self._masks)
-        for job, span, k in zip(jobs, spans, lengths, strict=True):
-            text, masks = self._entries[0].missing(job.seq, len(job.history)), span[1:]
-            read, tokens = self._read_rows(k), job.history[text.start :].tolist()
+        for job, text, span, k in zip(jobs, texts, spans, lengths, strict=True):
+            read, masks, tokens = self._read_rows(k), span[1:], job.history[text.start :].tolist()
             outputs = [row in read for row in range(len(span))]
             rows.add(job.seq, tokens, text, [False] * (len(text) - 1) + outputs[:1])
             rows.add(job.seq, [self._mask] * len(masks), masks, outputs[1:])

@@ -49,8 +49,7 @@ class GraphDrafter(RoundDrafter):
     def _compose(self, jobs: Sequence[DraftJob]) -> RoundRows:
         rows, n_rows = BatchRows(self.runner), self._n_batch // len(jobs)
         for job in jobs:
-            self._entries[0].catch_up(job, 0 if self._is_apart else n_rows)
-            missing = self._entries[0].missing(job.seq, len(job.history))
+            missing = self._entries[0].catch_up(job, 0 if self._is_apart else n_rows)
             tokens = job.history[missing.start :].tolist()
             rows.add(job.seq, tokens, missing, [False] * (len(missing) - 1) + [True])
         reserved = ReservedRows(self.runner, rows.batch())

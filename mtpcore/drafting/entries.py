@@ -113,15 +113,17 @@ class Entries:
         readable = self.readable(job.seq, missing, job.history, job.rows)
         return None if readable == missing else readable.stop
 
-    def catch_up(self, job: DraftJob, most: int) -> None:
+    def catch_up(self, job: DraftJob, most: int) -> range:
         """Read rows that are no tokens, and of a text that lacks more than ``most`` what it lacks.
 
-        But for the pending token, which is read with the drafts.
+        But for the pending token, which is read with the drafts. Returns what is missing still.
         """
         missing = self.missing(job.seq, len(job.history))
         end = job.rows.end if len(missing) <= most else missing.stop - 1
-        if end > missing.start:
-            self.read(job.seq, range(missing.start, end), job.history, job.rows)
+        if end <= missing.start:
+            return missing
+        self.read(job.seq, range(missing.start, end), job.history, job.rows)
+        return range(end, missing.stop)
 
     def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:
         """Hold exactly the entries of these tokens, as far as they can be read.
