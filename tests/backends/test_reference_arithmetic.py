@@ -108,6 +108,8 @@ def test_every_operation_is_written_down():
         "scale_by",
         "shift_by",
         "group_ids",
+        "given_ids",
+        "pair_ids",
         "scale_chosen",
         "embed",
         "embed_codes",
