@@ -42,6 +42,7 @@ def test_the_calls_reach_what_is_after_the_doors(said):
         "Cross.frame",  # of a model that writes tokens
         "DraftVocabulary.read",
         "DraftVocabulary.write",
+        "load_adapter",
         "Tokenizer.encode_infill",  # of a model that does not fill in
         "connect",  # of a slot that is full
         "plugin",  # of None

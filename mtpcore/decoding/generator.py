@@ -107,6 +107,9 @@ class Generator(RequestQueue[Request]):
         self.draft, self.draft_sampler = read_draft(draft), read_draft_sampler(draft_sampler)
         self.p_min = read_p_min(p_min)
         prefix_cache = read_prefix_cache(prefix_cache)
+        target = source.llm if isinstance(source, Cross) else source
+        if isinstance(target, Context):  # before anything is linked
+            target.runner.choose_adapters(adapters)
         if isinstance(source, Context):
             owner = source.owner
             source = owner if isinstance(owner, Cross) else link(source, [])
@@ -123,7 +126,6 @@ class Generator(RequestQueue[Request]):
                 fix="let Frames write: Frames(cross).generate(prompt)",
             )
         super().__init__(source, Request)
-        source.llm.runner.choose_adapters(adapters)
         self.adapters = adapters
         self.prefixes, self.kept = PrefixCache(source, prefix_cache), KeptTexts(source)
         self.lengths = controller_for(source) if lengths is None else lengths
@@ -228,10 +230,11 @@ class Generator(RequestQueue[Request]):
         )
         reader = self.cross.encoder or llm
         complete = complete_options(options, own)
+        adapters = complete["adapters"]
         request = Request(
             prompt,
             complete,
-            adapters=llm.runner.choose_adapters(complete["adapters"] or ()),
+            adapters=llm.runner.choose_adapters(() if adapters is None else adapters),
             tokenizer=llm.model.tokenizer if llm.model.has_tokenizer else None,
             start_token=None if reader is llm else getattr(llm.model.hparams, "start_token", None),
         )

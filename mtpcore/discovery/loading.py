@@ -30,7 +30,7 @@ from mtpcore.discovery.sidecars import (
 from mtpcore.errors import ModelFileError, MtpcoreError, PluginError, spell
 from mtpcore.gguf import Fields, ModelFile, merge, open_model_file
 from mtpcore.gguf.adapter import Adapter
-from mtpcore.gguf.merged_adapters import merge_adapters
+from mtpcore.gguf.merged_adapters import merge_adapters, read_merged
 from mtpcore.gguf.other_kinds import refuse_other_kinds
 from mtpcore.hub import parse_name
 from mtpcore.runtime.accounting import account
@@ -127,13 +127,14 @@ def load_model(
             "plugins is a Registry", got=spell(plugins), fix="make one: Registry.of(module)"
         )
     known = registry() if plugins is None else plugins
+    merged = read_merged(adapters)
     if mtp_path is not None and not mtp:
         raise ModelFileError("mtp=False and mtp_path contradict each other", where=str(mtp_path))
     file = open_model_file(find_model(path))
     try:
         file = _with_companion(file, None if companion is None else take_path(companion), known)
-        if adapters:
-            file.change(merge_adapters(adapters, file.tensors, file.architecture))
+        if merged:
+            file.change(merge_adapters(merged, file.tensors, file.architecture))
         if mtp_path is not None:
             _refuse_second_head(file, known)
             model = _load_with_head(file, find_model(mtp_path), known)

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from mtpcore.errors import ModelFileError
+from mtpcore.errors import ModelFileError, spell
 from mtpcore.gguf.adapter import Adapter
 from mtpcore.gguf.held_tensor import HeldTensor
 from mtpcore.gguf.tensor import Tensor
 from mtpcore.gguf.writer import can_write, encode
 
-__all__ = ["Merging", "merge_adapters", "pieces_of"]
+__all__ = ["Merging", "merge_adapters", "pieces_of", "read_merged"]
 
 _PIECE = 1 << 18  # values that are changed at once
 
@@ -133,6 +133,37 @@ def pieces_of(n_rows: int, n_of_matrix: int, step: int) -> Iterator[tuple[int, i
     for first in range(0, n_rows, n_of_matrix):
         for begin in range(first, first + n_of_matrix, step):
             yield begin, min(begin + step, first + n_of_matrix)
+
+
+def read_merged(given: Iterable[tuple[Adapter, float]]) -> list[tuple[Adapter, float]]:
+    """Return adapters and scales that a caller gave to be merged.
+
+    Raises
+    ------
+    ModelFileError
+        They are no pairs of an adapter and a finite number.
+    """
+    cause: Exception | None = None
+    pairs: list[tuple[Adapter, float]] = []
+    try:
+        pairs = [(adapter, scale) for adapter, scale in given]
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever a caller's own raises
+        cause = error
+    fit = [
+        isinstance(adapter, Adapter)
+        and (type(scale) in (int, float) or isinstance(scale, np.floating))
+        and abs(scale) <= float(np.finfo(np.float32).max)
+        for adapter, scale in pairs
+    ]
+    if cause is not None or not all(fit):
+        raise ModelFileError(
+            "adapters to merge come with their scales",
+            wanted="pairs of what load_adapter() returned and a finite number",
+            got=spell(given),
+        ) from cause
+    return pairs
 
 
 def merge_adapters(

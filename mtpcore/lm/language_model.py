@@ -222,12 +222,20 @@ class LM(Closing, Uncopied):
     def _open_adapters(
         self, given: Mapping[str, str | PathLike[str] | Adapter] | None
     ) -> dict[str, Adapter]:
-        if not isinstance(given or {}, Mapping):
+        opened: dict[str, Adapter] = {}
+        pairs: list[Any] = []
+        try:
+            if isinstance(given, Mapping):
+                pairs = [(name, adapter) for name, adapter in given.items()]
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever a caller's own raises
+            raise BatchError("adapters have names", got=spell(given)) from error
+        if not isinstance(given, Mapping | None):
             raise BatchError(
                 "adapters have names", wanted="a dict of names to paths", got=spell(given)
             )
-        opened: dict[str, Adapter] = {}
-        for name, adapter in (given or {}).items():
+        for name, adapter in pairs:
             if not isinstance(adapter, Adapter):
                 adapter = load_adapter(adapter)
                 self._owned.append(adapter)

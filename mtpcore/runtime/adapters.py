@@ -26,7 +26,15 @@ from mtpcore.runtime.further_weights import FurtherWeights
 if TYPE_CHECKING:
     from mtpcore.runtime.model import Model
 
-__all__ = ["AdapterChoice", "AdapterTable", "Adapters", "Chosen", "SavedAdapters", "choose_none"]
+__all__ = [
+    "AdapterChoice",
+    "AdapterTable",
+    "Adapters",
+    "Chosen",
+    "SavedAdapters",
+    "choose_none",
+    "read_adapters",
+]
 
 _MOST = 64
 """How many adapters a context has at most: a stack of each matrix holds all of them."""
@@ -80,7 +88,6 @@ class Adapters:
         self.n_used = min(len(adapters), _MOST_USED) if n_used is None else n_used
         self._adapters = tuple(adapters.values())
         for adapter in self._adapters:
-            expect(adapter, Adapter, "adapters are what load_adapter() returned", error=LinkError)
             if adapter.architecture != model.architecture:
                 raise LinkError(
                     "an adapter for models of another architecture",
@@ -104,26 +111,14 @@ class Adapters:
         BatchError
             There is no adapter of a name, a scale is no finite number, or they are too many.
         """
-        if isinstance(choice, str) or not isinstance(choice, Mapping | Sequence):
-            raise BatchError(
-                "adapters are chosen by name",
-                wanted="names, or a dict of names to scales",
-                got=spell(choice),
-            )
-        scales = choice if isinstance(choice, Mapping) else dict.fromkeys(choice, 1.0)
         chosen: list[tuple[int, float]] = []
-        for name, scale in scales.items():
+        for name, scale in read_choice(choice):
             if name not in self.names:
                 raise BatchError(
                     "no such adapter",
                     wanted=", ".join(self.names),
                     got=spell(name),
                     fix="give one that was loaded (adapters=, --lora)",
-                )
-            is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
-            if not is_number or not abs(scale) <= float(np.finfo(np.float32).max):
-                raise BatchError(
-                    "a scale is a finite number", where=f"adapter {name!r}", got=spell(scale)
                 )
             if rounded := float(np.float32(scale)):
                 chosen.append((self.names.index(name), rounded))
@@ -206,13 +201,77 @@ def choose_none(choice: AdapterChoice) -> Chosen:
     BatchError
         Some are chosen.
     """
-    if choice:
+    if given := read_choice(choice):
         raise BatchError(
             "the context has no adapters",
-            got=spell(choice),
+            got=", ".join(name for name, _ in given),
             fix="make it with Context(adapters=), LM(adapters=) or --lora",
         )
     return ()
+
+
+def read_choice(choice: AdapterChoice) -> list[tuple[str, float]]:
+    """Return names and scales of adapters that a caller chose.
+
+    Raises
+    ------
+    BatchError
+        It is no choice, a name is no text, or a scale no finite number.
+    """
+    cause: Exception | None = None
+    pairs: list[Any] = []
+    try:
+        if isinstance(choice, Mapping):
+            pairs = [*choice.items()]
+        elif not isinstance(choice, str | bytes) and isinstance(choice, Sequence):
+            pairs = [(name, 1.0) for name in choice]
+        else:
+            raise TypeError
+        pairs = [(name, scale) for name, scale in pairs]
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever a caller's own raises
+        cause = error
+    if cause is not None or not all(isinstance(name, str) for name, _ in pairs):
+        raise BatchError(
+            "adapters are chosen by name",
+            wanted="names, or a dict of names to scales",
+            got=spell(choice),
+        ) from cause
+    for name, scale in pairs:
+        is_number = type(scale) in (int, float) or isinstance(scale, np.floating | np.integer)
+        if not is_number or not abs(scale) <= float(np.finfo(np.float32).max):
+            raise BatchError(
+                "a scale is a finite number", where=f"adapter {name!r}", got=spell(scale)
+            )
+    return pairs
+
+
+def read_adapters(given: Mapping[str, Adapter] | None) -> dict[str, Adapter]:
+    """Return adapters by the names that a caller gave them.
+
+    Raises
+    ------
+    LinkError
+        They have no names, or are none.
+    """
+    if given is None:
+        return {}
+    pairs: list[Any] = []
+    try:
+        if isinstance(given, Mapping):
+            pairs = [(name, adapter) for name, adapter in given.items()]
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever a caller's own raises
+        raise LinkError("adapters have names", got=spell(given)) from error
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name, _ in pairs):
+        raise LinkError(
+            "adapters have names", wanted="a dict of names to adapters", got=spell(given)
+        )
+    for _, adapter in pairs:
+        expect(adapter, Adapter, "adapters are what load_adapter() returned", error=LinkError)
+    return dict(pairs)
 
 
 class _Packed(MutableMapping[Any, Any]):

@@ -22,7 +22,7 @@ from mtpcore.declarations.spec import DrafterSpec, Tap, read_taps
 from mtpcore.errors import BatchError, GraphError, LinkError, spell
 from mtpcore.gguf.adapter import Adapter
 from mtpcore.graph import GraphType, Program
-from mtpcore.runtime.adapters import AdapterChoice, Adapters
+from mtpcore.runtime.adapters import AdapterChoice, Adapters, read_adapters
 from mtpcore.runtime.arrival import bring
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.limits import read_sizes
@@ -164,7 +164,7 @@ class Context(Uncopied):
             drafter=None if plain else model.find_drafter(drafter),
             head=read(head, int, "no such head", where="Context(head=...)", error=GraphError),
             logit_rows=None if logit_rows is None else integers(logit_rows, "logit_rows"),
-            adapters=Adapters(model, adapters) if adapters else None,
+            adapters=Adapters(model, named) if (named := read_adapters(adapters)) else None,
             host=None if host is None else host.runner,
         )
         self.model, self.graph_type = model, kind
