@@ -130,7 +130,11 @@ def convert_adapter(
     known = registry() if plugins is None else plugins
     if outtype not in ("f32", "f16", "bf16"):
         raise ModelFileError(
-            "adapters are stored as floats", where="outtype", wanted="f32, f16, bf16", got=outtype
+            "adapters are stored as floats",
+            where="outtype",
+            wanted="f32, f16, bf16",
+            got=outtype,
+            fix="name one of these",
         )
     settings = _read_settings(folder)
     modules = _read_modules(folder, settings)
@@ -183,7 +187,10 @@ def _read_settings(folder: Path) -> _AdapterSettings:
         )
     except msgspec.ValidationError as error:
         raise ModelFileError(
-            "not the configuration of an adapter", where=str(path), got=error
+            "not the configuration of an adapter",
+            where=str(path),
+            got=error,
+            fix="save the adapter again with PEFT",
         ) from None
     begun = str(settings.init_lora_weights).lower()
     for what, is_so, got in (
@@ -244,7 +251,12 @@ def _pair(
 ) -> _Pair:
     where = f"{next(iter(both.values())).file}: {module}"
     if both.keys() != {"A", "B"}:
-        raise ModelFileError("half of a pair is missing", where=where, got=", ".join(both))
+        raise ModelFileError(
+            "half of a pair is missing",
+            where=where,
+            got=", ".join(both),
+            fix="save the adapter again with PEFT",
+        )
     a, b = both["A"].rows(), both["B"].rows()
     if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
         raise ModelFileError(
@@ -252,6 +264,7 @@ def _pair(
             where=where,
             wanted="[rank, in] and [out, rank]",
             got=f"{list(a.shape)} and {list(b.shape)}",
+            fix="save the adapter again with PEFT",
         )
     scale = settings.scale(module, len(a))
     # A table has a row for each token, and a layer of GPT-2's kind a column for each output.

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from tqdm import tqdm
 
+from mtpcore.boundary.atomic import replacing
 from mtpcore.errors import ModelFileError, spell
 from mtpcore.hub.choice import Offered
 from mtpcore.version import version
@@ -309,9 +310,8 @@ def _remember(folder: Path, commit: str) -> None:
     if ref.is_file() and ref.read_text("utf-8") == commit:
         return
     ref.parent.mkdir(parents=True, exist_ok=True)
-    written = ref.with_name(f"main.{os.getpid()}")
-    written.write_text(commit, "utf-8")
-    written.replace(ref)
+    with replacing(ref) as written:
+        written.write_text(commit, "utf-8")
 
 
 @contextmanager

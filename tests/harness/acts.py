@@ -66,6 +66,7 @@ def new_request(generator):
 
 CALLS = {
     Context.process: lambda room: room.llm.process(Batch.of([5], seq=1, pos=3)),
+    Context.adapt: lambda room: room.llm.adapt(2, []),
     Context.explore: lambda room: room.llm.explore(Batch.of([5], seq=1, pos=3)),
     Context.add_taps: lambda room: room.llm.add_taps([Tap.parse("residual")]),
     Context.keep: lambda room: room.llm.keep(1, []),
@@ -77,6 +78,7 @@ CALLS = {
     Context.save: lambda room: room.llm.save(1),
     Context.load: lambda room: room.llm.load(2, b""),
     Context.receive: lambda room: room.llm.receive("rows", 2, np.zeros((1, 64), np.float32)),
+    Cross.adapt: lambda room: room.cross.adapt(2, []),
     Cross.save: lambda room: room.cross.save(1),
     Cross.load: lambda room: room.cross.load(2, room.saved),
     Cross.connect: lambda room: room.cross.connect(
