@@ -1,7 +1,10 @@
 """``mtpcore serve`` beside llama-server: clients that ask at once, plain and with n-gram drafts.
 
     python benchmarks/serving.py MODEL.gguf --server PATH [--clients 1,4,16] [--turns 3] [-n 128]
-        [-t 2]
+        [-t 2] [--mtp] [--template FILE]
+
+With ``--mtp`` the model has a head, which drafts in both in place of n-grams; ``--template``
+is a chat template in Jinja for files that have none.
 
 In a turn each server is started anew, asked once to warm up, and then by so many clients at once,
 each of which has two answers to questions of its own, streamed, greedily. Printed are tokens a
@@ -64,7 +67,10 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("-n", "--tokens", type=int, default=128)
     parser.add_argument("-t", "--threads", type=int, default=2)
+    parser.add_argument("--mtp", action="store_true", help="draft by the model's own head")
+    parser.add_argument("--template", metavar="FILE", help="a chat template for both")
     options = parser.parse_args()
+    drafts = "draft-mtp" if options.mtp else "ngram-simple"
     threads, n_ctx = str(options.threads), 1024
     print(
         "| clients | server | tokens/s | beside | first piece, ms | between, ms |\n"
@@ -75,9 +81,12 @@ def main() -> None:
         ours += ["-t", threads, "-c", str(n_ctx)]
         theirs = [options.server, "-m", options.model, "-np", str(n), "-t", threads, "--no-webui"]
         theirs += ["-c", str(n_ctx * n)]
+        if options.template:
+            ours += ["--chat-template-file", options.template]
+            theirs += ["--jinja", "--chat-template-file", options.template]
         servers = {
             THEIRS: theirs,
-            f"{THEIRS}, ngram-simple": [*theirs, "--spec-type", "ngram-simple"],
+            f"{THEIRS}, {drafts}": [*theirs, "--spec-type", drafts],
             "mtpcore, --draft 0": [*ours, "--draft", "0"],
             "mtpcore": ours,
         }
