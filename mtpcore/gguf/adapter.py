@@ -25,7 +25,7 @@ from mtpcore.gguf.held_tensor import HeldTensor
 from mtpcore.gguf.tensor import Tensor
 from mtpcore.gguf.types import is_float
 
-__all__ = ["Adapter", "AdapterMatrix", "load_adapter"]
+__all__ = ["Adapter", "AdapterMatrix", "is_scale", "load_adapter"]
 
 _A, _B = ".lora_a", ".lora_b"
 _READ = ("general.architecture", "general.type", "adapter.type", "adapter.lora.alpha")
@@ -71,11 +71,6 @@ class AdapterMatrix(NamedTuple):
                     fix="write the adapter again",
                 )
         return a, b
-
-    def change(self) -> NDArray[np.float32]:
-        """Return what is added to the matrix at scale 1, float32 of its shape."""
-        a, b = self.factors()
-        return np.asarray(np.matmul(b, a), np.float32)
 
 
 class Adapter(Uncopied):
@@ -125,11 +120,6 @@ class Adapter(Uncopied):
                 hashed.update(f"{tensor.shape} {tensor.type} ".encode() + tensor.raw().tobytes())
         return hashed.hexdigest()
 
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of its tensors in the file."""
-        return self._file.n_bytes
-
     def close(self) -> None:
         """Close the file; contexts that were made with the adapter go on."""
         self._file.close()
@@ -154,6 +144,14 @@ def load_adapter(path: str | PathLike[str]) -> Adapter:
     except BaseException:
         file.close()
         raise
+
+
+def is_scale(value: object) -> bool:
+    """Say whether a value is a number that float32 holds: a factor of what an adapter adds."""
+    is_number = isinstance(value, int | float | np.floating | np.integer)
+    if not is_number or isinstance(value, bool):
+        return False
+    return bool(abs(value) <= float(np.finfo(np.float32).max))  # type: ignore[arg-type]
 
 
 def _read_matrices(file: ModelFile) -> dict[str, AdapterMatrix]:

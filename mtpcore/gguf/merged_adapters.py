@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from mtpcore.errors import ModelFileError, spell
-from mtpcore.gguf.adapter import Adapter
+from mtpcore.gguf.adapter import Adapter, is_scale
 from mtpcore.gguf.held_tensor import HeldTensor
 from mtpcore.gguf.tensor import Tensor
 from mtpcore.gguf.writer import can_write, encode
@@ -151,12 +151,7 @@ def read_merged(given: Iterable[tuple[Adapter, float]]) -> list[tuple[Adapter, f
         raise
     except Exception as error:  # whatever a caller's own raises
         cause = error
-    fit = [
-        isinstance(adapter, Adapter)
-        and (type(scale) in (int, float) or isinstance(scale, np.floating))
-        and abs(scale) <= float(np.finfo(np.float32).max)
-        for adapter, scale in pairs
-    ]
+    fit = [isinstance(adapter, Adapter) and is_scale(scale) for adapter, scale in pairs]
     if cause is not None or not all(fit):
         raise ModelFileError(
             "adapters to merge come with their scales",

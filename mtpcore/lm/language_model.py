@@ -47,7 +47,7 @@ from mtpcore.lm.settings import (
 )
 from mtpcore.lm.streams import AsyncStream, Stream
 from mtpcore.lm.template_options import read_template_options
-from mtpcore.runtime.adapters import AdapterChoice
+from mtpcore.runtime.adapters import AdapterChoice, read_named
 from mtpcore.runtime.model import Model
 from mtpcore.sampling import Sampling
 
@@ -223,19 +223,7 @@ class LM(Closing, Uncopied):
         self, given: Mapping[str, str | PathLike[str] | Adapter] | None
     ) -> dict[str, Adapter]:
         opened: dict[str, Adapter] = {}
-        pairs: list[Any] = []
-        try:
-            if isinstance(given, Mapping):
-                pairs = [(name, adapter) for name, adapter in given.items()]
-        except MemoryError:
-            raise
-        except Exception as error:  # whatever a caller's own raises
-            raise BatchError("adapters have names", got=spell(given)) from error
-        if not isinstance(given, Mapping | None):
-            raise BatchError(
-                "adapters have names", wanted="a dict of names to paths", got=spell(given)
-            )
-        for name, adapter in pairs:
+        for name, adapter in read_named(given).items():
             if not isinstance(adapter, Adapter):
                 adapter = load_adapter(adapter)
                 self._owned.append(adapter)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mtpcore.backends.base import WeightSource
 from mtpcore.boundary.arguments import expect
 from mtpcore.errors import BatchError, LinkError, StateError, spell
-from mtpcore.gguf.adapter import Adapter
+from mtpcore.gguf.adapter import Adapter, is_scale
 from mtpcore.gguf.held_tensor import HeldTensor
 from mtpcore.gguf.tensor import Tensor
 from mtpcore.graph import Program, adapt_products, adapted_products
@@ -34,6 +34,7 @@ __all__ = [
     "SavedAdapters",
     "choose_none",
     "read_adapters",
+    "read_named",
 ]
 
 _MOST = 64
@@ -45,6 +46,7 @@ _STACKS = (" of adapters, a", " of adapters, b")
 """What follows a matrix's name in those of its stacks."""
 
 I32 = NDArray[np.int32]
+T = TypeVar("T")
 Chosen = tuple[tuple[int, float], ...]
 """The adapters of a sequence, in the order in which they add: their numbers and scales."""
 SavedAdapters = tuple[tuple[str, float], ...]
@@ -61,14 +63,12 @@ class Adapters:
     model : Model
     adapters : mapping of str to Adapter
         By the names by which sequences choose them.
-    n_used : int, optional
-        How many a sequence has at most; default: all of them, or 8.
 
     Raises
     ------
     LinkError
         Too many, or one that is for other models, or that changes what the graph does not multiply
-        by as one matrix.
+        by as a matrix or a stack of experts.
 
     Attributes
     ----------
@@ -77,15 +77,14 @@ class Adapters:
     digests : tuple of str
         Hashes of them.
     n_used : int
+        How many a sequence has at most.
     """
 
-    def __init__(
-        self, model: Model, adapters: Mapping[str, Adapter], n_used: int | None = None
-    ) -> None:
+    def __init__(self, model: Model, adapters: Mapping[str, Adapter]) -> None:
         if not 0 < len(adapters) <= _MOST:
             raise LinkError("too many adapters", wanted=f"1..{_MOST}", got=len(adapters))
         self._model, self.names, self.by_name = model, tuple(adapters), dict(adapters)
-        self.n_used = min(len(adapters), _MOST_USED) if n_used is None else n_used
+        self.n_used = min(len(adapters), _MOST_USED)
         self._adapters = tuple(adapters.values())
         for adapter in self._adapters:
             if adapter.architecture != model.architecture:
@@ -239,8 +238,7 @@ def read_choice(choice: AdapterChoice) -> list[tuple[str, float]]:
             got=spell(choice),
         ) from cause
     for name, scale in pairs:
-        is_number = type(scale) in (int, float) or isinstance(scale, np.floating | np.integer)
-        if not is_number or not abs(scale) <= float(np.finfo(np.float32).max):
+        if not is_scale(scale):
             raise BatchError(
                 "a scale is a finite number", where=f"adapter {name!r}", got=spell(scale)
             )
@@ -255,23 +253,35 @@ def read_adapters(given: Mapping[str, Adapter] | None) -> dict[str, Adapter]:
     LinkError
         They have no names, or are none.
     """
-    if given is None:
-        return {}
-    pairs: list[Any] = []
+    named = read_named(given)
+    for adapter in named.values():
+        expect(adapter, Adapter, "adapters are what load_adapter() returned", error=LinkError)
+    return named
+
+
+def read_named(given: Mapping[str, T] | None) -> dict[str, T]:
+    """Return adapters, or their files, by the names that a caller gave them.
+
+    Raises
+    ------
+    LinkError
+        They have no names.
+    """
+    cause: Exception | None = None
+    named: dict[str, T] = {}
     try:
         if isinstance(given, Mapping):
-            pairs = [(name, adapter) for name, adapter in given.items()]
+            named = {name: one for name, one in given.items()}
     except MemoryError:
         raise
     except Exception as error:  # whatever a caller's own raises
-        raise LinkError("adapters have names", got=spell(given)) from error
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name, _ in pairs):
+        cause = error
+    texts = all(isinstance(name, str) for name in named)
+    if cause is not None or not isinstance(given, Mapping | None) or not texts:
         raise LinkError(
             "adapters have names", wanted="a dict of names to adapters", got=spell(given)
-        )
-    for _, adapter in pairs:
-        expect(adapter, Adapter, "adapters are what load_adapter() returned", error=LinkError)
-    return dict(pairs)
+        ) from cause
+    return named
 
 
 class _Packed(MutableMapping[Any, Any]):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from harness.adapters import write_adapter
+from harness.adapters import change_of, write_adapter
 
 from mtpcore import ModelFileError
 from mtpcore.gguf import write_model_file
@@ -25,7 +25,7 @@ def test_what_is_added_is_alpha_by_rank_of_each_matrix(tmp_path, alpha):
     assert adapter.name == "a"
     assert {name: one.rank for name, one in adapter.matrices.items()} == ranks
     for name, change in changes.items():
-        np.testing.assert_allclose(adapter.matrices[name].change(), change, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(change_of(adapter.matrices[name]), change, rtol=1e-5, atol=1e-6)
 
 
 def test_a_digest_is_of_all_that_changes_numbers(tmp_path):

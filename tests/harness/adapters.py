@@ -30,3 +30,9 @@ def matrices_of(model, names=None):
 
     products = adapted_products(model.program())
     return products if names is None else {name: products[name] for name in names}
+
+
+def change_of(matrix):
+    """Return what an adapter adds to a matrix at scale 1."""
+    a, b = matrix.factors()
+    return b @ a
