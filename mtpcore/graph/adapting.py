@@ -1,20 +1,20 @@
 """Graphs whose products by some matrices are changed by adapters, row by row (LoRA).
 
-After each product y = W x of a matrix that adapters change, four nodes make y + sum over i of
+After each product y = W x of a matrix that adapters change, three nodes make y + sum over i of
 scale[t, i] * B[k] (A[k] x), with k = adapters[t, i], in the order of i::
 
     %y  = matmul(%x, W)
-    %h  = expert_matmul(%x, %ids, A)   # [T, n_used, rank]
-    %d  = expert_matmul(%h, %ids, B)   # [T, n_used, out]
-    %s  = mix(%d, %scales)             # [T, out]
-    %y' = add(%y, %s)                  # which later nodes read in place of %y
+    %h  = expert_matmul(%x, %ids, A)          # [T, n_used, rank]
+    %d  = expert_matmul(%h, %ids, B)          # [T, n_used, out]
+    %y' = add_chosen(%y, %d, %ids, %scales)   # which later nodes read in place of %y
 
 Of a stack of experts W [E, out, in], whose ids a route chose, n_used such sums are made, of stacks
 A [n E + 1, rank, in] and B [n E + 1, out, rank] by pairs of ids (``pair_ids``).
 
 ``adapters`` and ``adapter_scales`` are inputs. Where a row has fewer than n_used adapters the
-others are matrix n of the stacks, zeros, with scale 0: y + 0 has the bits of y, so a row without
-adapters has those of the graph without this change, and no row's depend on those beside it.
+others are n, and matrix n of the stacks is zeros; their products, which are no numbers where x is
+infinite, are not added. So a row without adapters has the bits of the graph without this change,
+and no row's depend on those beside it.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class _Adapting:
         down, up = self._stacks(matrix, self._n + 1)
         low = self._add("expert_matmul", f"{node.name}.adapter_a", [x, ids], [down])
         high = self._add("expert_matmul", f"{node.name}.adapter_b", [low, ids], [up])
-        change = self._add("mix", f"{node.name}.adapters", [high, scales])
-        return self._add("add", f"{node.name}.adapted", [y, change]).id
+        inputs = [y, high, ids, scales]
+        return self._add("add_chosen", f"{node.name}.adapted", inputs, n=self._n).id
 
     def _adapt_experts(self, node: Node, matrix: Weight) -> int:
         """Add what adapters make of products by experts, and return the id of the sum."""
@@ -137,9 +137,9 @@ class _Adapting:
         if len(changes) > 1:
             joined = self._add("concat", f"{name}.joined", changes)
         each = self._add("split_heads", f"{name}.each", [joined], n_heads=len(changes))
-        mixed = self._add("mix", f"{name}.adapters", [each, scales])
-        change = self._add("split_heads", f"{name}.change", [mixed], n_heads=n_used)
-        return self._add("add", f"{name}.adapted", [y, change]).id
+        row = self._add("merge_heads", f"{name}.row", [y])
+        changed = self._add("add_chosen", f"{name}.changed", [row, each, ids, scales], n=self._n)
+        return self._add("split_heads", f"{name}.adapted", [changed], n_heads=n_used).id
 
     def _stacks(self, matrix: Weight, n: int) -> tuple[Weight, Weight]:
         """Return the stacks of n matrices each that adapters have beside a matrix."""

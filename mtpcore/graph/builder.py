@@ -1330,6 +1330,26 @@ class GraphBuilder:
         """Sum the experts' rows by their weights ``shares``, in rank order: -> [T, outputs]."""
         return self.add_node("mix", [x, shares], name=name)[0]
 
+    def add_chosen(
+        self, y: Value, x: Value, ids: Value, shares: Value, *, name: str | None = None
+    ) -> Value:
+        """Add to each row the sum, in rank order, of what it chose: -> [T, width], as ``y``.
+
+        A row that chose nothing keeps its bits, whatever ``x`` holds.
+
+        Parameters
+        ----------
+        y : Value
+            [T, width]
+        x : Value
+            [T, n_used, width]
+        ids, shares : Value
+            i32[T, n_used], made by ``given_ids``, whose last id chooses nothing, and f32[T,
+            n_used], the weights of the sum.
+        """
+        inputs, n = [y, x, ids, shares], ids.n_experts - 1
+        return self.add_node("add_chosen", inputs, name=name, n=n)[0]
+
     def output_rows(self, x: Value, *, name: str | None = None) -> Value:
         """Keep only the tokens whose outputs were asked for."""
         return self.add_node("outputs", [x], name=name)[0]

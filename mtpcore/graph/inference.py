@@ -146,6 +146,10 @@ def _check_ids(
             if n != value.n_experts:
                 raise Mismatch("not as many ids as are paired", value.n_experts, n)
             continue
+        if "n" in attrs:
+            if attrs["n"] + 1 != value.n_experts:
+                raise Mismatch("not as many ids as are chosen of", value.n_experts - 1, attrs["n"])
+            continue
         if "n_of_group" in attrs:
             if value.n_experts % attrs["n_of_group"]:
                 raise Mismatch("groups do not fit", f"a divisor of {value.n_experts}", attrs)

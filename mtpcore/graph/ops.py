@@ -604,6 +604,14 @@ def _mix(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     return _f32(x[0][0], x[0][2])
 
 
+def _add_chosen(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
+    y, rows, ids, shares = x
+    _want(len(y) == 2, "one row is added to", "[rows, width]", y)
+    _want((len(rows), rows[0], rows[-1]) == (3, *y), "rows do not fit", (y[0], "ranks", y[1]), rows)
+    _want(ids == shares == rows[:2], "one id and weight a row and rank", rows[:2], (ids, shares))
+    return _f32(*y)
+
+
 def _outputs(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     _want(x[0][0] == TOKENS, "output rows are chosen once", f"[{TOKENS}, ...]", x[0])
     return _f32(OUTPUTS, *x[0][1:])
@@ -993,5 +1001,15 @@ OPS: dict[str, OpRule] = {
         joins_heads=True,
     ),
     "mix": _rule(2, 0, "", _mix, "sum over r of weights[t, r] * x[t, r], in rank order"),
+    "add_chosen": _rule(
+        4,
+        0,
+        "n",
+        _add_chosen,
+        "y[t] + the sum over r of weights[t, r] * x[t, r], in rank order, of those whose id is one "
+        "of 0 .. n - 1; y[t] itself where none is",
+        (2,),
+        (2,),
+    ),
     "outputs": _rule(1, 0, "", _outputs, "the rows that were asked for"),
 }

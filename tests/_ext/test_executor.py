@@ -378,6 +378,29 @@ def test_given_ids_are_in_range(steps, misfit):
         made.finish(0.0, 0.0, 0.0)
 
 
+def add_chosen(y=None, x=None, ids=IDS, shares=IDS, to=HALVES):
+    halves = view(X, 2, head_stride=2, width=2)
+    return "add_chosen", 0, [y or view(X, width=2), x or halves, ids, shares], [to], {"ints": [3]}
+
+
+@pytest.mark.parametrize(
+    ("step", "misfit"),
+    [
+        (add_chosen(), "different shapes"),
+        (add_chosen(to=view(INNER, width=1)), "different shapes"),
+        (add_chosen(x=view(X), to=view(INNER, width=2)), "not an id and a share"),
+        (add_chosen(ids=view(INNER, width=1), to=view(INNER, width=2)), "not an id and a share"),
+        (add_chosen(shares=view(INNER, width=1), to=view(INNER, width=2)), "not an id and a share"),
+    ],
+)
+def test_what_is_chosen_has_ids_and_shares(step, misfit):
+    made = executor(n_ops=1)
+    kind, axis, inputs, outputs, further = step
+    made.add(kind, 0, axis, inputs, outputs, **further)
+    with pytest.raises(BackendError, match=misfit):
+        made.finish(0.0, 0.0, 0.0)
+
+
 @pytest.mark.parametrize(
     ("steps", "misfit"),
     [

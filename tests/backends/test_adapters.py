@@ -72,3 +72,42 @@ def test_what_is_added_is_the_sum_of_scaled_products(data, seed):
         runner = Runner(backend, program, Weights(tensors))
         made = runner.feed([0] * 7, x=x, adapters=ids, adapter_scales=scales)["y"]
         np.testing.assert_allclose(made, wanted, rtol=0, atol=1e-4)
+
+
+@searching(25)
+@given(st.data(), st.sampled_from(["matmul", "expert_matmul"]), st.integers(0, 2**32 - 1))
+def test_infinite_rows_without_adapters_stay_what_they_are(data, op, seed):
+    """Of products by zeros they would become what is no number."""
+    rng = np.random.default_rng(seed)
+    n_in, n_out, rank, n, n_used = (data.draw(st.integers(1, most)) for most in (40, 40, 9, 4, 3))
+    stack = (5,) if op == "expert_matmul" else ()
+    tensors = {"w.weight": Tensor(rng.normal(size=(*stack, n_out, n_in)))}
+    tensors["r.weight"] = Tensor(np.ones((5, 1)))
+    g = GraphBuilder("one", tensors, slots={"x": n_in, "r": 1})
+    if stack:
+        ids, _ = g.route(g.inputs["r"], "r.weight", n_used=2)
+        y = g.merge_heads(g.expert_matmul(g.inputs["x"], ids, "w.weight"))
+    else:
+        y = g.matmul(g.inputs["x"], "w.weight")
+    plain = g.finish(Outputs(y=y))
+    adapted = adapt_products(plain, {"w.weight": rank}, n, n_used, (".a", ".b"))
+    for suffix, shape in ((".a", (rank, n_in)), (".b", (n_out, rank))):
+        values = rng.normal(size=(n * (stack or (1,))[0] + 1, *shape))
+        values[-1] = 0
+        tensors[f"w.weight{suffix}"] = Tensor(values)
+    x = rng.normal(size=(6, n_in)).astype(np.float32)
+    x[np.arange(6), rng.integers(0, n_in, 6)] = rng.choice([np.inf, -np.inf, 1e38], 6)
+    ids = rng.integers(0, n, (6, n_used)).astype(np.int32)
+    ids[::2] = -1
+    rows = {"x": x, "r": np.ones((6, 1), np.float32)}
+    for backend in (CpuBackend(), ReferenceBackend(), ReferenceBackend(quantise_activations=True)):
+        runners = (Runner(backend, program, Weights(tensors)) for program in (plain, adapted))
+        scales = np.ones(ids.shape, np.float32)
+        (wanted, made) = (
+            runner.feed([0] * 6, **rows, **given)["y"]
+            for runner, given in zip(
+                runners, ({}, {"adapters": ids, "adapter_scales": scales}), strict=True
+            )
+        )
+        assert not np.isnan(wanted).any()
+        assert made[::2].tobytes() == wanted[::2].tobytes()

@@ -505,6 +505,22 @@ def test_experts(data, isa, n, options, n_used):
     compare([isa], make, tensors, {"a": data.draw(values(n, 20))})
 
 
+@each_operation
+@given(st.data(), isas, counts, st.integers(1, 4), widths)
+def test_chosen_rows_are_added(data, isa, n, n_used, width):
+    given = data.draw(values(n, n_used))
+
+    def make(g):
+        ids = g.given_ids(g.inputs.codes(n_used), 3)
+        heads = g.split_heads(g.inputs["x"], n_used)
+        return {"add_chosen": g.add_chosen(g.inputs["y"], heads, ids, g.inputs["shares"])}
+
+    rows = {"x": data.draw(values(n, n_used * width)), "y": data.draw(values(n, width))}
+    rows["shares"] = given
+    feeds = [{"n": n, "codes": np.random.default_rng(n).integers(-1, 4, (n, n_used), np.int32)}]
+    compare([isa], make, {}, rows, feeds=feeds)
+
+
 ATTENTIONS = [
     {},
     {"window": 37},

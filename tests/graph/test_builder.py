@@ -75,6 +75,17 @@ def chosen(g, x, factors):
     return g.scale_chosen(g.split_heads(x, 2), ids, factors)
 
 
+def added(g, y, x, n_used=2, n=3):
+    """Add what given ids chose, with shares of a route."""
+    ids, (_, shares) = g.given_ids(g.inputs.codes(n_used), n), routed(g, n_used)
+    return g.add_node("add_chosen", [y, x, ids, shares], n=3)
+
+
+def routed(g, n_used):
+    x = g.embed(g.inputs.tokens, "embd.weight")
+    return g.route(x, "router.weight", n_used=n_used)
+
+
 def convolved(g, x, kernels="kernels.weight", n=6, size=4, part=0):
     """Convolve blocks by one of two kernels of three taps, changed by two groups of channels."""
     changes = g.slice(g.embed(g.inputs.tokens, "embd.weight"), 0, n)
@@ -339,6 +350,10 @@ WRONG = {
         heads(g, x, 2), g.inputs.tokens, "three.weight"
     ),
     "mix": lambda g, x: g.mix(heads(g, x), g.route(x, "router.weight", n_used=2)[1]),
+    "add_chosen, rows": lambda g, x: added(g, heads(g, x), heads(g, x, 2)),
+    "add_chosen, width": lambda g, x: added(g, x, heads(g, x, 2)),
+    "add_chosen, ranks": lambda g, x: added(g, g.slice(x, 0, 6), heads(g, x, 2), n_used=3),
+    "add_chosen, ids of others": lambda g, x: added(g, g.slice(x, 0, 6), heads(g, x, 2), n=2),
     "outputs, twice": lambda g, x: g.output_rows(g.output_rows(x)),
     "unknown operation": lambda g, x: g.add_node("teleport", [x]),
     "inputs": lambda g, x: g.add_node("add", [x]),

@@ -246,6 +246,9 @@ class Lowering:
     def _lower_mix(self, node: Node) -> None:
         self._add(node, "mix", self._in(node))
 
+    def _lower_add_chosen(self, node: Node) -> None:
+        self._add(node, "add_chosen", self._in(node), ints=[node.attrs["n"]])
+
     # Matrices
 
     def _lower_embed(self, node: Node) -> None:

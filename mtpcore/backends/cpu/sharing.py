@@ -195,6 +195,9 @@ def _cut_of(step: ExecutorStep) -> _Cut | None:
     if step.kind in ("mix", "scale_chosen") and outs[0].width % _LANES == 0:
         reads = [_by_width(ins[0]), Access(ins[1].buffer, False)]
         return _Cut(outs[0].width // _LANES, [*reads, _by_width(outs[0], True)])
+    if step.kind == "add_chosen" and outs[0].width % _LANES == 0:
+        reads = [*map(_by_width, ins[:2]), *_read_whole(ins[2:])]
+        return _Cut(outs[0].width // _LANES, [*reads, _by_width(outs[0], True)])
     if step.kind in ("prepare", "prepare_by_expert"):
         kind = step.ints[0] if step.kind == "prepare" else step.ints[1]
         block = max(activation_block(kind), _LANES)

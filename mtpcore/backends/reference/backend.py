@@ -129,6 +129,7 @@ class ReferenceBackend:
         "head_matmul": by_row(formulas.head_matmul),
         "rank_matmul": by_row(formulas.rank_matmul),
         "mix": by_row(formulas.mix),
+        "add_chosen": by_row(formulas.add_chosen),
         "outputs": _outputs,
     }
 

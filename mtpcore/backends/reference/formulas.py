@@ -45,6 +45,7 @@ __all__ = [
     "matmul",
     "matmul_by_position",
     "pair_ids",
+    "add_chosen",
     "mix",
     "mul",
     "read_state",
@@ -512,6 +513,11 @@ def cluster_matmul(
 def head_matmul(x: Array, w: Any) -> Array:
     """Return w[h] x[h] for each head."""
     return np.stack([w[h] @ row for h, row in enumerate(x)])
+
+
+def add_chosen(y: Array, x: Array, ids: NDArray[np.int32], shares: Array, *, n: int) -> Array:
+    """Return y + the sum over r of shares[r] x[r], in rank order, whose ids[r] is below n."""
+    return y + mix(x[ids < n], shares[ids < n]) if (ids < n).any() else y
 
 
 def mix(x: Array, shares: Array) -> Array:

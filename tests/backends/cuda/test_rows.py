@@ -258,3 +258,15 @@ def test_mix_is_a_chain_by_rank(device, n_ranks):
     made = carried_out(device, "mix", [x, shares], [], (130,))
     assert same(made, experts.mix(x, shares))
     assert same(carried_out(device, "mix", [x[2:3], shares[2:3]], [], (130,)), made[2:3])
+
+
+@pytest.mark.parametrize("n_ranks", [1, 4])
+def test_a_row_takes_only_what_it_chose(device, n_ranks):
+    y, x, shares = floats(14, 6, 130), floats(15, 6, n_ranks, 130), floats(16, 6, n_ranks)
+    ids = np.random.default_rng(17).integers(0, 4, (6, n_ranks), np.int32)
+    ids[2], ids[3], y[2, 0] = 3, 0, -0.0
+    x[ids == 3] = np.nan
+    made = carried_out(device, "add_chosen", [y, x, ids, shares], [], (130,), n=3)
+    assert same(made, experts.add_chosen(y, x, ids, shares, n=3))
+    assert made[2].tobytes() == y[2].tobytes()
+    assert made[3].tobytes() != y[3].tobytes()

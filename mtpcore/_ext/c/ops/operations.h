@@ -57,7 +57,8 @@
     X(PREPARE_BY_EXPERT, prepare_by_expert, GATHER)                                                \
     X(EXPERT_MATMUL, expert_matmul, SPREAD)                                                        \
     X(SCATTER, scatter, ROWS)                                                                      \
-    X(MIX, mix, ROWS)
+    X(MIX, mix, ROWS)                                                                              \
+    X(ADD_CHOSEN, add_chosen, ROWS)
 
 #define MTP_KIND_NUMBER(NAME, ...) MTP_##NAME,
 typedef enum { MTP_OPERATIONS(MTP_KIND_NUMBER) MTP_KINDS } mtp_kind;

@@ -222,6 +222,7 @@ static int is_cut_evenly(const mtp_op *op)
     case MTP_XIELU:
     case MTP_GATED:
     case MTP_MIX:
+    case MTP_ADD_CHOSEN:
     case MTP_SCALE_CHOSEN:
     case MTP_COPY:
     case MTP_TAKE:
@@ -436,6 +437,13 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
         return in[0].width == out->width && in[0].n_heads <= in[1].width
                    ? NULL
                    : "not a share for each rank";
+    case MTP_ADD_CHOSEN:
+        if (!is_alike(in, out) || in[0].n_heads != 1)
+            return "rows of different shapes";
+        return in[1].width == out->width && in[1].n_heads <= in[2].width &&
+                       in[1].n_heads <= in[3].width
+                   ? NULL
+                   : "not an id and a share for each rank";
     case MTP_ANGLES:
         return 2 * op->n[0] <= out->width ? NULL : "no room for the angles";
     case MTP_ROPE:

@@ -55,6 +55,7 @@ _NORMALISE = {
 }
 _ROPE = {style: Kernel("rope", (("PAIRS", str(i)),)) for i, style in enumerate(("halves", "pairs"))}
 _COPY, _MIX, _NOT_FINITE = Kernel("copy"), Kernel("mix"), Kernel("not_finite")
+_ADD_CHOSEN = Kernel("add_chosen")
 _KEEP_BEST, _FIND_BEST = Kernel("keep_best"), Kernel("find_best")
 _SCALE_BY_POSITION = Kernel("scale_by_position")
 _XIELU, _GAUSSIAN_TOPK = Kernel("xielu"), Kernel("gaussian_topk")
@@ -414,6 +415,23 @@ def mix(step: Step, n_rows: int) -> list[Launch]:
     return [Mix(step).launch(n_rows)]
 
 
+def add_chosen(step: Step, n_rows: int) -> list[Launch]:
+    """Add the ranks' rows that a row chose, each times its share."""
+    (given, x, ids, shares), y = step.inputs, step.outputs[0]
+    arguments = _ADD_CHOSEN.arguments(
+        given=given,
+        x=x,
+        ids=ids,
+        shares=shares,
+        y=y,
+        n_rows=n_rows,
+        n_ranks=x.shape[1],
+        width=x.shape[2],
+        n=step.attrs["n"],
+    )
+    return [Launch(_ADD_CHOSEN, (blocks_of(n_rows * n_of_row(y)), 1), arguments)]
+
+
 def keep_best(step: Step, n_rows: int) -> list[Launch]:
     """Keep the largest values of each row, by one block of threads."""
     x, y = step.inputs[0], step.outputs[0]
@@ -565,6 +583,7 @@ LAUNCHERS: dict[str, Launcher] = {
     "merge_heads": seen_otherwise,
     "outputs": outputs,
     "mix": mix,
+    "add_chosen": add_chosen,
     "keep_best": keep_best,
     "find_best": find_best,
     "group_ids": group_ids,

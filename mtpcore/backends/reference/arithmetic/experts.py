@@ -10,7 +10,15 @@ from mtpcore.backends.reference.arithmetic.fused import F32, fma
 from mtpcore.backends.reference.arithmetic.matrix import Matrix
 from mtpcore.backends.reference.arithmetic.sums import sum_of_row
 
-__all__ = ["cluster_matmul", "expert_matmul", "head_matmul", "matmul_by_position", "mix", "route"]
+__all__ = [
+    "add_chosen",
+    "cluster_matmul",
+    "expert_matmul",
+    "head_matmul",
+    "matmul_by_position",
+    "mix",
+    "route",
+]
 
 SMALLEST_SUM = np.float32(1e-20)
 
@@ -137,7 +145,17 @@ def expert_matmul(x: F32, ids: NDArray[np.int32], w: list[Matrix], bias: F32 | N
 
 def mix(x: F32, shares: F32) -> F32:
     """Return the sum over ranks r of shares[r] x[r]: a chain of fmas from zero, best rank first."""
+    return _mixed(x, shares, np.ones(shares.shape, bool))
+
+
+def add_chosen(y: F32, x: F32, ids: NDArray[np.int32], shares: F32, *, n: int) -> F32:
+    """Return y plus such a sum of the ranks whose id is below n; y where there is none."""
+    total = y + _mixed(x, shares, ids < n)
+    return np.where((ids < n).any(axis=1)[:, None], total, y)
+
+
+def _mixed(x: F32, shares: F32, chosen: NDArray[np.bool_]) -> F32:
     total = np.zeros((len(x), x.shape[-1]), np.float32)
     for r in range(x.shape[1]):
-        total = fma(shares[:, r, None], x[:, r], total)
+        total = np.where(chosen[:, r, None], fma(shares[:, r, None], x[:, r], total), total)
     return total

@@ -83,6 +83,7 @@ OPERATIONS: dict[str, Operation] = {
     "head_matmul": at_once(experts.head_matmul),
     "rank_matmul": at_once(candidates.rank_matmul),
     "mix": at_once(experts.mix),
+    "add_chosen": at_once(experts.add_chosen),
 }
 
 _MATRICES: dict[str, Callable[[WeightTensor, Weight], Any]] = {
