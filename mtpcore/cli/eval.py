@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,8 +14,10 @@ import msgspec
 
 from mtpcore.boundary.texts import read_pieces
 from mtpcore.cli import options as shared
+from mtpcore.cli.lora import add_adapter_options, given_adapters, merged_adapters, scales_of
 from mtpcore.cli.named import find_named_model
 from mtpcore.cli.progress import count_tokens
+from mtpcore.cli.session import make_context
 from mtpcore.cli.tables import draw_table
 from mtpcore.cli.terminal import harmless, note, spell_bytes
 from mtpcore.discovery.loading import find_model, load_model
@@ -28,6 +31,7 @@ SUMMARY = "Measure perplexity of texts, and divergence from another file of the 
 EXAMPLES = """examples:
   mtpcore eval model-q4_k_m.gguf -f text.txt
   mtpcore eval model-q4_k_m.gguf model-q6_k.gguf --against model-f16.gguf -f text.txt --chunks 20
+  mtpcore eval model-q4_k_m.gguf --lora sql.gguf --lora-merge --against model-f16.gguf -f text.txt
   mtpcore eval hf:owner/repo:Q4_K_M -f text.txt --json | jq .models[0].perplexity
 """
 _CHUNK = 512
@@ -47,16 +51,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--offline", action="store_true", help="take what the cache holds, and never ask the hub"
     )
+    add_adapter_options(parser)
     group = parser.add_argument_group("texts")
-    group.add_argument(
-        "-f",
-        "--file",
-        required=True,
-        action="extend",
-        nargs="+",
-        metavar="TEXT",
-        help="texts in UTF-8, as large as you have time for; what quantisations lose depends on it",
-    )
+    shared.add_texts_option(group, "as large as you have time for: what is lost depends on them")
     group.add_argument(
         "--chunks",
         type=shared.whole(1),
@@ -75,13 +72,15 @@ def execute(options: argparse.Namespace) -> int:
     texts = {path: "".join(read_pieces(path)) for path in options.file}
     found: dict[str, Evaluation] = {}
     sizes: dict[str, int] = {}
+    beside = copy.copy(options)
+    beside.lora_merge = False  # of the reference
     for name in options.models:
         with _context(options, name) as context:
             sizes[name] = sum(path.stat().st_size for path in context.model.paths)
             if options.against is None:
                 found[name] = _evaluate(options, name, texts, context, None)
                 continue
-            with _context(options, options.against) as reference:
+            with _context(beside, options.against) as reference:
                 found[name] = _evaluate(options, name, texts, context, reference)
     if options.json:
         print(json.dumps(_plain(options, found, sizes)))
@@ -99,16 +98,9 @@ def _context(options: argparse.Namespace, name: str) -> Iterator[Context]:
     """Load a model without its heads, and give a context for one chunk."""
     named = parse_name(name)
     path = find_model(name) if named is None else find_named_model(named, offline=options.offline)
-    with load_model(path, mtp=False, sidecars=False) as model:
-        yield Context(
-            model,
-            options.ctx_size,
-            n_batch=options.batch_size,
-            kv_dtype=options.kv_dtype,
-            checkpoint_bytes=options.checkpoint_bytes,
-            threads=options.threads,
-            backend=options.backend,
-        )
+    merged = merged_adapters(options)
+    with load_model(path, mtp=False, sidecars=False, adapters=merged) as model:
+        yield make_context(options, model, options.ctx_size)
 
 
 def _evaluate(
@@ -126,6 +118,8 @@ def _evaluate(
             n_ctx=options.ctx_size,
             n_chunks=options.chunks,
             report=report,
+            adapters=scales_of(options, context),
+            against_adapters=scales_of(options, reference) if reference else (),
         )
 
 
@@ -142,7 +136,14 @@ def _plain(
         }
         for name, one in found.items()
     ]
-    return {"against": options.against, "n_ctx": options.ctx_size, "models": models}
+    adapters = [{"adapter": path, "scale": scale} for path, scale in given_adapters(options)]
+    return {
+        "against": options.against,
+        "n_ctx": options.ctx_size,
+        "adapters": adapters,
+        "merged": options.lora_merge,
+        "models": models,
+    }
 
 
 def _rows(found: dict[str, Evaluation], sizes: dict[str, int]) -> list[Sequence[str]]:

@@ -77,7 +77,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help=f"{said} (default: %(default)s)",
         )
-    group.add_argument("-t", "--threads", type=shared.threads, help="threads of the model")
+    shared.add_threads_option(group)
     group.add_argument(
         "--work",
         metavar="FOLDER",

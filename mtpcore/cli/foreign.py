@@ -118,7 +118,7 @@ _REFUSED: Table = {
     "everybody on the machine": {"X": "-hft --hf-token"},
     "download the file first, as with curl -LO, and give its path": {"X": "-mu --model-url"},
     "take the model from the hub, with -hf OWNER/REPO": {"X": "-dr --docker-repo"},
-    "run, chat, serve and bench take adapters": {"X": "--lora --lora-scaled"},
+    "run, chat, serve, bench and eval take adapters": {"X": "--lora --lora-scaled"},
     "--lora FILE:0 loads an adapter that texts have only where they ask for it": {
         "": "--lora-init-without-apply"
     },

@@ -122,29 +122,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.set_defaults(ppl=True)
     group = parser.add_argument_group("computing")
-    group.add_argument(
-        "-b",
-        "--batch-size",
-        type=shared.whole(1),
-        default=_DEFAULT.rows,
-        metavar="N",
-        help="tokens that are read at once; fewer where their rows take more than 256 MiB "
-        "(default: %(default)s)",
-    )
-    group.add_argument(
-        "-t",
-        "--threads",
-        type=shared.threads,
-        metavar="N",
-        help="threads that compute (default, or -1: as many as the machine grants this process)",
-    )
-    group.add_argument(
-        "--backend",
-        type=shared.backend_name,
-        default="cpu",
-        metavar="NAME",
-        help="cpu, reference, cuda, or the name of a plugin's (default: %(default)s)",
-    )
+    what = "tokens that are read at once; fewer where their rows take more than 256 MiB"
+    shared.add_computing_options(group, what, _DEFAULT.rows)
 
 
 def execute(options: argparse.Namespace) -> int:

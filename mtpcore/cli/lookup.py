@@ -24,15 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     shared.add_model_options(parser, runs=False)
     group = parser.add_argument_group("lookup")
-    group.add_argument(
-        "-f",
-        "--file",
-        required=True,
-        action="extend",
-        nargs="+",
-        metavar="TEXT",
-        help="texts in UTF-8",
-    )
+    shared.add_texts_option(group)
     group.add_argument("-o", "--out", required=True, metavar="FILE", help="the index to write")
 
 

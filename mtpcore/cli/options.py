@@ -24,6 +24,7 @@ from mtpcore.sampling import Grammar
 __all__ = [
     "PROMPTS",
     "add_colour_option",
+    "add_computing_options",
     "add_context_options",
     "add_draft_options",
     "add_form_options",
@@ -34,6 +35,8 @@ __all__ = [
     "add_mtp_option",
     "add_system_option",
     "add_text_rules",
+    "add_texts_option",
+    "add_threads_option",
     "add_type_options",
     "check_prompt",
     "context_size",
@@ -244,22 +247,23 @@ def add_context_options(parser: argparse.ArgumentParser) -> None:
         help="context size: most tokens of prompt and text together; 0: as many as the model was "
         "trained on (default: as many as needed)",
     )
+    add_computing_options(group, "prompt tokens processed at once", 512)
+    add_memory_options(group)
+
+
+def add_computing_options(
+    group: argparse._ArgumentGroup, what_a_batch_is: str, n_batch: int
+) -> None:
+    """Add the size of a batch, threads and backend."""
     group.add_argument(
         "-b",
         "--batch-size",
         type=whole(1),
-        default=512,
+        default=n_batch,
         metavar="N",
-        help="prompt tokens processed at once (default: %(default)s)",
+        help=f"{what_a_batch_is} (default: %(default)s)",
     )
-    group.add_argument(
-        "-t",
-        "--threads",
-        type=threads,
-        metavar="N",
-        help="threads that compute (default, or -1: as many as the machine grants this process)",
-    )
-    add_memory_options(group)
+    add_threads_option(group)
     group.add_argument(
         "--backend",
         type=backend_name,
@@ -267,6 +271,30 @@ def add_context_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="cpu, reference, cuda (cuda:1 is the second device), or the name of a plugin's "
         "(default: %(default)s)",
+    )
+
+
+def add_threads_option(group: argparse._ArgumentGroup) -> None:
+    """Add how many threads compute."""
+    group.add_argument(
+        "-t",
+        "--threads",
+        type=threads,
+        metavar="N",
+        help="threads that compute (default, or -1: as many as the machine grants this process)",
+    )
+
+
+def add_texts_option(group: argparse._ArgumentGroup, what: str = "one or several") -> None:
+    """Add the texts that a command reads."""
+    group.add_argument(
+        "-f",
+        "--file",
+        required=True,
+        action="extend",
+        nargs="+",
+        metavar="TEXT",
+        help=f"texts in UTF-8, {what}",
     )
 
 

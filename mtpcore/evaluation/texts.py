@@ -9,6 +9,7 @@ import numpy as np
 
 from mtpcore.errors import BatchError, ModelFileError
 from mtpcore.evaluation.figures import Figures, Rows, compare_rows
+from mtpcore.runtime.adapters import AdapterChoice
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.model import Model
@@ -45,6 +46,8 @@ def evaluate(
     n_ctx: int = 512,
     n_chunks: int | None = None,
     report: Callable[[int, int], None] | None = None,
+    adapters: AdapterChoice = (),
+    against_adapters: AdapterChoice = (),
 ) -> Evaluation:
     """Read texts, and return how well what comes was predicted.
 
@@ -67,6 +70,8 @@ def evaluate(
         Most chunks of all texts; default: all that there are.
     report : callable, optional
         Called as ``report(done, total)`` with tokens.
+    adapters, against_adapters : mapping of str to float, or sequence of str
+        Those of the contexts' adapters with which the model, and the reference, read.
 
     Raises
     ------
@@ -84,10 +89,12 @@ def evaluate(
     chunks = _chunks(model, texts, n_ctx)
     if n_chunks is not None:
         chunks = chunks[:n_chunks]
-    contexts = [context] if against is None else [context, against]
+    readers = [(context, adapters)]
+    if against is not None:
+        readers.append((against, against_adapters))
     found: dict[str, list[Rows]] = {}
     for done, (name, tokens) in enumerate(chunks):
-        for rows in _read(contexts, tokens, name):
+        for rows in _read(readers, tokens, name):
             found.setdefault(name, []).append(rows)
         if report is not None:
             report((done + 1) * n_ctx, len(chunks) * n_ctx)
@@ -143,12 +150,17 @@ def _chunks(model: Model, texts: Mapping[str, str], n_ctx: int) -> list[tuple[st
     return chunks
 
 
-def _read(contexts: Sequence[Context], tokens: np.ndarray, name: str) -> Iterator[Rows]:
+def _read(
+    readers: Sequence[tuple[Context, AdapterChoice]], tokens: np.ndarray, name: str
+) -> Iterator[Rows]:
     """Yield what contexts say of the second half of a chunk, some rows at a time."""
+    contexts = [context for context, _ in readers]
     begin, end = len(tokens) // 2, len(tokens) - 1
     step = max(1, _VALUES // contexts[0].model.hparams.n_vocab)
     try:
-        for context in contexts:
+        for context, adapters in readers:
+            if adapters:
+                context.adapt(0, adapters)
             context.process(Batch.of(tokens[:begin], outputs="none"))
         for at in range(begin, end, step):
             some = slice(at, min(at + step, end))
@@ -164,5 +176,4 @@ def _read(contexts: Sequence[Context], tokens: np.ndarray, name: str) -> Iterato
             yield compare_rows(logits[0], tokens[at + 1 : some.stop + 1], *logits[1:])
     finally:
         for context in contexts:
-            if context.length(0):
-                context.remove(0)
+            context.remove(0)

@@ -4,6 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from harness.adapters import matrices_of, write_adapter
+
+from mtpcore import Context, load_adapter, load_model
+from mtpcore.evaluation import evaluate
 
 LICENSE = Path(__file__).parents[2] / "LICENSE"
 ASKED = ("-f", LICENSE, "-c", 64, "--chunks", 4)
@@ -56,6 +60,47 @@ def test_several_texts_have_rows_of_their_own(command, tmp_path):
     assert [line.split()[0] for line in out.splitlines()[1:]] == [
         "demo", str(LICENSE), str(other),
     ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    path = tmp_path_factory.mktemp("adapters") / "one.gguf"
+    with load_model("demo") as model:
+        write_adapter(path, model.architecture, matrices_of(model), size=0.1)
+    return path
+
+
+def told(command, *words):
+    return json.loads(command("eval", "demo", *ASKED, "--json", *words)[1])
+
+
+def test_adapters_change_what_is_predicted(command, adapter):
+    plain, none, half = (
+        told(command, *words)["models"][0]
+        for words in ((), ("--lora", f"{adapter}:0"), ("--lora", f"{adapter}:0.5"))
+    )
+    assert plain == none
+    with load_model("demo", mtp=False) as model:
+        context = Context(model, 64, adapters={"a": load_adapter(adapter)})
+        text, scales = {"t": LICENSE.read_text()}, {"a": 0.5}
+        wanted = evaluate(context, text, n_ctx=64, n_chunks=4, adapters=scales)
+        assert (
+            evaluate(context, text, n_ctx=64, n_chunks=4).figures.perplexity.value
+            == (plain["perplexity"]["value"])
+        )  # nothing is left of them
+    assert half["perplexity"]["value"] == wanted.figures.perplexity.value
+    assert half["perplexity"]["value"] != plain["perplexity"]["value"]
+
+
+def test_what_merging_adapters_loses(command, adapter):
+    asked = ("--lora", f"{adapter}:2", "--against", "demo")
+    beside, merged = told(command, *asked), told(command, *asked, "--lora-merge")
+    assert merged["adapters"] == [{"adapter": str(adapter), "scale": 2.0}]
+    assert (beside["merged"], merged["merged"]) == (False, True)
+    both = [one["models"][0]["divergence"] for one in (beside, merged)]
+    assert both[0]["maximum"] == 0
+    assert 0 < both[1]["mean"]["value"] < 0.1  # in Q8_0 and F16
+    assert both[0]["reference_perplexity"] == both[1]["reference_perplexity"]
 
 
 @pytest.mark.parametrize(

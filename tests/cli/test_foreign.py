@@ -33,7 +33,7 @@ def test_every_row_says_something():
         ("--mirostat 2", None, "--mirostat: there is no such sampler"),
         ("-mu a/b", None, "-mu: download the file first"),
         ("--spec-draft-hf a/b", "-hfd a/b", []),
-        ("--lora=x", None, "--lora: run, chat, serve and bench take"),
+        ("--lora=x", None, "--lora: run, chat, serve, bench and eval take"),
         ("--jinja --host x", None, "--host: mtpcore serve"),
         ("--grammar x", None, "--grammar: mtpcore run and chat give"),
     ],

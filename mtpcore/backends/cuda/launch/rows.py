@@ -75,6 +75,7 @@ KERNELS = (
     _GROUP_IDS,
     _GIVEN_IDS,
     _PAIR_IDS,
+    _ADD_CHOSEN,
 )
 
 
