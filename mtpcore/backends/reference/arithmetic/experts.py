@@ -151,7 +151,7 @@ def mix(x: F32, shares: F32) -> F32:
 def add_chosen(y: F32, x: F32, ids: NDArray[np.int32], shares: F32, *, n: int) -> F32:
     """Return y plus such a sum of the ranks whose id is below n; y where there is none."""
     total = y + _mixed(x, shares, ids < n)
-    return np.where((ids < n).any(axis=1)[:, None], total, y)
+    return np.where((ids < n).any(axis=1, keepdims=True), total, y)
 
 
 def _mixed(x: F32, shares: F32, chosen: NDArray[np.bool_]) -> F32:
