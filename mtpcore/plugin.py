@@ -34,6 +34,7 @@ from mtpcore.declarations.spec import (
     Heads,
     Link,
     ModelSpec,
+    Noise,
     SharedMemory,
     Tap,
     Tie,
@@ -43,6 +44,7 @@ from mtpcore.declarations.spec import (
     first_of,
 )
 from mtpcore.discovery.hookspecs import hookimpl
+from mtpcore.drafting.block_tree import draft_block_tree
 from mtpcore.drafting.rounds import RoundInput
 from mtpcore.drafting.stages import draft_block, draft_heads, draft_levels
 from mtpcore.gguf.axes import fit_axes
@@ -190,6 +192,7 @@ __all__ = [
     "Mla",
     "MixedHparams",
     "ModelSpec",
+    "Noise",
     "NEXTN",
     "NEXTN_TENSORS",
     "NEXTN_TIES",
@@ -231,6 +234,7 @@ __all__ = [
     "depth_decoder",
     "depth_keys",
     "draft_block",
+    "draft_block_tree",
     "draft_heads",
     "draft_levels",
     "feed_forward",

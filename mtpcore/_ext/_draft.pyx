@@ -20,6 +20,7 @@ cdef int64_t MOST = 1 << 30  # ranks, outputs, rows: they fit the numbers that t
 cdef int64_t CHUNK = 1 << 12  # bytes: a round takes some dozens of small arrays
 cdef int64_t MOST_TOKENS = 1 << 40  # of all texts: sizes in bytes stay far from overflowing
 
+NUMBERS = ("codes", "adapters", "adapter_scales")  # which rows have in place of slots' values
 FORMS = {"given": MTP_GIVEN, "chain": MTP_CHAIN, "tree": MTP_TREE}
 
 
@@ -188,8 +189,9 @@ cdef class FlatRound:
                              wanted=f"passes 0..{len(self.programs) - 1}; {', '.join(FORMS)}",
                              got=(stage.graph, stage.rows))
         program = self.programs[stage.graph]
-        if given := {"codes", "adapters"} & program.inputs.keys():
-            raise BatchError("a graph that reads such inputs cannot draft", where=where, got=given)
+        given = {"codes", "adapters"} & program.inputs.keys()
+        if given and (stage.rows != "given" or stage.fills):
+            raise BatchError("rows of drafts have no such inputs", where=where, got=given)
         own.form, own.given = FORMS[stage.rows], &self.given[<int64_t> stage.graph]
         own.repeats, own.runs_whole = max(stage.repeats, 0), bool(stage.runs_whole)
         own.ends_at_nan, own.n_told = bool(stage.ends_at_nan), len(stage.fills)
@@ -580,6 +582,10 @@ cdef class FlatRound:
         executor.check_rows(has_embeddings, bound.pages, bound.states)
         rows = bound.rows if own.n_told else batch.slots
         external = [(buffer, rows[slot]) for slot, buffer in bound.slots.items() if slot in rows]
+        external += [
+            (bound.slots[name], numbers_of(batch, name, where))
+            for name in NUMBERS if name in bound.slots
+        ]
         if has_embeddings:
             external.append((bound.slots["embeddings"], batch.embeddings))
         executor.take_arrays(bound.outputs + external, has_embeddings, -1)
@@ -696,6 +702,15 @@ cdef class FlatRound:
                     own.kept[kind].rows = NULL if to == NULL else to + n
                     n += own.rows.n_outputs * own.kept[kind].width
         return n
+
+
+cdef object numbers_of(batch, str name, where):
+    """Return what a batch has of ``NUMBERS``, as values of 4 bytes."""
+    given, n = getattr(batch, name), len(batch.tokens)
+    if given is None or given.ndim != 2 or len(given) != n or given.dtype.itemsize != 4:
+        raise BatchError(f"{name} do not fit", where=where, wanted=f"{n} rows of 4-byte numbers",
+                         got=None if given is None else (given.dtype.name, given.shape))
+    return given.view("float32")
 
 
 cdef int64_t own_values(Executor executor, int64_t buffer):

@@ -54,7 +54,7 @@ class Said:
 
 def drafters_in(model: Model) -> list[DrafterSpec]:
     """Return the drafters with graphs of their own in a model's file."""
-    return [one for one in model.drafters if not one.variant_of and one.shape != "proposer"]
+    return [one for one in model.drafters if not one.variant_of and one.build is not None]
 
 
 class ChunkReader:

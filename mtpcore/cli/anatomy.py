@@ -71,6 +71,7 @@ def describe_model(
         drafters += [(draft_model, spec) for spec in draft_model.drafters_for_others]
     default = find_drafter(model, draft_model, "auto")
     guests = {f"{spec.name}_{spec.block.entries}" for _, spec in drafters if spec.block}
+    guests |= {spec.name for _, spec in drafters if spec.adapter}
     return {
         "path": str(model.path),
         "error": None,

@@ -168,7 +168,11 @@ def add_model_options(parser: argparse.ArgumentParser, *, runs: bool = True) -> 
     group.add_argument(
         "--offline", action="store_true", help="take what the cache holds, and never ask the hub"
     )
-    group.add_argument("--mtp-path", metavar="FILE", help="a file with the head that MODEL lacks")
+    group.add_argument(
+        "--mtp-path",
+        metavar="FILE",
+        help="a file with the head that MODEL lacks, or an adapter that drafts",
+    )
     if runs:
         group.add_argument(
             "-nr",

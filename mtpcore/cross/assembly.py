@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from mtpcore.boundary.arguments import offers
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec
+from mtpcore.drafting.adapter import AdapterDrafter
 from mtpcore.drafting.block import BlockDrafter
 from mtpcore.drafting.chain import GraphDrafter
 from mtpcore.drafting.drafters import Drafter
@@ -47,7 +48,10 @@ def make_drafters(
             spec = role.drafter
             if name == "llm" or spec is None or role.graph_type != GraphType.DRAFT:
                 continue
-            if spec.shared_memory is not None:
+            if spec.adapter:
+                _check({name: role}, runners["llm"], spec)
+                drafters[name] = AdapterDrafter(name, role, runners["llm"])
+            elif spec.shared_memory is not None:
                 drafters[name] = _shared_memory_drafter(name, runners, links)
             elif n_heads(spec) == 1:
                 drafters[name] = _graph_drafter(name, runners, links)

@@ -88,6 +88,8 @@ def drafter_contexts(
     LinkError, GraphError
         The target lacks a tap, or the graphs do not fit the declaration or each other.
     """
+    if spec.adapter:
+        return {role: _adapter_context(llm, spec, tokens)}
     order_graphs(spec)
     where = f"drafter {spec.full_name}"
     taps = [tap for feed in spec.feeds if feed.src == "target" for tap in feed.taps]
@@ -115,6 +117,26 @@ def drafter_contexts(
     _check_widths(heads, spec, where)
     _check_later_steps(heads[0], spec, where)
     return contexts
+
+
+def _adapter_context(llm: Context, spec: DrafterSpec, tokens: NDArray[np.int32] | None) -> Context:
+    """Make the context in which the target's graph drafts with an adapter."""
+    if tokens is not None:
+        raise LinkError(
+            "the drafts of an adapter are of the whole vocabulary",
+            where=f"drafter {spec.full_name}",
+            fix="leave draft_vocabulary= (--draft-vocabulary) out",
+        )
+    logger.info("drafting with %s, an adapter: up to %d tokens", spec.name, spec.limit)
+    return Context(
+        llm.model,
+        llm.n_ctx,
+        graph_type=GraphType.DRAFT,
+        n_batch=llm.n_batch,
+        drafter=spec,
+        host=llm,
+        **_shared_settings(llm),
+    )
 
 
 def _make_contexts(

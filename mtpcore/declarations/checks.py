@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import types
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
@@ -26,6 +26,7 @@ from mtpcore.declarations.spec import (
     Fit,
     Heads,
     ModelSpec,
+    Noise,
     Tap,
     TreeShape,
 )
@@ -312,13 +313,16 @@ def _check_drafter(spec: DrafterSpec) -> None:
         _check_pattern(pattern, "fit.sidecars")
     if spec.shape == "proposer":
         _check_proposer(spec)
+    elif spec.adapter:
+        _check_adapter(spec)
     elif spec.build is None:
         raise PluginError(
-            "only a proposer drafts without a graph",
+            "only proposers and adapters draft without a graph",
             where="build",
             wanted=f"a function, for the shape {spec.shape!r}",
         )
-    if spec.shape != "proposer" and not spec.standalone and not spec.fit.tensors:
+    has_graph = spec.shape != "proposer" and not spec.adapter
+    if has_graph and not spec.standalone and not spec.fit.tensors:
         raise PluginError("a head names tensors by which it is found", where="fit.tensors")
     if spec.standalone and not (spec.fit.architectures and spec.hparams):
         raise PluginError(
@@ -383,16 +387,41 @@ def _check_heads(spec: DrafterSpec) -> None:
             )
 
 
-_OF_GRAPHS = ("build", "graphs", "ties", "heads", "schedule", "vocabulary", "hparams", "standalone")
+_OF_GRAPHS = ("build", "graphs", "ties", "heads", "vocabulary", "hparams", "standalone")
 """Fields that say how graphs are made, and in which file their weights lie."""
+
+
+def _idle(spec: DrafterSpec, names: Iterable[str]) -> list[str]:
+    """Return those of these fields that are declared, and of the fit what only a file has."""
+    plain = DrafterSpec(name=spec.name, fit=Fit())
+    idle = [name for name in names if getattr(spec, name) != getattr(plain, name)]
+    return idle + [f"fit.{name}" for name in ("targets", "sidecars") if getattr(spec.fit, name)]
+
+
+def _check_adapter(spec: DrafterSpec) -> None:
+    """Raise PluginError where an adapter that drafts declares what the target's graph decides."""
+    if spec.block is None:
+        raise PluginError(
+            "an adapter drafts a block", where="shape", wanted="'block'", got=repr(spec.shape)
+        )
+    idle = _idle(spec, (*_OF_GRAPHS, "feeds", "shared_memory", "checkpoint", "layouts"))
+    plain = Block(size=0, mask=0)
+    idle += [
+        f"block.{name}"
+        for name in ("from_pending", "entries", "post_head", "passes")
+        if getattr(spec.block, name) != getattr(plain, name)
+    ]
+    if idle:
+        raise PluginError(
+            "an adapter drafts with its target's graph: nothing reads these fields",
+            where=", ".join(idle),
+            fix="leave them out, or adapter",
+        )
 
 
 def _check_proposer(spec: DrafterSpec) -> None:
     """Raise PluginError where a proposer declares what graphs have, or reads what it cannot."""
-    plain = DrafterSpec(name=spec.name, fit=Fit())
-    idle = [name for name in _OF_GRAPHS if getattr(spec, name) != getattr(plain, name)]
-    idle += [f"fit.{name}" for name in ("targets", "sidecars") if getattr(spec.fit, name)]
-    if idle:
+    if idle := _idle(spec, (*_OF_GRAPHS, "schedule", "adapter")):
         raise PluginError(
             "a proposer has no graph, and no file of its own: nothing reads these fields",
             where=", ".join(idle),
@@ -510,6 +539,13 @@ def _check_block(spec: DrafterSpec) -> None:
             where="block.passes",
             wanted="post_head=",
             got=repr(block.passes),
+        )
+    if isinstance(block.mask, Noise) and not spec.adapter:
+        raise PluginError(
+            "noise stands for masks where an adapter drafts",
+            where="block.mask",
+            wanted="the id of the mask token",
+            got=repr(block.mask),
         )
     if spec.block and spec.heads != Heads():
         raise PluginError("a block is drafted by one head", where="heads", got=repr(spec.heads))

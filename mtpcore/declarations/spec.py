@@ -37,6 +37,7 @@ __all__ = [
     "Link",
     "ModelSizes",
     "ModelSpec",
+    "Noise",
     "Pairing",
     "SHARED_EXPERT_SCALES",
     "SharedMemory",
@@ -282,12 +283,24 @@ class TreeShape(msgspec.Struct, frozen=True, kw_only=True):
         return len({path[:n] for path in self.paths for n in range(1, len(path))})
 
 
+class Noise(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens at random in place of one mask token: any place of a text has one of its own.
+
+    They are tokens of the target from ``first`` on, each as likely as another, but for those at the
+    end of its vocabulary that are unused. Which one depends on the place alone, so that drafts
+    depend on nothing else.
+    """
+
+    first: _Size = 0
+
+
 class Block(msgspec.Struct, frozen=True, kw_only=True):
     """How one pass drafts a block: the pending token and mask tokens, where drafts are to come.
 
     ``size`` is how many rows a block has at most, the pending token's among them, and ``mask`` the
-    token of the others. Whether rows see each other both ways is said by the graph's attention: if
-    so, the pass always has ``size`` rows, else as many as drafts are wanted.
+    token of the others, or Noise where an adapter drafts. Whether rows see each other both ways is
+    said by the graph's attention: if so, the pass always has ``size`` rows, else as many as drafts
+    are wanted.
 
     ``from_pending``: each row drafts the token after it, the pending token's row the first one;
     otherwise each mask's row drafts the token in its own place.
@@ -304,7 +317,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     size: int | str | Key
-    mask: int | str | Key
+    mask: int | str | Key | Noise
     from_pending: bool | str | Key = True
     entries: str = ""
     post_head: str = ""
@@ -514,6 +527,10 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
         width of the target's taps, and ``n_vocab`` counts the target's tokens.
     standalone : bool
         Whether it is a draft model, in its own file with its own architecture.
+    adapter : bool
+        Whether an adapter of the target drafts (LoRA), whose file is given in place of a draft
+        model's: the target's own graph runs a ``block`` of which the rows of masks have the
+        adapter, in its own KV cache, where nothing of them stays.
     min_types, unread, checkpoint, layouts, plugin, version
         As a ModelSpec's; ``layouts`` of a drafter in its own file. ``unread`` also names what a
         proposer reads itself.
@@ -545,6 +562,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     min_types: tuple[tuple[str, str], ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
     standalone: bool = False
+    adapter: bool = False
     checkpoint: Checkpoint | None = None
     layouts: tuple[Checkpoint, ...] = ()
     plugin: str = ""

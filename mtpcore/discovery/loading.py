@@ -29,9 +29,9 @@ from mtpcore.discovery.sidecars import (
 )
 from mtpcore.errors import ModelFileError, MtpcoreError, PluginError, spell
 from mtpcore.gguf import Fields, ModelFile, merge, open_model_file
-from mtpcore.gguf.adapter import Adapter
+from mtpcore.gguf.adapter import Adapter, load_adapter
 from mtpcore.gguf.merged_adapters import merge_adapters, read_merged
-from mtpcore.gguf.other_kinds import refuse_other_kinds
+from mtpcore.gguf.other_kinds import kind_of, refuse_other_kinds
 from mtpcore.hub import parse_name
 from mtpcore.runtime.accounting import account
 from mtpcore.runtime.fit import (
@@ -92,7 +92,8 @@ def load_model(
     mtp : bool
         Whether to load heads; if not, their tensors are neither packed nor counted.
     mtp_path : path, optional
-        A file that holds the head which ``path`` lacks; others are not looked for.
+        A file that holds the head which ``path`` lacks, or an adapter that drafts; others are not
+        looked for.
     sidecars : bool
         Whether to look for a drafter beside a trunk that has none: at most the headers of eight
         regular files in its folder are read.
@@ -136,7 +137,6 @@ def load_model(
         if merged:
             file.change(merge_adapters(merged, file.tensors, file.architecture))
         if mtp_path is not None:
-            _refuse_second_head(file, known)
             model = _load_with_head(file, find_model(mtp_path), known)
         elif mtp and sidecars:
             model = _load_with_sidecar(file, known, repack)
@@ -173,9 +173,13 @@ def _with_companion(file: ModelFile, given: Path | None, known: Registry) -> Mod
 
 
 def _load_with_head(file: ModelFile, head: Path, known: Registry) -> Model:
-    """Return a model whose head is in the file that the caller named."""
+    """Return a model whose head is in the file that the caller named; it may be an adapter."""
     beside = open_model_file(head)
     try:
+        if kind_of(beside.metadata) == "adapter":
+            beside.close()
+            return _with_draft_adapter(file, load_adapter(head), known)
+        _refuse_second_head(file, known)
         model = _complete(file, beside, known)
         try:
             check_tokens(file, beside)
@@ -185,6 +189,25 @@ def _load_with_head(file: ModelFile, head: Path, known: Registry) -> Model:
     except BaseException:
         beside.close()
         raise
+
+
+def _with_draft_adapter(file: ModelFile, adapter: Adapter, known: Registry) -> Model:
+    """Return a model for which an adapter drafts.
+
+    Raises
+    ------
+    ModelFileError
+        No plugin says how.
+    """
+    model = _make(file, known, True, adapter)
+    if model.draft_adapter is None:
+        adapter.close()
+        raise ModelFileError(
+            f"no plugin drafts with an adapter of {file.architecture!r}",
+            where=str(adapter.path),
+            fix="install the drafter's plugin; an adapter that changes texts is given as --lora",
+        )
+    return model
 
 
 def _complete(file: ModelFile, beside: ModelFile, known: Registry) -> Model:
@@ -338,7 +361,7 @@ def find_model(name: str | PathLike[str]) -> Path:
     return _PACKAGED[str(name)] if known else take_path(name)
 
 
-def _make(file: ModelFile, known: Registry, mtp: bool) -> Model:
+def _make(file: ModelFile, known: Registry, mtp: bool, adapter: Adapter | None = None) -> Model:
     refuse_other_kinds(file.metadata, str(file.path))
     fields = Fields.of(file)
     spec = known.architectures.get(file.architecture)
@@ -357,7 +380,7 @@ def _make(file: ModelFile, known: Registry, mtp: bool) -> Model:
             got=", ".join(unknown),
         )
     hparams = read_hparams(spec, fields, file.tensors)
-    fitted = _fit(known, fields, file, hparams) if mtp else []
+    fitted = _fit(known, fields, file, hparams, adapter is not None) if mtp else []
     blocks = {name: block for name in file.tensors if (block := block_of(name)) is not None}
     in_head = {name for name, block in blocks.items() if block >= hparams.n_layers}
     layout: Layout = "combined" if in_head else "trunk-only"
@@ -375,14 +398,20 @@ def _make(file: ModelFile, known: Registry, mtp: bool) -> Model:
         keys_read=fields.asked,
         absent=known.absent,
         backends=known.backends,
+        draft_adapter=adapter if any(one.spec.adapter for one in fitted) else None,
     )
 
 
-def _fit(known: Registry, fields: Fields, file: ModelFile, hparams: Any) -> list[FittedDrafter]:
-    """Return the drafters that the file holds, the most promising first."""
+def _fit(
+    known: Registry, fields: Fields, file: ModelFile, hparams: Any, with_adapter: bool
+) -> list[FittedDrafter]:
+    """Return the drafters that the file holds, the most promising first.
+
+    And those that draft with an adapter, where there is one.
+    """
     fitted = []
     for spec in known.drafters:
-        if spec.standalone:
+        if spec.standalone or (spec.adapter and not with_adapter):
             continue
         if fits_architecture(spec, file.architecture):
             fields.asked.update(map(fields.key, named_keys(spec)))  # also where it has no tensors
@@ -452,8 +481,8 @@ def _find_head(file: ModelFile, known: Registry) -> str | None:
         return None
     n_layers = read_hparams(spec, Fields.of(file), file.tensors).n_layers
     for drafter in known.drafters:
-        graph = drafter.shape != "proposer"
-        if graph and holds(drafter, file.architecture, file.tensors, n_layers):
+        has_graph = drafter.build is not None
+        if has_graph and holds(drafter, file.architecture, file.tensors, n_layers):
             return drafter.name
     return None
 

@@ -64,8 +64,10 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     error: PluginError | None = None
 
 
-class Registry(msgspec.Struct, frozen=True):
+class Registry(msgspec.Struct, frozen=True, eq=False):
     """All plugins of this process and what they declare.
+
+    Two are equal only if they are the same: declarations hold values of any kind.
 
     ``left_out`` names those that are installed and were not asked, because ``MTPCORE_PLUGINS``
     does not name them.

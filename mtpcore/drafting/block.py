@@ -155,7 +155,7 @@ class BlockDrafter(RoundDrafter):
         reserved = [ReservedRows(self.runner, self._batch(jobs, texts, spans, wanted))]
         if self._post_head is not None and any(wanted):
             batch = self._post_head_rows(self._post_head, jobs, wanted)
-            reserved.append(ReservedRows(self._post_head, batch, is_fed=True))
+            reserved.append(ReservedRows(self._post_head, batch, is_fed=True, is_kept=False))
         return RoundRows(wanted, wanted, [rows.given for rows in reserved], reserved)
 
     def _span(self, job: DraftJob) -> range:

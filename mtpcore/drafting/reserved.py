@@ -24,7 +24,9 @@ class ReservedRows:
     runner : GraphRunner
     batch : Batch
     is_fed : bool
-        Whether an earlier stage feeds its slots, and its rows are forgotten in any case.
+        Whether an earlier stage feeds its slots.
+    is_kept : bool
+        Whether its rows are held if they were run.
 
     Raises
     ------
@@ -32,13 +34,15 @@ class ReservedRows:
         As ``process``; or the batch is longer than ``n_batch``.
     """
 
-    def __init__(self, runner: GraphRunner, batch: Batch, *, is_fed: bool = False) -> None:
+    def __init__(
+        self, runner: GraphRunner, batch: Batch, *, is_fed: bool = False, is_kept: bool = True
+    ) -> None:
         checked, self._ranges, _ = runner.admit(batch if is_fed else runner.bring(batch))
         if len(batch) > runner.n_batch:
             raise BatchError("a draft runs in one piece", wanted=runner.n_batch, got=len(batch))
         if is_fed:
             checked = msgspec.structs.replace(checked, slots={})
-        self._runner, self._is_fed = runner, is_fed
+        self._runner, self._is_kept = runner, is_kept
         self._before = {seq: runner.lengths[seq] for seq in self._ranges}
         self.given = Pass(plan=runner.plan, memory=runner.memory, batch=checked)
 
@@ -61,7 +65,7 @@ class ReservedRows:
             row = batch.outputs[output]
             seq, place = int(batch.seq[row]), int(batch.place[row])
             begin, end = self._ranges[seq]
-            free = begin if self._is_fed else end  # before it rows are kept
+            free = end if self._is_kept else begin  # before it rows are kept
             if place + first < free:
                 raise BatchError(
                     "a round writes after the rows that it begins with",
@@ -75,10 +79,10 @@ class ReservedRows:
     def settle(self, *, has_run: bool) -> None:
         """Hold the rows of the batch if they were run, and none after them."""
         runner = self._runner
-        if runner.memory and (self._is_fed or not has_run):
+        if runner.memory and not (self._is_kept and has_run):
             runner.memory.give_back(self._ranges)
         for seq, (_, end) in self._ranges.items():
-            if not self._is_fed:
+            if self._is_kept:
                 if runner.memory and has_run:
                     runner.memory.rewind(seq, end)
                 runner.lengths[seq] = end if has_run else self._before[seq]

@@ -12,7 +12,7 @@ __all__ = ["kind_of", "refuse_other_kinds"]
 _KINDS = {
     "adapter": (
         "an adapter, which changes a model's weights and is no model",
-        "give the model's file, and this one as --lora",
+        "give the model's file, and this one as --lora, or as --mtp-path where it drafts",
     ),
     "imatrix": (
         "an importance matrix, by which a model is quantised",

@@ -32,6 +32,7 @@ __all__ = [
     "Adapters",
     "Chosen",
     "SavedAdapters",
+    "add_draft_adapter",
     "choose_none",
     "read_adapters",
     "read_named",
@@ -63,6 +64,8 @@ class Adapters:
     model : Model
     adapters : mapping of str to Adapter
         By the names by which sequences choose them.
+    n_used : int, optional
+        How many a row has at most; default: as many as a sequence may have.
 
     Raises
     ------
@@ -77,14 +80,17 @@ class Adapters:
     digests : tuple of str
         Hashes of them.
     n_used : int
-        How many a sequence has at most.
+        How many a row has at most.
     """
 
-    def __init__(self, model: Model, adapters: Mapping[str, Adapter]) -> None:
-        if not 0 < len(adapters) <= _MOST:
-            raise LinkError("too many adapters", wanted=f"1..{_MOST}", got=len(adapters))
+    def __init__(
+        self, model: Model, adapters: Mapping[str, Adapter], n_used: int | None = None
+    ) -> None:
+        most = _MOST + (n_used is not None)
+        if not 0 < len(adapters) <= most:
+            raise LinkError("too many adapters", wanted=f"1..{most}", got=len(adapters))
         self._model, self.names, self.by_name = model, tuple(adapters), dict(adapters)
-        self.n_used = min(len(adapters), _MOST_USED)
+        self.n_used = min(len(adapters), _MOST_USED) if n_used is None else n_used
         self._adapters = tuple(adapters.values())
         for adapter in self._adapters:
             if adapter.architecture != model.architecture:
@@ -190,6 +196,31 @@ class Adapters:
             where=where,
             fix="merge it into the model: mtpcore quantize --lora, or --lora-merge",
         )
+
+
+def add_draft_adapter(model: Model, adapters: Adapters | None) -> Adapters:
+    """Return the adapters of a target's sequences and after them the one that drafts for it.
+
+    A row has it besides those of its sequence.
+
+    Raises
+    ------
+    LinkError
+        The model has no such adapter, or it does not fit.
+    """
+    adapter = model.draft_adapter
+    if adapter is None:
+        raise LinkError(
+            "the model has no adapter that drafts",
+            where=str(model.path),
+            fix="load it with its file: load_model(path, mtp_path=...) (--mtp-path)",
+        )
+    named = dict(adapters.by_name) if adapters else {}
+    name = adapter.name
+    while name in named:
+        name += " "
+    n_used = adapters.n_used if adapters else 0
+    return Adapters(model, {**named, name: adapter}, n_used + 1)
 
 
 def choose_none(choice: AdapterChoice) -> Chosen:

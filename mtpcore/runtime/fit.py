@@ -11,7 +11,16 @@ import msgspec
 
 from mtpcore.boundary.arguments import read
 from mtpcore.declarations.checkpoint import Key
-from mtpcore.declarations.spec import Block, DrafterSpec, Feed, Fit, Heads, ModelSizes, ModelSpec
+from mtpcore.declarations.spec import (
+    Block,
+    DrafterSpec,
+    Feed,
+    Fit,
+    Heads,
+    ModelSizes,
+    ModelSpec,
+    Noise,
+)
 from mtpcore.errors import MtpcoreError, PluginError, spell
 from mtpcore.gguf import Fields
 
@@ -247,7 +256,9 @@ def named_keys(spec: DrafterSpec) -> set[str]:
     """Return the metadata keys that a declaration names in place of numbers."""
     block, taps = spec.block, [tap for feed in spec.feeds for tap in feed.taps]
     values = [spec.fit.count_key, spec.heads.count, *(feed.width for feed in spec.feeds)]
-    values += [block.size, block.mask, block.from_pending, block.passes] if block else []
+    if block is not None:
+        mask = None if isinstance(block.mask, Noise) else block.mask
+        values += [block.size, mask, block.from_pending, block.passes]
     names = {value.name if isinstance(value, Key) else value for value in values}
     return {name for name in names if isinstance(name, str)} | {
         layer for tap in taps if (layer := tap.partition(":")[2]) and not layer.isdigit()
@@ -291,7 +302,9 @@ def _resolve_block(block: Block | None, fields: Fields) -> Block | None:
         size=_value(
             block.size, fields, _BLOCK_SIZES[from_pending], "no size of a block that drafts"
         ),
-        mask=_value(block.mask, fields, _Token, "no mask token"),
+        mask=block.mask
+        if isinstance(block.mask, Noise)
+        else _value(block.mask, fields, _Token, "no mask token"),
         passes=block.passes and _value(block.passes, fields, _PassCount, "no number of passes"),
         from_pending=from_pending,
     )

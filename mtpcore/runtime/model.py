@@ -49,6 +49,7 @@ from mtpcore.gguf import (
     read_chat_template,
     read_tokenizer,
 )
+from mtpcore.gguf.adapter import Adapter
 from mtpcore.gguf.answer_format import AnswerFormat, derive_format
 from mtpcore.gguf.response_template import ResponseTemplate, read_response_template
 from mtpcore.gguf.types import is_float, type_name
@@ -78,7 +79,7 @@ class Model(Closing, Uncopied):
 
     Parameters
     ----------
-    file, spec, hparams, tensors, layout, keys_read, absent
+    file, spec, hparams, tensors, layout, keys_read, absent, draft_adapter
         As the attributes say.
     fitted : sequence of FittedDrafter
         The drafters that the file holds, the most promising first.
@@ -106,6 +107,8 @@ class Model(Closing, Uncopied):
     sidecars : tuple of Sidecar
         Files beside the model that may hold its drafter, and which one is used; empty where the
         caller chose.
+    draft_adapter : Adapter or None
+        What drafts for the model, where that is an adapter of it.
     draft_model_opener : callable or None
         Loads the draft model in a sidecar; ``open_draft_model`` calls it.
     lock : RLock
@@ -128,6 +131,7 @@ class Model(Closing, Uncopied):
         keys_read: set[str] | None = None,
         absent: str = "",
         backends: Sequence[BackendSpec] = (),
+        draft_adapter: Adapter | None = None,
     ) -> None:
         self._answer_format: tuple[ChatTemplate, AnswerFormat] | None = None
         self._response_template: tuple[ChatTemplate, ResponseTemplate | None] | None = None
@@ -148,6 +152,7 @@ class Model(Closing, Uncopied):
         self.file_layout, self.absent_plugins, self.backends = layout, absent, backends
         self.keys_read = set() if keys_read is None else keys_read
         self.sidecars: tuple[Sidecar, ...] = ()
+        self.draft_adapter = draft_adapter
         self.draft_model_opener: Callable[[], Model] | None = None
         self._draft_model: ReferenceType[Model] | None = None
 
@@ -520,6 +525,8 @@ class Model(Closing, Uncopied):
             fitted = self._find_fitted(self.find_drafter(drafter).name)
             assert fitted is not None
             spec = fitted.spec
+            if spec.adapter:  # the trunk's graph, which the adapter changes where it runs
+                spec, fitted, kind = self._trunk(), None, GraphType.LLM
         n_heads = fitted.n_heads if fitted else 1
         head = read_below(head, n_heads, "no such head", where=spec.name, error=GraphError)
         is_long = self.is_long(n_ctx, spec)
@@ -806,3 +813,5 @@ class Model(Closing, Uncopied):
         self._is_closed = True
         self.packed.clear()
         self._file.close()
+        if self.draft_adapter is not None:
+            self.draft_adapter.close()

@@ -23,7 +23,13 @@ from mtpcore.declarations.spec import DrafterSpec, Tap
 from mtpcore.errors import CapacityError, GraphError, LinkError
 from mtpcore.graph import GraphType, Program, split_sources
 from mtpcore.memory import make_memory
-from mtpcore.runtime.adapters import AdapterChoice, Adapters, Chosen, choose_none
+from mtpcore.runtime.adapters import (
+    AdapterChoice,
+    Adapters,
+    Chosen,
+    add_draft_adapter,
+    choose_none,
+)
 from mtpcore.runtime.admission import Admission, Admitted
 from mtpcore.runtime.arrival import bring_batch
 from mtpcore.runtime.batch import Batch
@@ -110,6 +116,8 @@ class GraphRunner:
         adapters: Adapters | None = None,
         host: GraphRunner | None = None,
     ) -> None:
+        if drafter is not None and drafter.adapter:
+            adapters = _adapters_of_drafts(model, host, adapters)
         self.model, self.sizes, self.backend = model, sizes, backend
         self.graph_type, self.drafter, self.head = graph_type, drafter, head
         self.logit_rows, self.adapters, self.host = logit_rows, adapters, host
@@ -181,6 +189,9 @@ class GraphRunner:
             n_ctx=self.n_ctx,
         )
         self._check_limit(program)
+        if self.drafter is not None and self.drafter.adapter:
+            assert self.adapters is not None
+            return Tapped(taps, *self.adapters.adapt(program))
         if self.logit_rows is not None:
             return Tapped(taps, *slice_logits(program, self.model, self.logit_rows))
         adapted = self.adapters.adapt(program) if self.adapters else None
@@ -293,7 +304,7 @@ class GraphRunner:
 
     def prepare(self, *, pack: bool) -> None:
         """Make the plans, and let them pack at once what their runs would; see ``plan``."""
-        _ = self.plan, self.adapters and self.adapted_plan
+        _ = self.plan, self._tapped.adapted and self.adapted_plan
         for plan in self._plans():
             if pack:
                 plan.prepare()
@@ -419,3 +430,14 @@ class GraphRunner:
             for seq, (begin, _) in ranges.items():
                 self.memory.rewind(seq, begin)
         return Output(checked.seq, checked.place, checked.outputs, rows_of_seq, arrays)
+
+
+def _adapters_of_drafts(model: Model, host: GraphRunner | None, given: Adapters | None) -> Adapters:
+    """Return the adapters of the rows with which an adapter drafts, in its target's memory."""
+    if host is None or given is not None:
+        raise LinkError(
+            "an adapter drafts in its target's memory, beside the target's adapters",
+            wanted="host=, the target's context, and no adapters=",
+            fix="let link() make the context",
+        )
+    return add_draft_adapter(model, host.adapters)

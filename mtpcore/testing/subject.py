@@ -53,6 +53,8 @@ class Subject(msgspec.Struct, frozen=True):
         A model file, or the name of one in the package.
     draft_path : str or path, optional
         The draft model's file, if there is one.
+    mtp_path : str or path, optional
+        The file of the head that ``path`` lacks, or of an adapter that drafts.
     drafter : str
         Which of the drafters; "auto" takes the best.
     plugins : Registry, optional
@@ -70,6 +72,7 @@ class Subject(msgspec.Struct, frozen=True):
     plugins: Registry | None = None
     backend: str | Backend = "cpu"
     definition: Backend = DEFINITION
+    mtp_path: str | PathLike[str] | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -77,7 +80,8 @@ class Subject(msgspec.Struct, frozen=True):
     @property
     def model(self) -> Model:
         """The target; loaded once, so that packed weights are shared."""
-        return _load(fspath(self.path), self.plugins)
+        beside = None if self.mtp_path is None else fspath(self.mtp_path)
+        return _load(fspath(self.path), self.plugins, beside)
 
     @property
     def draft_model(self) -> Model | None:
@@ -135,5 +139,5 @@ class Subject(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=16)
-def _load(path: str, plugins: Registry | None) -> Model:
-    return load_model(path, sidecars=False, plugins=plugins)
+def _load(path: str, plugins: Registry | None, mtp_path: str | None = None) -> Model:
+    return load_model(path, mtp_path=mtp_path, sidecars=False, plugins=plugins)

@@ -60,13 +60,13 @@ def test_declaration_is_well_formed(spec):
 
 ALONE = "one family alone comes in two files"
 NO_AXES = {
-    "Block.mask": "an id, which all files call alike",
     "Companion.architecture": ALONE,
     "Companion.file": ALONE,
     "Companion.metadata": ALONE,
     "Companion.tensors": ALONE,
     "Feed.missing": "no family here has rows for some tokens alone, as DeepStack has for images",
     "DrafterSpec.version": "is filled in at load, from the distribution",
+    "Noise.first": "one drafter alone has noise for masks",
     "ModelSpec.version": "is filled in at load, from the distribution",
     "Shards.parts": "one family alone has shards",
     "SharedMemory.layers": "one family alone has a drafter that reads the target's memory",

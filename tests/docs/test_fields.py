@@ -12,7 +12,7 @@ from mtpcore import plugin
 
 PAGE = Path(__file__).parents[2] / "docs" / "plugin-reference.md"
 STRUCTS = (
-    *("DrafterSpec", "Fit", "Feed", "Heads", "TreeShape", "Block", "SharedMemory", "Tie"),
+    *("DrafterSpec", "Fit", "Feed", "Heads", "TreeShape", "Block", "Noise", "SharedMemory", "Tie"),
     *("ModelSpec", "Codebooks", "Companion"),
 )
 TRUNKS = {"further graphs", "encoder", "codes", "two files"}

@@ -7,6 +7,7 @@ import numpy as np
 
 import mtpcore
 import mtpcore.models
+from harness.adapters import write_adapter
 from mtpcore.discovery.registry import Registry
 from mtpcore.gguf import write_model_file
 from mtpcore.plugin import (
@@ -17,6 +18,7 @@ from mtpcore.plugin import (
     Fit,
     Heads,
     Hparams,
+    Noise,
     Outputs,
     SharedMemory,
     TreeShape,
@@ -105,6 +107,14 @@ KINDS = {
         build=build("draft model"),
         hparams=Hparams.read,
         standalone=True,
+        unread=UNREAD,
+    ),
+    "adapter": DrafterSpec(
+        name="toy",
+        fit=Fit(architectures=frozenset({"llama"})),
+        adapter=True,
+        shape="block",
+        block=Block(size=4, mask=Noise()),
         unread=UNREAD,
     ),
     "proposer": replace(
@@ -236,12 +246,13 @@ def alone(**fields):
 
 
 TIED = declared(ties=(first_of("output.weight", "token_embd.weight"),))
-BUILDERS = {"heads": draft_heads, "block": draft_block}
+BUILDERS = {"heads": draft_heads, "block": draft_block, "adapter": draft_block}
 SAMPLES = {
     "DrafterSpec": {
         "`build`": lambda spec, kind: replace(spec, build=build(kind)),
         "`graphs`": fused,
         "`proposer`": declared(proposer=Counting),
+        "`feeds`": fed(),
         "`ties`": TIED,
         "`heads`": declared(heads=Heads(order="each-step")),
         "`tree`": branching(GROWN),
@@ -252,6 +263,7 @@ SAMPLES = {
         "`limit`": declared(limit=1),
         "`hparams`": declared(hparams=Hparams.read),
         "`standalone`": alone(),
+        "`adapter`": declared(adapter=True),
     },
     "Fit": {
         "`targets`": alone(targets=frozenset({"llama"})),
@@ -286,6 +298,7 @@ SAMPLES = {
         "`post_head`": with_post_head(),
         "`passes`": with_post_head(passes=2),
     },
+    "Noise": {"`first`": in_block(mask=Noise(first=2))},
     "SharedMemory": {"`layers`": shared},
     "Tie": {"`tensor`, `candidates`": TIED},
 }
@@ -293,7 +306,7 @@ SAMPLES = {
 
 
 def write_files(folder):
-    """Write the model that holds all toys, a file of heads alone, and the draft model."""
+    """Write the model that holds all toys, files of heads alone and an adapter, a draft model."""
     random = np.random.default_rng(0)
 
     def matrix(*shape):
@@ -335,6 +348,7 @@ def write_files(folder):
     for name, tensors in (("llama", weights | heads), ("heads", apart), ("toy", weights)):
         metadata = {f"{name}.{key}": value for key, value in sizes.items()}
         write_model_file(str(folder / f"{name}.gguf"), name, metadata, tensors)
+    write_adapter(folder / "adapter.gguf", "llama", {"blk.0.attn_q.weight": (WIDTH, WIDTH)})
 
 
 def linked(spec, folder, **asked):
@@ -350,7 +364,8 @@ def linked(spec, folder, **asked):
     if spec.standalone:
         (name,) = spec.fit.architectures
         options["draft_model"] = mtpcore.load_model(folder / f"{name}.gguf", plugins=plugins)
-    model = mtpcore.load_model(folder / "llama.gguf", plugins=plugins)
+    beside = folder / "adapter.gguf" if spec.adapter else None
+    model = mtpcore.load_model(folder / "llama.gguf", mtp_path=beside, plugins=plugins)
     return mtpcore.link(mtpcore.Context(model, n_ctx=32), spec.name, **options, **asked)
 
 

@@ -2,7 +2,16 @@
 
 import msgspec
 
-from mtpcore.plugin import Block, DrafterSpec, Feed, Fit, Key, first_of, hookimpl
+from mtpcore.plugin import (
+    Block,
+    DrafterSpec,
+    Feed,
+    Fit,
+    Key,
+    draft_block_tree,
+    first_of,
+    hookimpl,
+)
 from mtpcore_dflash.candidates import candidate_block
 from mtpcore_dflash.checkpoint import (
     DFLASH2_CHECKPOINT,
@@ -21,7 +30,6 @@ from mtpcore_dflash.graph import (
     refiner,
     selector,
 )
-from mtpcore_dflash.tree import draft
 
 _TENSORS = ("fc.weight", "enc.output_norm.weight", "output_norm.weight")
 _MARKOV = ("markov_w1.weight", "markov_w2.weight")
@@ -62,7 +70,7 @@ DFLASH = DrafterSpec(
     shape="block",
     block=_BLOCK,
     build=block,
-    schedule=draft,
+    schedule=draft_block_tree,
     graphs=(("entries", entries),),
     feeds=(_TAPS,),
     ties=(

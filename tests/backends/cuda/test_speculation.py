@@ -8,6 +8,7 @@ choose by the same noise.
 import msgspec
 import pytest
 from harness import dflash, hybrid_family
+from harness.draft_adapters import subject_of
 from harness.fixtures import model_file
 from harness.generated_heads import EAGLE3, write_drafter, write_family
 from harness.search import searching
@@ -28,6 +29,7 @@ HEADS = {
     "eagle3": "eagle3",
     "dflash": "dflash",
     "hybrid": "hybrid_head",
+    "adapter": "adapted",
 }
 TREE = TreeShape(depth=3, width=3, n_nodes=7)
 SAMPLED = Sampling(temperature=1.2, seed=3)
@@ -57,6 +59,8 @@ def subject(backend, tmp_path_factory):
             return hybrid_family.subject(folder)
         if name == "qwen35moe":
             return Subject(name, str(model_file("qwen35moe-17")), drafter="qwen_mtp")
+        if name == "adapter":
+            return subject_of(folder, write_family(path, "llama", "Q8_0"))
         if name == "eagle3":
             target = write_family(path, "llama", "Q8_0")
             head = write_drafter(folder / "head.gguf", EAGLE3, "Q8_0")

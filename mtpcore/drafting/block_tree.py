@@ -6,28 +6,24 @@ by rank. So with the m + 1 likeliest drafts of a level, r + 1 children of each a
 as child r of draft m, and all of these nodes and one of each level above must be among the best.
 """
 
-from mtpcore.plugin import (
-    BEST,
-    PENDING,
-    Best,
-    DraftToken,
-    Pick,
-    Round,
-    RoundInput,
-    Stage,
-    TreeShape,
-    draft_block,
-)
+from __future__ import annotations
+
+from mtpcore.backends.schedule import BEST, PENDING, Best, DraftToken, Pick, Round, Stage
+from mtpcore.declarations.spec import TreeShape
+from mtpcore.drafting.rounds import RoundInput
+from mtpcore.drafting.stages import draft_block
+
+__all__ = ["draft_block_tree"]
 
 
-def draft(inputs: RoundInput) -> Round:
+def draft_block_tree(inputs: RoundInput) -> Round:
     """Draft a token for each row of a block, or a tree where one is asked for."""
     if inputs.tree is None:
         return draft_block(inputs)
-    return (draft_fixed if inputs.tree.paths else draft_best)(inputs, inputs.tree)
+    return (_draft_fixed if inputs.tree.paths else _draft_best)(inputs, inputs.tree)
 
 
-def draft_fixed(inputs: RoundInput, shape: TreeShape) -> Round:
+def _draft_fixed(inputs: RoundInput, shape: TreeShape) -> Round:
     """Draft the nodes on fixed paths of ranks."""
     first = 0
     drafts, picks = list[DraftToken](), list[Pick]()
@@ -41,7 +37,7 @@ def draft_fixed(inputs: RoundInput, shape: TreeShape) -> Round:
     return Round(stages=[Stage(picks=picks, ends_at_nan=True)], drafts=drafts)
 
 
-def draft_best(inputs: RoundInput, shape: TreeShape) -> Round:
+def _draft_best(inputs: RoundInput, shape: TreeShape) -> Round:
     """Draft the ``n_nodes`` likeliest nodes; no draft has more than ``width`` children."""
     first = 0
     drafts, bests, picks = list[DraftToken](), list[Best](), list[Pick]()
@@ -57,7 +53,7 @@ def draft_best(inputs: RoundInput, shape: TreeShape) -> Round:
         for level in range(min(n_rows, shape.depth)):
             begin = len(drafts)
             for m, parent in enumerate(above):
-                n = n_children(shape.n_nodes, level, m)
+                n = _n_children(shape.n_nodes, level, m)
                 picks += [
                     Pick(first + level, len(drafts) + r, r) for r in range(min(n, shape.width))
                 ]
@@ -75,7 +71,7 @@ def draft_best(inputs: RoundInput, shape: TreeShape) -> Round:
     return Round(stages=[stage], drafts=drafts, bests=bests)
 
 
-def n_children(n_nodes: int, level: int, m: int) -> int:
+def _n_children(n_nodes: int, level: int, m: int) -> int:
     """Return how many children of draft m of the level above may be among the best nodes.
 
     Level 0 has the pending token's.
