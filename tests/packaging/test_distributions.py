@@ -1,15 +1,19 @@
 """What the sdist, the wheel that is built from it, and the plugins' own wheels hold."""
 
+import re
 import subprocess
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 from harness.wheels import build_wheels
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
+EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/pyproject.toml"))
 
 
 @pytest.mark.slow
@@ -54,6 +58,21 @@ def test_wheel_is_small(dist):
     demos = sum(file.compress_size for file in files if file.filename.endswith(".gguf"))
     assert sum(file.compress_size for file in files) - demos < 8e6
     assert demos < 13e6
+
+
+def test_one_version_stands_everywhere():
+    version = project(ROOT)["version"]
+    notes = (ROOT / "docs" / "release-notes.md").read_text("utf-8")
+    assert re.search(r"^## (\S+?),? ", notes, re.M)[1] == version
+    assert [plugin.name for plugin in PLUGINS if project(plugin)["version"] != version] == []
+    for folder in (*PLUGINS, *EXAMPLES):
+        needed = map(Requirement, project(folder)["dependencies"])
+        (own,) = (one.specifier for one in needed if one.name == "mtpcore")
+        assert version in own, folder.name
+
+
+def project(folder):
+    return tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
 
 
 @pytest.mark.slow
