@@ -7,6 +7,7 @@ which one runs is decided when the shared object is loaded.
 Environment, all of it unset in a release:
 ``MTPCORE_DEBUG=1`` keeps debug data, for ``perf annotate``, ``gdb`` and ``valgrind``;
 ``MTPCORE_SANITIZE=address,undefined`` builds with those sanitizers, and keeps debug data too.
+Object files in ``build`` are used again: remove it where one of these changes.
 """
 
 import logging

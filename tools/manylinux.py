@@ -27,13 +27,13 @@ GLIBC = "2.28"
 def linker(compiler: str = "gcc", machine: str = platform.machine()) -> list[str]:
     """Return the command that links objects of gcc into a shared object for glibc 2.28.
 
-    What gcc's objects need besides libc is gcc's own. Without it Zig would link its own library
-    with another `sincos`, `log2f` and `memcpy`: texts could differ, and speeds would.
+    What gcc's objects need besides libc is gcc's own. Without it Zig would link its own library,
+    which has another `sincos`, `log2f` and `memcpy`, too: texts could differ, and speeds would.
     """
     named = ["-print-libgcc-file-name", "-print-file-name=libc_nonshared.a"]
     libraries = [subprocess.check_output([compiler, name], text=True).strip() for name in named]
     options = ["-target", f"{machine}-linux-gnu.{GLIBC}", "-shared", "-fno-sanitize=undefined"]
-    return [sys.executable, "-m", "ziglang", "cc", *options, *libraries, "-lm", "-lpthread", "-lc"]
+    return [sys.executable, "-m", "ziglang", "cc", *options, *libraries]
 
 
 def repair(wheel: Path, folder: Path) -> Path:
