@@ -2,7 +2,6 @@
 #include "emulator.h"
 
 #include <cstdlib>
-#include <ucontext.h>
 #include <utility>
 #include <vector>
 
@@ -118,16 +117,38 @@ class Sharing {
     Bytes before_, shown_, made_;
 };
 
-/* A thread. Its first switch is one of contexts, which asks the kernel for the signal mask; all
- * others are GCC's own jumps from one thread to the next, much quicker than setjmp's. */
-struct Fiber {
-    void *at[5]; /* where it goes on */
-    bool begun = false, done = true;
-    char *stack = nullptr;
-};
+/* Keeps on the stack what a function must not change, tells where the stack ends then, and goes on
+ * where another one was left. */
+extern "C" __attribute__((visibility("hidden"))) void change_stack(char **top, char *other);
+asm(".text\n.type change_stack, %function\nchange_stack:\n"
+#if defined(__x86_64__)
+    "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
+    "mov %rsp, (%rdi)\nmov %rsi, %rsp\n"
+    "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\nret\n"
+#elif defined(__aarch64__)
+    "stp x19, x20, [sp, #-160]!\nstp x21, x22, [sp, #16]\nstp x23, x24, [sp, #32]\n"
+    "stp x25, x26, [sp, #48]\nstp x27, x28, [sp, #64]\nstp x29, x30, [sp, #80]\n"
+    "stp d8, d9, [sp, #96]\nstp d10, d11, [sp, #112]\nstp d12, d13, [sp, #128]\n"
+    "stp d14, d15, [sp, #144]\nmov x2, sp\nstr x2, [x0]\nmov sp, x1\n"
+    "ldp d14, d15, [sp, #144]\nldp d12, d13, [sp, #128]\nldp d10, d11, [sp, #112]\n"
+    "ldp d8, d9, [sp, #96]\nldp x29, x30, [sp, #80]\nldp x27, x28, [sp, #64]\n"
+    "ldp x25, x26, [sp, #48]\nldp x23, x24, [sp, #32]\nldp x21, x22, [sp, #16]\n"
+    "ldp x19, x20, [sp], #160\nret\n"
+#else
+#error "which registers a function must not change is not written down for this processor"
+#endif
+);
+#ifdef __x86_64__
+static const size_t WORDS = 8, GOES_ON = 6; /* kept, and one more for alignment; which is where to go */
+#else
+static const size_t WORDS = 20, GOES_ON = 11;
+#endif
 
-static void *scheduler[5];
-static Fiber fibers[MOST_THREADS];
+/* Where threads' stacks end while others run: NULL before a thread begins and after it has ended. A
+ * stack runs one thread after the other, so that those that meet nobody need but one. */
+static char *tops[MOST_THREADS], *scheduler;
+static const size_t STACK_BYTES = 64 << 10;
+static std::vector<char *> stacks, idle; /* all, and where those end that have no thread */
 static Launch launch;
 static Sharing sharing;
 static unsigned launches;
@@ -136,7 +157,7 @@ static unsigned at_cta, at_before; /* that wait for all others, and for the laun
 
 /* Threads in this launch's order, warp by warp, and whose place it is. Of each warp a bit for each
  * place: threads that have not ended, and those of them that wait for nobody. */
-static unsigned order[MOST_THREADS], n_warps, place;
+static unsigned order[MOST_THREADS + 1], n_warps, place;
 static unsigned alive[MOST_THREADS / WARP], ready[MOST_THREADS / WARP];
 
 /* The i-th of n in this launch's order: forwards, backwards, or with strides. */
@@ -167,47 +188,74 @@ static bool find_next()
     return waiting;
 }
 
-static void start();
+static void run_threads();
 
-[[noreturn]] static __attribute__((noinline)) void jump(void **at) { __builtin_longjmp(at, 1); }
+/* Let a stack begin anew; return where it ends. */
+static char *clear(char *stack)
+{
+    char **top = (char **)(stack + STACK_BYTES) - WORDS;
+    top[GOES_ON] = (char *)run_threads;
+    return (char *)top;
+}
 
-[[noreturn]] static __attribute__((noinline)) void go_on()
+/* The stack that was used last, which is still in the cache, or a new one. */
+static char *take_stack()
+{
+    if (idle.empty()) {
+        const size_t apart = 448; /* tops share no lines of a cache */
+        stacks.push_back((char *)aligned_alloc(64, STACK_BYTES + apart));
+        return clear(stacks.back());
+    }
+    char *top = idle.back();
+    idle.pop_back();
+    return top;
+}
+
+/* Forget the threads that wait for each other forever. */
+static void abandon_threads()
+{
+    memset(tops, 0, sizeof tops);
+    idle.clear();
+    for (char *stack : stacks)
+        idle.push_back(clear(stack));
+}
+
+/* The stack of the thread whose place it is; the one after it will be read soon, too. */
+static char *stack_of_next()
 {
     current = order[place];
-    Fiber &fiber = fibers[current];
-    if (fiber.begun)
-        jump(fiber.at);
-    fiber.begun = true;
-    const size_t size = 64 << 10, apart = 448; /* tops share no lines of a cache */
-    if (!fiber.stack)
-        fiber.stack = (char *)malloc(size + apart);
-    ucontext_t context;
-    getcontext(&context);
-    context.uc_stack = {fiber.stack, 0, size};
-    makecontext(&context, start, 0);
-    setcontext(&context);
-    abort();
+    const char *soon = tops[order[place + 1]];
+    for (int line = 0; line < 5; line++)
+        __builtin_prefetch(soon + 64 * line);
+    return tops[current] ? tops[current] : take_stack();
 }
 
 /* Let others run until this thread is ready again. */
-static __attribute__((noinline)) void leave()
+static void leave()
 {
     ready[place / WARP] &= ~(1u << place % WARP);
-    if (__builtin_setjmp(fibers[current].at))
-        return;
-    if (find_next())
-        go_on();
-    jump(scheduler);
+    char **top = &tops[current];
+    change_stack(top, find_next() ? stack_of_next() : scheduler);
 }
 
-static void start() /* lives as long as the fiber, for one CTA after the other */
+/* What a stack does as long as it lives. */
+static void run_threads()
 {
     for (;;) {
         launch.run_thread(launch.kernel);
-        fibers[current].done = true;
+        tops[current] = nullptr;
         alive[place / WARP] &= ~(1u << place % WARP);
+        ready[place / WARP] &= alive[place / WARP];
         left--;
-        leave();
+        char *next = scheduler;
+        if (find_next()) {
+            current = order[place];
+            if (!tops[current])
+                continue;
+            next = tops[current];
+        }
+        idle.push_back(nullptr);
+        change_stack(&idle.back(), next);
     }
 }
 
@@ -244,11 +292,11 @@ void fence() { sharing.fence(current); }
 void count() { sharing.count(current); }
 
 /* Run threads until none can go on. */
-static __attribute__((noinline)) void go_round()
+static void go_round()
 {
     place = WARP - 1; /* the first one is next */
-    if (!__builtin_setjmp(scheduler) && find_next())
-        go_on();
+    if (find_next())
+        change_stack(&scheduler, stack_of_next());
 }
 
 static bool run_cta()
@@ -263,12 +311,10 @@ static bool run_cta()
     }
     for (unsigned i = 0; i < n_warps * WARP; i++) {
         const unsigned thread = order[i];
-        Fiber &fiber = fibers[thread];
-        fiber.begun &= fiber.done; /* or a launch has failed within it */
-        fiber.done = thread >= n_threads;
+        const bool is_there = thread < n_threads;
         copying[thread] = {};
-        warps[thread / WARP].size += !fiber.done;
-        alive[i / WARP] |= (unsigned)!fiber.done << i % WARP;
+        warps[thread / WARP].size += is_there;
+        alive[i / WARP] |= (unsigned)is_there << i % WARP;
     }
     for (;;) {
         wake_all();
@@ -277,8 +323,10 @@ static bool run_cta()
             sharing.end_cta();
             return true;
         }
-        if (!launch.before || at_before != left)
-            return false; /* a meeting that some threads never join */
+        if (!launch.before || at_before != left) { /* a meeting that some threads never join */
+            abandon_threads();
+            return false;
+        }
         launch.before();
         launch.before = nullptr;
         sharing.watch(launch.arrays, launch.n_arrays);
@@ -289,13 +337,15 @@ bool run(const dim3 &grid, unsigned threads, const Launch &given)
 {
     launch = given;
     launches++;
+    const unsigned n_ctas = grid.x * grid.y * grid.z;
+    if (n_ctas == 1)
+        launch.n_arrays = 0; /* nobody to share with */
     sharing.watch(launch.arrays, launch.n_arrays);
     grid_size = grid;
     n_threads = threads;
     n_warps = (threads + WARP - 1) / WARP;
     for (unsigned i = 0; i < n_warps * WARP; i++)
         order[i] = in_turn(i / WARP, n_warps) * WARP + in_turn(i % WARP, WARP);
-    const unsigned n_ctas = grid.x * grid.y * grid.z;
     for (unsigned i = 0; i < n_ctas; i++) {
         const unsigned block = in_turn(i, n_ctas);
         block_index = {block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y};
