@@ -35,6 +35,15 @@ def test_manylinux_wheel_needs_old_symbols_alone(manylinux_wheel, tmp_path):
     assert "compiler_rt" not in subprocess.check_output(["nm", module], text=True)
 
 
+def test_module_of_these_tests_names_the_library_of_each_function():
+    """Without the mathematical library's it loads only into programs that have loaded it."""
+    pytest.importorskip("elftools", reason="no pyelftools, which the extra `wheels` brings")
+    import manylinux
+
+    (module,) = (ROOT / "mtpcore" / "_ext").glob("_native*.so")
+    assert [*manylinux.unbound(module)] == []
+
+
 def test_what_is_linked_as_usual_is_refused(tmp_path):
     """The check would say so if a module asked for a newer glibc, or named no library."""
     if missing := lacking():
