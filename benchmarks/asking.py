@@ -1,18 +1,21 @@
 """What asking for drafts costs where none are found: CPU time of Python in rounds of a real model.
 
-    python benchmarks/asking.py MODEL.gguf [--texts 1,4,16] [--rounds 60] [--turns 3]
+    python benchmarks/asking.py MODEL.gguf [--texts 1,4,16] [--rounds 400]
 
 Printed are CPU microseconds of a round outside the model's pass, with one thread: plain decoding,
 a proposer that never proposes with a fixed length and with ``draft="auto"``, and the share of the
-whole round that asking adds. In a turn each way writes the same texts; medians of rounds, and of
-turns. Weights go through the caches in each pass, so this is more than the same code takes alone.
+whole round that asking adds. The ways write the same texts in turn, round by round, so that what
+else the machine does is alike for all; means of all rounds but the slowest tenth, which others
+interrupted (``auto`` learns in one of some rounds, which a median would not see). Weights go
+through the caches in each pass, so this is more than the same code takes alone.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
-from statistics import median
+from collections.abc import Iterable
+from itertools import islice
+from statistics import mean, stdev
 from time import thread_time
 from typing import Any, Literal, NamedTuple
 
@@ -22,6 +25,11 @@ from serving import QUESTIONS
 
 import mtpcore
 from mtpcore.backends.cpu.backend import CpuPlan
+
+_SETTLED = 40
+"""Rounds in which auto learns what it begins with."""
+_PARTS = 10
+"""Parts of the rounds whose means say how sure theirs is."""
 
 WAYS: dict[str, int | Literal["auto"]] = {"plain": 0, "asked for 3": 3, "auto": "auto"}
 
@@ -72,49 +80,58 @@ def main() -> None:
     )
     parser.add_argument("model")
     parser.add_argument("--texts", default="1,4,16")
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=400)
     options = parser.parse_args()
     model, watch = mtpcore.load_model(options.model), Watch()
     print("| texts | way | outside the pass, us | a round, us | more than plain |")
     print("| --- | --- | --- | --- | --- |")
     for n in map(int, options.texts.split(",")):
-        cross = mtpcore.link(mtpcore.Context(model, 1024, n_seq_max=n, threads=1), Silent())
-        cross.prepare()
-        generators = {
-            way: mtpcore.Generator(cross, sampling=mtpcore.Sampling.greedy(), draft=draft)
-            for way, draft in WAYS.items()
-        }
-        turns: dict[str, list[Spent]] = defaultdict(list)
-        for _ in range(options.turns):
-            for way, generator in generators.items():
-                turns[way].append(_measure(watch, generator, model, n, options.rounds))
-        plain = median(one.outside for one in turns["plain"])
-        for way, spent in turns.items():
-            whole, outside = (median(column) for column in zip(*spent, strict=True))
-            share = (outside - plain) / (whole - outside + plain)
-            cells = f"{1e6 * outside:.0f} | {1e6 * whole:.0f} | {100 * share:.1f} %"
-            print(f"| {n} | {way} | {cells} |", flush=True)
+        spent = _measure(watch, model, n, options.rounds)
+        plain = [one.outside for one in spent["plain"]]
+        a_round = _usual(one.whole for one in spent["plain"])
+        for way, rounds in spent.items():
+            outside = [one.outside for one in rounds]
+            more = [100 * (b - a) / a_round for a, b in zip(plain, outside, strict=True)]
+            parts = [_usual(islice(more, at, None, _PARTS)) for at in range(_PARTS)]
+            whole = _usual(one.whole for one in rounds)
+            cells = f"{1e6 * _usual(outside):.0f} | {1e6 * whole:.0f} | {_usual(more):.2f} %"
+            error = stdev(parts) / _PARTS**0.5
+            print(f"| {n} | {way} | {cells} (error {error:.2f}) |", flush=True)
 
 
-def _measure(
-    watch: Watch, generator: mtpcore.Generator, model: mtpcore.Model, n: int, rounds: int
-) -> Spent:
-    """Return the medians of rounds after the prompts were read."""
-    requests = [
-        generator.add(
-            model.tokenizer.encode(f"{QUESTIONS[i % len(QUESTIONS)]} ({i})"),
-            ignore_eos=True,
-            max_tokens=rounds + 200,
-        )
-        for i in range(n)
-    ]
-    while not all(request.tokens for request in requests):
-        generator.step()
-    spent = [watch.step(generator) for _ in range(rounds)]
-    for request in requests:
-        generator.cancel(request)
-    return Spent(median(s.whole for s in spent), median(s.outside for s in spent))
+def _usual(values: Iterable[float]) -> float:
+    """Return the mean of all but the highest and lowest twentieth."""
+    ordered = sorted(values)
+    n = len(ordered) // 20
+    return mean(ordered[n : len(ordered) - n])
+
+
+def _measure(watch: Watch, model: mtpcore.Model, n: int, rounds: int) -> dict[str, list[Spent]]:
+    """Return what rounds took after the prompts were read, by the way."""
+    context = mtpcore.Context(model, rounds + 256, n_seq_max=n * len(WAYS), threads=1)
+    cross = mtpcore.link(context, Silent())
+    cross.prepare()
+    generators = {
+        way: mtpcore.Generator(cross, sampling=mtpcore.Sampling.greedy(), draft=draft)
+        for way, draft in WAYS.items()
+    }
+    for generator in generators.values():
+        requests = [
+            generator.add(
+                model.tokenizer.encode(f"{QUESTIONS[i % len(QUESTIONS)]} ({i})"),
+                ignore_eos=True,
+                max_tokens=None,
+            )
+            for i in range(n)
+        ]
+        while not all(len(request.tokens) > _SETTLED for request in requests):
+            generator.step()
+    spent: dict[str, list[Spent]] = {way: [] for way in WAYS}
+    for at in range(rounds):
+        ways = [*WAYS]
+        for way in ways[at % 3 :] + ways[: at % 3]:
+            spent[way].append(watch.step(generators[way]))
+    return spent
 
 
 if __name__ == "__main__":
