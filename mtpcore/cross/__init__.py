@@ -4,7 +4,13 @@ from mtpcore.cross.cross import Cross
 from mtpcore.cross.finding import DrafterLike, find_drafter
 from mtpcore.cross.link import link
 from mtpcore.cross.sequence import Verdict
-from mtpcore.cross.speculation import DraftPlan, DraftSampler, DraftSettings, RoundDrafts
+from mtpcore.cross.speculation import (
+    DraftPlan,
+    DraftSampler,
+    DraftSettings,
+    KeepDrafts,
+    RoundDrafts,
+)
 from mtpcore.cross.verification import Verdicts, draft_batch
 from mtpcore.declarations.draft_tree import Draft
 
@@ -14,8 +20,9 @@ __all__ = [
     "DraftPlan",
     "DraftSampler",
     "DraftSettings",
-    "RoundDrafts",
     "DrafterLike",
+    "KeepDrafts",
+    "RoundDrafts",
     "Verdict",
     "Verdicts",
     "draft_batch",

@@ -236,19 +236,16 @@ class Cross(Uncopied):
         }
         settings = self._settings(wanted, sampling)
         watching = read_processors({} if processors is None else processors)
+        chosen_by = {
+            s: DraftSettings(
+                setting_of(settings, s), setting_of(draft_sampler, s), least[s], watching.get(s)
+            )
+            for s in wanted
+        }
         with self.transaction(wanted):
-            drafts = self.speculation.draft(
-                plans,
-                {
-                    s: DraftSettings(
-                        setting_of(settings, s),
-                        setting_of(draft_sampler, s),
-                        least[s],
-                        watching.get(s),
-                    )
-                    for s in wanted
-                },
-            ).drafts
+            for s, one in chosen_by.items():
+                self.speculation.states.sampler(s, one.sampling, one.draft_sampler)
+            drafts = self.speculation.draft(plans, chosen_by.__getitem__).drafts
         return drafts if several else next(iter(drafts.values()))
 
     def _settings(self, seqs: Iterable[int], given: Samplings | None) -> Samplings:

@@ -27,6 +27,7 @@ from mtpcore.declarations.proposer import Proposal
 from mtpcore.drafting.drafters import NO_TEXT, Drafter, DraftJob, Verify
 from mtpcore.drafting.embedding_rows import NO_ROWS
 from mtpcore.drafting.grammar import FORCED, draft_forced
+from mtpcore.drafting.proposers import ProposerDrafter
 from mtpcore.errors import BatchError, CapacityError, LinkError, NoTokenError, spell
 from mtpcore.links.links import Links
 from mtpcore.runtime.batch import Batch, Wanted
@@ -47,6 +48,7 @@ __all__ = [
     "DraftPlan",
     "DraftSampler",
     "DraftSettings",
+    "KeepDrafts",
     "Overwritten",
     "RoundDrafts",
     "Speculation",
@@ -128,6 +130,8 @@ class Speculation:
         self.target = runners["llm"]
         self.names = {role: _name_of(role, drafter) for role, drafter in drafters.items()}
         self.names[FORCED] = FORCED
+        specs = {role: drafter.spec for role, drafter in drafters.items()}
+        self._limits = {role: spec.limit for role, spec in specs.items() if spec is not None}
         self.states, self.checker = SequenceStates(self.target), DraftChecker(self.target)
         self.states.keeps_rows = any(drafter.reads_rows for drafter in drafters.values())
         self.choose_seconds = 0.0
@@ -196,68 +200,71 @@ class Speculation:
     def draft(
         self,
         wanted: Mapping[int, DraftPlan],
-        settings: Mapping[int, DraftSettings],
+        settings: Callable[[int], DraftSettings],
         *,
         verified: Mapping[int, Sampling] = NO_SAMPLINGS,
         keep: KeepDrafts | None = None,
     ) -> RoundDrafts:
         """Draft for each sequence, by the first drafter in its plan that proposes anything.
 
-        Sequences that ask the same drafter at the same turn draft together. ``verified`` are the
+        Sequences that ask the same drafter at the same turn draft together. ``settings`` are those
+        of a sequence, which proposers do without until they propose something. ``verified`` are the
         sequences, in order, that the next call will ``verify`` with nothing else in its pass, and
         their settings: then a backend may run that pass as a part of the schedule. ``keep`` says
         how deep drafts are to be verified; where that is 0 the next drafter is asked.
         """
         drafted = RoundDrafts({seq: [] for seq in wanted}, {}, {}, {})
         turns = self._plan_turns(wanted, settings)
-        # One launch can draft and verify only if nobody else is asked for a draft after it.
-        is_only = bool(verified) and [*map(len, turns)] == [1]
-        is_only = is_only and len(next(iter(turns[0].values()))) == len(wanted)
-        is_only = is_only and not _grammars(verified, verified)  # these masks follow the drafts
-        verify = partial(self._verify_ahead, verified, len(wanted)) if is_only else None
+        verify = self._verify_after(turns, wanted, verified) if verified else None
         for turn in turns:
-            for role in self.names:
-                jobs = [
-                    self._job(role, seq, k, settings[seq])
-                    for seq, k in turn.get(role, {}).items()
-                    if seq not in drafted.makers
-                ]
-                if jobs:
-                    self._ask(role, jobs, drafted, verify, keep)
+            for role, asked in turn.items():
+                if drafted.makers:
+                    asked = {seq: k for seq, k in asked.items() if seq not in drafted.makers}
+                if asked:
+                    self._ask(role, asked, settings, drafted, verify, keep)
         if self.states.keeps_rows:
             for seq in wanted:
                 self._release(seq)
         return drafted
 
     def _plan_turns(
-        self, wanted: Mapping[int, DraftPlan], settings: Mapping[int, DraftSettings]
+        self, wanted: Mapping[int, DraftPlan], settings: Callable[[int], DraftSettings]
     ) -> list[dict[str, dict[int, int]]]:
         """Return whom each sequence asks for how much at each turn, while it has no drafts."""
         turns: list[dict[str, dict[int, int]]] = []
-        longest, n_ctx = self.target.longest_draft, self.target.n_ctx
+        longest, last = self.target.longest_draft, self.target.n_ctx - 1
         for seq, plan in wanted.items():
-            state, sampling = self.states[seq], check_sampling(settings[seq].sampling)
+            state = self.states[seq]
             if state.pending is None:
-                self.states.choose(seq, sampling)
-            room = min(n_ctx - state.n - 1, longest)
+                self.states.choose(seq, check_sampling(settings(seq).sampling))
+            room = min(last - state.n, longest)
             if room <= 0 or not any(plan.values()):
                 continue
-            turn = 0
+            turn, is_known = 0, state.n_known == state.n
             for role, k in plan.items():
-                drafter = self.drafters.get(role)
-                if drafter is None:
-                    follows, limit = sampling.grammar is not None and role == FORCED, room
-                else:
-                    follows = self._follow(drafter, seq)
-                    limit = drafter.spec.limit if drafter.spec else room
-                if k and follows:
+                follows = is_known and role != FORCED  # as in most rounds
+                if k and (follows or self._follow(role, seq, settings)):
                     if turn == len(turns):
                         turns.append({})
-                    turns[turn].setdefault(role, {})[seq] = min(k, room, limit)
+                    most = self._limits.get(role, room)
+                    turns[turn].setdefault(role, {})[seq] = min(k, room, most)
                     turn += 1
-            if not turn and sampling.grammar is None and not self._has_follower(seq):
+            if not turn and settings(seq).sampling.grammar is None and not self._has_follower(seq):
                 self.checker.pause(seq, state.n_known)  # the text, not the plan, is why
         return turns
+
+    def _verify_after(
+        self,
+        turns: Sequence[Mapping[str, Mapping[int, int]]],
+        wanted: Mapping[int, DraftPlan],
+        verified: Mapping[int, Sampling],
+    ) -> Verify | None:
+        """Return what may run in one launch with the drafts: nobody else is asked after them."""
+        n_wanted = sum(any(plan.values()) for plan in wanted.values())
+        is_only = [*map(len, turns)] == [1] and len(next(iter(turns[0].values()))) == n_wanted
+        if not is_only or _grammars(verified, verified):  # whose masks follow the drafts
+            return None
+        return partial(self._verify_ahead, verified, n_wanted)
 
     def _job(self, role: str, seq: int, k: int, settings: DraftSettings) -> DraftJob:
         """Return what a drafter is asked for a sequence."""
@@ -291,17 +298,24 @@ class Speculation:
     def _ask(
         self,
         role: str,
-        jobs: list[DraftJob],
+        asked: Mapping[int, int],
+        settings: Callable[[int], DraftSettings],
         drafted: RoundDrafts,
         verify: Verify | None,
         keep: KeepDrafts | None,
     ) -> None:
         """Let one drafter draft, and note what it made."""
         begin = perf_counter()
-        made, proposals = self._let_draft(role, jobs, verify), dict[int, Proposal]()
+        drafter, proposals = self.drafters.get(role), dict[int, Proposal]()
+        if isinstance(drafter, ProposerDrafter):  # it mostly has nothing, and jobs take longer
+            made = self._let_propose(drafter, asked)
+            jobs = [self._job(role, seq, asked[seq], settings(seq)) for seq in made]
+        else:
+            jobs = [self._job(role, seq, k, settings(seq)) for seq, k in asked.items()]
+            made = self._let_draft(drafter, jobs, verify)
         for job in jobs:
             answer = made.get(job.seq)
-            if answer is None or (type(answer) is list and not answer):  # as in most rounds
+            if answer is None or (type(answer) is list and not answer):
                 continue
             proposal = self.checker.check(role, job, answer)
             if job.matcher is not None:
@@ -319,13 +333,24 @@ class Speculation:
                     drafted.confidences[seq] = confidence
         drafted.seconds[role] = drafted.seconds.get(role, 0.0) + perf_counter() - begin
 
-    def _let_draft(
-        self, role: str, jobs: list[DraftJob], verify: Verify | None
+    def _let_propose(
+        self, drafter: ProposerDrafter, asked: Mapping[int, int]
     ) -> Mapping[int, Draft | Proposal]:
-        if role == FORCED:
+        """Return what a proposer has, by sequence."""
+        made: dict[int, Draft | Proposal] = {}
+        for seq, k in asked.items():
+            state = self.states[seq]
+            answer = drafter.propose(seq, state.history[: state.n + 1], k)
+            if answer is not None:
+                made[seq] = answer
+        return made
+
+    def _let_draft(
+        self, drafter: Drafter | None, jobs: list[DraftJob], verify: Verify | None
+    ) -> Mapping[int, Draft | Proposal]:
+        if drafter is None:
             return draft_forced(jobs)
-        drafter, backend = self.drafters[role], self.target.backend
-        if backend.on_host or any(r.backend is not backend for r in drafter.runners.values()):
+        if any(runner.backend is not self.target.backend for runner in drafter.runners.values()):
             verify = None
         return drafter.draft(jobs, verify)
 
@@ -359,8 +384,14 @@ class Speculation:
             return None
         return self._ahead.verification
 
-    def _follow(self, drafter: Drafter, seq: int) -> bool:
-        """Say whether a drafter can read everything that the target read of a sequence."""
+    def _follow(self, role: str, seq: int, settings: Callable[[int], DraftSettings]) -> bool:
+        """Say whether a role can draft after everything that the target read of a sequence."""
+        drafter = self.drafters.get(role)
+        if drafter is None:
+            return role == FORCED and settings(seq).sampling.grammar is not None
+        return self._reads_all(drafter, seq)
+
+    def _reads_all(self, drafter: Drafter, seq: int) -> bool:
         state = self.states[seq]
         if state.n_known == state.n or not drafter.reads_text:
             return True
@@ -369,7 +400,7 @@ class Speculation:
         return drafter.reads_rows and state.rows.reach(state.history, places) == state.n
 
     def _has_follower(self, seq: int) -> bool:
-        return any(self._follow(drafter, seq) for drafter in self.drafters.values())
+        return any(self._reads_all(drafter, seq) for drafter in self.drafters.values())
 
     def _release(self, seq: int) -> None:
         """Forget embedding rows that every drafter which reads them has read."""

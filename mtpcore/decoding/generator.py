@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Literal, Unpack
 
@@ -334,7 +334,8 @@ class Generator(RequestQueue[Request]):
             ran = run_round(self.cross, running, self.lengths, stats, watch)
             transaction.commit(partial(self._publish, ran.progress))
         stats.commit_seconds += watch.lap()
-        self._learn(ran.cost, running, watch.total)
+        if ran.is_chosen:
+            self._learn(ran.cost, watch.total)
         self._forget_finished()
         stats.length_seconds += watch.lap()
 
@@ -357,14 +358,12 @@ class Generator(RequestQueue[Request]):
             self.prefixes.trim()
         self._requests = [request for request in self._requests if not request.done]
 
-    def _learn(self, cost: Round, running: Mapping[int, Request], seconds: float) -> None:
+    def _learn(self, cost: Round, seconds: float) -> None:
         """Let what chooses lengths see what a round of drafts brought, and its ``seconds``."""
-        if cost.accepted and any(running[seq].draft == "auto" for seq in cost.asked):
-            pass_seconds = seconds - cost.draft_seconds - cost.choose_seconds
-            done = msgspec.structs.replace(cost, pass_seconds=pass_seconds)
-            said = self.lengths.observe(done)
-            if type(said) is not list or said:  # mostly there is nothing
-                self.stats.note(said)
+        pass_seconds = seconds - cost.draft_seconds - cost.choose_seconds
+        said = self.lengths.observe(msgspec.structs.replace(cost, pass_seconds=pass_seconds))
+        if type(said) is not list or said:  # mostly there is nothing
+            self.stats.note(said)
 
     def _forget_finished(self) -> None:
         """Let what chooses lengths forget the texts that ended, once it saw their last round."""

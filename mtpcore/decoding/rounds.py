@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from mtpcore.boundary.arguments import Length, read
-from mtpcore.cross import Cross, DraftPlan, RoundDrafts, Verdict
+from mtpcore.cross import Cross, DraftPlan, KeepDrafts, RoundDrafts, Verdict
 from mtpcore.declarations.draft_tree import depth_of
 from mtpcore.declarations.proposer import Proposal
 from mtpcore.decoding.lengths.policy import LengthPolicy, Proposed, Round
@@ -29,10 +29,14 @@ _SHORT = 1 << 16
 
 
 class RoundResult(NamedTuple):
-    """Where a round brings its requests, and what it cost; ``pass_seconds`` is 0 until it ends."""
+    """Where a round brings its requests, and what it cost; ``pass_seconds`` is 0 until it ends.
+
+    ``is_chosen`` says that a policy chose lengths of it.
+    """
 
     progress: list[tuple[Request, Progress]]
     cost: Round
+    is_chosen: bool
 
 
 def run_round(
@@ -49,9 +53,10 @@ def run_round(
     recorder = RoundRecorder(cross, stats, watch)
     ready = {seq: r for seq, r in running.items() if r.n_prefilled == len(r.prompt)}
     samplings = {seq: request.sampling for seq, request in running.items()}
-    plans = _plan(cross, ready, lengths)
+    plans, automatic = _plan(cross, ready, lengths)
     recorder.planned(plans)
-    drafted = _draft(cross, running, ready, plans, samplings, lengths)
+    keep = partial(_keep, lengths, automatic) if automatic else None
+    drafted = _draft(cross, running, ready, plans, samplings, keep)
     recorder.drafted(drafted)
     prefill = _chunks(cross, running, recorder.n_verified)
     going_on = [s for s, ids in prefill.items() if not _ends_prompt(running[s], len(ids))]
@@ -72,7 +77,7 @@ def run_round(
     for seq in prefill:
         if cross.llm.runner.lengths[seq] in running[seq].stops:
             cross.speculation.settle_all(seq)  # who goes on from there shares drafters' memory, too
-    return RoundResult(progress, recorder.end())
+    return RoundResult(progress, recorder.end(), bool(automatic))
 
 
 def check_sequences(cross: Cross, running: Requests) -> None:
@@ -91,8 +96,13 @@ def check_sequences(cross: Cross, running: Requests) -> None:
             )
 
 
-def _plan(cross: Cross, ready: Requests, lengths: LengthPolicy) -> dict[int, DraftPlan]:
-    """Return whom each sequence asks for how much: no more than it has room and budget for."""
+def _plan(
+    cross: Cross, ready: Requests, lengths: LengthPolicy
+) -> tuple[dict[int, DraftPlan], Collection[int]]:
+    """Return whom each sequence asks for how much: no more than it has room and budget for.
+
+    And the sequences for which a policy chose it.
+    """
     room = cross.llm.n_ctx + 1
     plans: dict[int, DraftPlan] = {}
     limits: dict[int, int] = {}
@@ -111,11 +121,13 @@ def _plan(cross: Cross, ready: Requests, lengths: LengthPolicy) -> dict[int, Dra
         if not isinstance(chosen, Mapping):
             raise BatchError("no lengths of drafts", where=where, got=spell(chosen))
         for seq, most in limits.items():
-            request = ready[seq]
-            plan = cross.speculation.plan_drafts(most, request.drafters)
-            plan = _shorten(plan, chosen.get(seq, 0), where, request.drafters is None)
-            plans[seq] = _with_forced(plan, request, min(most, LONGEST_FORCED))
-    return plans
+            request, wanted = ready[seq], chosen.get(seq, 0)
+            asked: DraftPlan = {}
+            if wanted or type(wanted) is not dict:  # mostly nobody is asked for anything
+                offered = cross.speculation.plan_drafts(most, request.drafters)
+                asked = _shorten(offered, wanted, where, request.drafters is None)
+            plans[seq] = _with_forced(asked, request, min(most, LONGEST_FORCED))
+    return plans, limits.keys()
 
 
 def _with_forced(plan: DraftPlan, request: Request, k: int) -> DraftPlan:
@@ -141,24 +153,20 @@ def _draft(
     ready: Requests,
     plans: Mapping[int, DraftPlan],
     samplings: Mapping[int, Sampling],
-    lengths: LengthPolicy,
+    keep: KeepDrafts | None,
 ) -> RoundDrafts:
-    """Draft as planned."""
-    wanted = {seq: plan for seq, plan in plans.items() if longest(plan)}
-    if not wanted:
+    """Draft as planned; ``keep`` where a policy chose lengths."""
+    if not any(map(longest, plans.values())):
         return RoundDrafts({seq: [] for seq in plans}, {}, {}, {})
-    # "auto" learns what drafts cost, and what passes cost: they have to be calls of their own.
-    is_timed = any(request.draft == "auto" for request in running.values())
-    is_whole = len(ready) == len(running) and not any(map(watches, running.values()))
-    verified = {seq: samplings[seq] for seq in plans} if is_whole and not is_timed else {}
-    automatic = {seq for seq in wanted if ready[seq].draft == "auto"} if is_timed else set()
-    drafted = cross.speculation.draft(
-        wanted,
-        {seq: ready[seq].draft_settings for seq in wanted},
+    # A policy learns what drafts cost, and what passes cost: they have to be calls of their own.
+    may_join = keep is None and not cross.llm.runner.backend.on_host and len(ready) == len(running)
+    verified = samplings if may_join and not any(map(watches, running.values())) else {}
+    return cross.speculation.draft(
+        plans,
+        lambda seq: ready[seq].draft_settings,
         verified=verified,  # by the pass that follows
-        keep=partial(_keep, lengths, automatic) if automatic else None,
+        keep=keep,
     )
-    return drafted._replace(drafts={seq: drafted.drafts.get(seq, []) for seq in plans})
 
 
 def _keep(

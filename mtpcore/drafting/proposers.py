@@ -88,7 +88,13 @@ class ProposerDrafter(Drafter):
         self, jobs: list[DraftJob], verify: Verify | None = None
     ) -> dict[int, Draft | Proposal]:
         """Ask the proposer for each sequence in turn."""
-        return {job.seq: self._ask(job) for job in jobs}
+        made = {job.seq: self.propose(job.seq, job.history, job.k) for job in jobs}
+        return {seq: answer for seq, answer in made.items() if answer is not None}
 
-    def _ask(self, job: DraftJob) -> Draft | Proposal:
-        return read_answer(self.proposer.propose(job.seq, job.history.copy(), job.k), job.k)
+    def propose(self, seq: int, history: I32, k: int) -> Draft | Proposal | None:
+        """Ask the proposer for up to ``k`` tokens after ``history`` int32[n]; None: it has none."""
+        answer = self.proposer.propose(seq, history.copy(), k)
+        draft = answer.draft if type(answer) is Proposal else answer
+        if type(draft) is list and not draft:  # a confidence of nothing says nothing
+            return None
+        return read_answer(answer, k)

@@ -25,8 +25,9 @@ _SAID = 16
 """Rounds between two notes on one text."""
 _LOOKED = 4
 """In one round of so many it is looked whether there is something to note."""
-_GLANCE = 4
-"""Of rounds in which nothing was found, one of so many is looked at: they are alike."""
+_GLANCE, _RARELY = 4, 16
+"""Of rounds in which nothing was found, one of so many is looked at: they are alike. If that goes
+on for long and may be tried for so long, it is one of the second number."""
 
 
 class Turn(NamedTuple):
@@ -77,7 +78,10 @@ class Controller:
         self.drafters = {role: Prospects(role, one) for role, one in drafters.items()}
         self._only_finds = all(one.finds for one in drafters.values())
         self._longest = max((one.limit for one in drafters.values()), default=0)
+        self._usual_rows = 0  # of the last round, where passes of as many were often measured
         self._n_alike = 0  # rounds in which nothing was found, since the last one looked at
+        self._look_every = _GLANCE  # of such rounds
+        self._found_at = 0  # the round in which drafts were found last
         self._texts: dict[int, TextState] = {}
         self._round = 0
         self._written = (8.0, 8.0)  # tokens lately, and what they would be without drafts
@@ -121,6 +125,10 @@ class Controller:
             worth = max(written / plainly, 1.0) * n / self.passes.at(n)
             turn = self._turn = self._ask_finders(turn._replace(worth=worth), limits)
             turn = self._turn = self._ask_graphs(turn, limits)
+        is_long = self._round - self._found_at > _GLANCE * _RARELY
+        rounds = [_RARELY] * is_long + [_GLANCE]
+        may_lose = max(self._tries, 0.0)
+        self._look_every = next((n for n in rounds if n * turn.lost <= may_lose), 1)
         return turn.plans
 
     def _ask_finders(self, turn: Turn, limits: Mapping[int, int]) -> Turn:
@@ -204,6 +212,7 @@ class Controller:
         n_asked = sum(role in plan for plan in turn.plans.values())
         one.count_worth(max(gain, 0.0) / n_asked, 1.0 - 1.0 / _ASKED)
         self._found.add(role)
+        self._found_at = self._round
         return {seq: kept.get(seq, draft.depth) for seq, draft in proposed.items()}
 
     def _decide(
@@ -236,7 +245,7 @@ class Controller:
         self._round += 1
         now, n = self._round, len(done.asked)
         is_alike = self._only_finds and not done.makers and not done.prompt_rows
-        if is_alike and now % _GLANCE and self.passes.n_seen(done.rows) > _GLANCE:
+        if is_alike and now % self._look_every and done.rows == self._usual_rows:
             self._n_alike += 1
             return []
         self._catch_up()
@@ -255,6 +264,7 @@ class Controller:
                 self.passes.observe(done.rows, seconds, now, is_warm=done.is_warm)
             return []
         self.passes.observe(done.rows, seconds, now, is_warm=done.is_warm)
+        self._usual_rows = done.rows if self.passes.is_sure(done.rows) else 0
         taken = self.passes.at(done.rows) + done.draft_seconds / self.passes.slowness
         plain = n * taken / self.passes.at(n)
         self._written = written * fade + tokens, plainly * fade + plain

@@ -94,6 +94,10 @@ class Curve:
         """Return how many measurements of a size are kept."""
         return self._points.get(_kept_as(size), (0.0, 0.0, 0))[2]
 
+    def is_sure(self, size: int) -> bool:
+        """Say whether there are as many measurements of a size as are kept."""
+        return self.n_seen(size) == _KEPT
+
     def at(self, size: float) -> float:
         """Return the seconds of a size; there must be a measurement of some size."""
         if not self._sizes:

@@ -5,6 +5,7 @@ from statistics import mean
 import pytest
 from harness.replay import (
     Fixed,
+    Nothing,
     Replay,
     Traffic,
     make_controller,
@@ -43,13 +44,6 @@ def test_free_text_at_temperature_1_is_as_fast_as_plain_decoding():
 def test_short_answers_of_many_kinds_are_as_fast_as_with_the_best_length(n_seqs):
     """Each server begins with nothing learnt: there are 30 to 1,000 rounds in all."""
     assert share_of_best([Traffic(n_seqs)], range(4)) > 0.97
-
-
-class Nothing:
-    """A place where lookup finds nothing."""
-
-    made = right = 0
-    confidence = 0.0
 
 
 @pytest.mark.parametrize("n_seqs", [1, 4, 16])
