@@ -22,8 +22,9 @@ from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from harness.bytecodes import count_bytecodes
 from harness.length_scenarios import scenarios
-from harness.replay import recorded, replays, share_of_best
+from harness.replay import Traffic, make_controller, recorded, replays, share_of_best
 
 ROOM = "mtpcore.decoding.lengths"
 
@@ -48,6 +49,8 @@ def main() -> None:
     by_column = list(zip(*found, strict=True))
     print(f"| mean | {' | '.join(f'{mean(column):.4f}' for column in by_column)} |")
     print(f"| least | {' | '.join(f'{min(column):.4f}' for column in by_column)} |")
+    taken = [_with(change, _bytecodes, 1) for change in columns]
+    print(f"| bytecodes | {' | '.join(f'{n:.0f}' for n in taken)} |")
 
 
 def _rows() -> dict[str, Callable[[int], float]]:
@@ -62,6 +65,22 @@ def _rows() -> dict[str, Callable[[int], float]]:
 
 def _replay(runs: Any, seed: int) -> float:
     return float(share_of_best(runs, [seed]))
+
+
+def _bytecodes(seed: int) -> float:
+    """Return how many bytecodes a round of short answers takes below ``decoding/lengths``."""
+    controller, n_rounds = make_controller(), 0
+    learn = controller.observe
+
+    def observe(done: Any) -> Any:
+        nonlocal n_rounds
+        n_rounds += 1
+        return learn(done)
+
+    controller.observe = observe
+    traffic = Traffic(4, longest=48)
+    n = count_bytecodes(lambda: traffic.run(controller, seed), under="mtpcore/decoding/lengths")
+    return float(n / n_rounds)
 
 
 def _with(change: str, run: Callable[[int], float], seed: int) -> float:
