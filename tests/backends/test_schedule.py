@@ -6,10 +6,12 @@ import msgspec
 import pytest
 from harness.head_runs import clear
 from harness.random_schedules import (
+    AFTER_ITS_OWN,
     GROWN,
     HEADS,
     LINKED,
     MOVED_UP,
+    NONE_ANEW,
     WITHOUT_FILLS,
     Drawn,
     DrawnStage,
@@ -58,6 +60,8 @@ def drafted(drawn, kind, threads=1, *, compiled=True, n_before=0, built=None):
 @searching(150)
 @given(schedules())
 @example(WITHOUT_FILLS)
+@example(AFTER_ITS_OWN)
+@example(NONE_ANEW)
 @example(MOVED_UP)
 @example(LINKED)
 @example(GROWN)

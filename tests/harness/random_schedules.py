@@ -416,6 +416,32 @@ GROWN = Drawn(
     ],
 )
 
+# The second row of a stage comes after a draft of the first one, which is none; it was made all the
+# same, and feeds another stage.
+AFTER_ITS_OWN = Drawn(
+    stages=[
+        DrawnStage(0, [(0, None, None, 0), (1, None, None, 0)], [(1, 0)], 0, False, False),
+        DrawnStage(
+            *(1, [(1, None, None, 0), (1, 0, None, 0), *[(1, None, None, 0)] * 3]),
+            *([(0, 1), (1, 2)], 0, False, True, [-1] * 5),
+        ),
+        DrawnStage(2, [(1, None, 1, 1)], [(0, 3)], 0, False, False),
+    ],
+    drafts=[(1, PENDING), (1, 0), (1, 1), (1, PENDING)],
+    texts=[(0, 0.0)] * 2,
+    is_broken=True,
+)
+# What was none before is chosen anew from a row that is finite, and stays none.
+NONE_ANEW = Drawn(
+    stages=[
+        DrawnStage(0, [(0, None, None, 0), (1, None, None, 0)], [(0, 0), (1, 1)], 0, False, True),
+        DrawnStage(1, [(0, None, None, 0), (1, None, None, 0)], [(0, 0), (1, 1)], 2, True, True),
+    ],
+    drafts=[(0, PENDING), (1, PENDING)],
+    texts=[(0, 0.0)] * 2,
+    is_broken=True,
+)
+
 
 def best_of_many():
     """Return the best drafts that can be read, of many: some have no embedding."""

@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 from harness.head_runs import GREEDY, HIDDEN, HISTORY, IDS, clear
 from harness.random_schedules import (
+    AFTER_ITS_OWN,
     GROWN,
     HEADS,
     LINKED,
     MOVED_UP,
+    NONE_ANEW,
     WITHOUT_FILLS,
     Drawn,
     DrawnStage,
@@ -226,6 +228,8 @@ DEAD_ABOVE = Drawn(
 @given(schedules())
 @example(DEAD_ABOVE)
 @example(WITHOUT_FILLS)
+@example(AFTER_ITS_OWN)
+@example(NONE_ANEW)
 @example(MOVED_UP)
 @example(LINKED)
 @example(msgspec.structs.replace(GROWN, texts=[(0, 0.0)]))
@@ -309,6 +313,51 @@ def test_rows_that_may_not_have_run_feed_no_others(graphs, bad, p_min, first_id,
         clear(one)
     assert found[1:] == found[:1] * 3
     assert [token >= 0 for token in found[0].tokens] == [i < n for i in range(3)]
+
+
+def handing_on():
+    """Return a graph that hands two slots on, and whose logits are of its tokens alone."""
+    tensors = random_tensors(5, embd=(N_VOCAB, WIDTH), head=(N_LOGITS, WIDTH))
+    slots = {"hidden": WIDTH, "other": WIDTH}
+    g = GraphBuilder("handing on", tensors, slots=slots)
+    x = g.output_rows(g.embed(g.inputs.tokens, "embd.weight"))
+    made = {slot: g.scale(g.inputs[slot], 1.0) for slot in slots}
+    return g.finish(Outputs(g.matmul(x, "head.weight"), **made)), Weights(tensors)
+
+
+@pytest.mark.parametrize("read", ["hidden", "other"])
+def test_a_row_that_is_not_finite_ends_those_that_read_it(emulated, read):
+    """A row of two outputs feeds two stages: only that one ends whose slot is not finite."""
+    graphs = [Runner(CudaBackend(emulated), *handing_on(), n_batch=16) for _ in range(3)]
+    found = []
+    for run in (run_schedule, *[graphs[0].plan.run_schedule] * 3):
+        scratch, passes, stages = Scratch(N_LOGITS, N_VOCAB), [], []
+        for number, one in enumerate(graphs):
+            batch = Rows(one).batch([(0, 1)], hidden=HIDDEN[:1].copy(), other=HIDDEN[1:2].copy())
+            if not number:
+                batch.slots[read][0, 3] = np.nan
+            passes.append(pass_of(one, batch))
+        stages = [
+            Stage(),
+            *(
+                Stage(
+                    graph=number + 1,
+                    fills=[Fill(0, KNOWN, 0, 0)],
+                    feeds={slot: (slot,)},
+                    picks=[Pick(0, number)],
+                )
+                for number, slot in enumerate(("hidden", "other"))
+            ),
+        ]
+        drafts = [DraftToken(0, PENDING)] * 2
+        texts = [Text(Sampler(GREEDY, scratch), HISTORY[:1], 1, 1)]
+        built = Round(stages=stages, drafts=drafts)
+        schedule = Schedule(round=built, passes=passes, texts=texts)
+        assert DraftLoop(graphs[0].plan).order(schedule) is not None
+        found.append(run(schedule))
+        clear(*graphs)
+    assert [token >= 0 for token in found[0].tokens] == [read != "hidden", read != "other"]
+    assert found[1:] == found[:1] * 3
 
 
 @pytest.fixture(scope="module")
