@@ -11,6 +11,12 @@ each of which has two answers to questions of its own, streamed, greedily. Print
 second of all clients together, milliseconds until the first piece and between two (median, and the
 slowest of a hundred), medians of the turns, and the ratio of tokens a second to llama-server
 without drafts in the same turn.
+
+    python benchmarks/serving.py MODEL.gguf --own [--clients 1,4,16] [--turns 3] [-n 128]
+
+What the server itself takes, by Linux's clocks of its threads and without llama-server:
+microseconds of CPU time a token of the event loop and of all threads (one of which runs the model),
+beside those of ``LM.generate`` with the same prompts at once; medians of the turns.
 """
 
 from __future__ import annotations
@@ -22,11 +28,15 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import pairwise
+from pathlib import Path
 from statistics import median, quantiles
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+from mtpcore import LM
 
 QUESTIONS = (
     "Write a function in Python that reads a file of numbers and returns their mean.",
@@ -62,7 +72,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model")
-    parser.add_argument("--server", required=True, metavar="PATH", help="llama-server")
+    kind = parser.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--server", metavar="PATH", help="llama-server")
+    kind.add_argument("--own", action="store_true", help="CPU time of our server alone")
     parser.add_argument("--clients", default="1,4,16")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("-n", "--tokens", type=int, default=128)
@@ -70,6 +82,9 @@ def main() -> None:
     parser.add_argument("--mtp", action="store_true", help="draft by the model's own head")
     parser.add_argument("--template", metavar="FILE", help="a chat template for both")
     options = parser.parse_args()
+    if options.own:
+        measure_own(options)
+        return
     drafts = "draft-mtp" if options.mtp else "ngram-simple"
     threads, n_ctx = str(options.threads), 1024
     print(
@@ -108,6 +123,52 @@ def main() -> None:
             print(f"| {n} | {name} | {speed:.0f} | {ratio:.2f} | {first} | {between} |", flush=True)
 
 
+def measure_own(options: argparse.Namespace) -> None:
+    """Print the CPU time of our server's threads beside that of the LM alone."""
+    print("| clients | drafts | event loop, µs a token | all threads | the LM alone |")
+    print("| --- | --- | --- | --- | --- |")
+    for n in map(int, options.clients.split(",")):
+        for draft in ("0", "auto"):
+            command = [sys.executable, "-m", "mtpcore", "serve", options.model, "-np", str(n)]
+            command += ["-t", "1", "-c", "1024", "--draft", draft]
+            if options.template:
+                command += ["--chat-template-file", options.template]
+            with started(command) as (process, port):
+                ask(port, QUESTIONS[0], 16)
+                turns = []
+                for _ in range(options.turns):
+                    before = thread_seconds(process.pid)
+                    found = ask_together(port, n, options.tokens)
+                    after = thread_seconds(process.pid)
+                    spent = {one: after[one] - before.get(one, 0.0) for one in after}
+                    n_tokens = sum(n for n, _, _ in found)
+                    turns.append((spent[process.pid] / n_tokens, sum(spent.values()) / n_tokens))
+            alone = measure_alone(options, n, int(draft) if draft.isdigit() else "auto")
+            shown = " | ".join(
+                f"{1e6 * median(several):.0f} ({1e6 * min(several):.0f}-{1e6 * max(several):.0f})"
+                for several in (*zip(*turns, strict=True), alone)
+            )
+            print(f"| {n} | {draft} | {shown} |", flush=True)
+
+
+def measure_alone(options: argparse.Namespace, n: int, draft: int | Literal["auto"]) -> list[float]:
+    """Return the CPU seconds that an LM takes for a token, in each turn."""
+    prompts: list[str | Sequence[int]] = list(questions(n))
+    with LM(options.model, n_ctx=1024, n_seq_max=n, threads=1, draft=draft) as lm:
+        turns = []
+        for _ in range(options.turns + 1):  # the first one warms up
+            begin = time.process_time()
+            texts = lm.generate(prompts, max_tokens=options.tokens, temperature=0)
+            turns.append((time.process_time() - begin) / sum(len(one.tokens) for one in texts))
+    return turns[1:]
+
+
+def thread_seconds(pid: int) -> dict[int, float]:
+    """Return the CPU seconds that each thread of a process had; the first has its id."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return {int(one.name): int((one / "schedstat").read_text().split()[0]) / 1e9 for one in tasks}
+
+
 def spread(seconds: list[float]) -> tuple[float, float]:
     """Return the median, and what one of a hundred exceeds."""
     return median(seconds), quantiles(seconds, n=100)[98]
@@ -115,6 +176,22 @@ def spread(seconds: list[float]) -> tuple[float, float]:
 
 def measure(command: list[str], n_clients: int, n_tokens: int) -> Measured:
     """Start a server, and let clients ask it."""
+    with started(command) as (_, port):
+        ask(port, QUESTIONS[0], 16)
+        begin = time.perf_counter()
+        found = ask_together(port, n_clients, n_tokens)
+        seconds = time.perf_counter() - begin
+    return Measured(
+        sum(n for n, _, _ in found),
+        seconds,
+        [first for _, first, _ in found],
+        [gap for _, _, gaps in found for gap in gaps],
+    )
+
+
+@contextmanager
+def started(command: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Start a server at a port that is free, and end it."""
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
     process = subprocess.Popen(
@@ -122,21 +199,21 @@ def measure(command: list[str], n_clients: int, n_tokens: int) -> Measured:
     )
     try:
         wait_for(port, process)
-        ask(port, QUESTIONS[0], 16)
-        begin = time.perf_counter()
-        with ThreadPoolExecutor(n_clients) as pool:
-            questions = [f"{QUESTIONS[i % len(QUESTIONS)]} ({i})" for i in range(2 * n_clients)]
-            found = list(pool.map(lambda one: ask(port, one, n_tokens), questions))
-        seconds = time.perf_counter() - begin
+        yield process, port
     finally:
         process.terminate()
         process.wait()
-    return Measured(
-        sum(n for n, _, _ in found),
-        seconds,
-        [first for _, first, _ in found],
-        [gap for _, _, gaps in found for gap in gaps],
-    )
+
+
+def questions(n_clients: int) -> list[str]:
+    """Return two questions for each client."""
+    return [f"{QUESTIONS[i % len(QUESTIONS)]} ({i})" for i in range(2 * n_clients)]
+
+
+def ask_together(port: int, n_clients: int, n_tokens: int) -> list[tuple[int, float, list[float]]]:
+    """Let clients ask at once; return what ``ask`` does of each question."""
+    with ThreadPoolExecutor(n_clients) as pool:
+        return list(pool.map(lambda one: ask(port, one, n_tokens), questions(n_clients)))
 
 
 def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:

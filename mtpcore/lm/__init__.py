@@ -6,7 +6,7 @@ from mtpcore.lm.completion import Completion, CompletionStats, Piece
 from mtpcore.lm.language_model import LM
 from mtpcore.lm.opening import default_n_ctx
 from mtpcore.lm.settings import recommend_sampling
-from mtpcore.lm.streams import AsyncStream, Stream
+from mtpcore.lm.streams import AsyncStream, Stream, read_together
 from mtpcore.lm.template_options import read_template_options, thinking_options
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "form_answer",
     "read_response_format",
     "read_template_options",
+    "read_together",
     "recommend_sampling",
     "thinking_options",
 ]

@@ -8,17 +8,19 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from threading import Lock, get_ident
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from mtpcore.acts.guards import Guard, act
 from mtpcore.acts.stack_frames import newest_frames
 from mtpcore.decoding import Generator
 from mtpcore.errors import BusyError, MtpcoreError
+from mtpcore.lm.following import Follower, tell
 from mtpcore.lm.jobs import Job
 
 __all__ = ["Engine"]
@@ -53,6 +55,8 @@ class Engine:
         self._n_rounds = 0
         self._waiting: deque[Lock] = deque()  # taken ones, which a round's end releases
         self._executor: tuple[int, Executor] | None = None
+        self._asked: set[Future[Any]] = set()  # what the executor was asked to do, and has not done
+        self._followers: deque[Follower] = deque()  # known to the executor's thread alone
         self._round_of: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Future[None]] = (
             WeakKeyDictionary()
         )
@@ -84,12 +88,50 @@ class Engine:
         process = os.getpid()
         if self._executor is None or self._executor[0] != process:
             self._executor = process, ThreadPoolExecutor(1, thread_name_prefix="mtpcore")
+            self._asked, self._followers = set(), deque()
         return self._executor[1]
 
     async def run(self, function: Callable[[], R]) -> R:
         """Call a function in the thread where rounds run for event loops."""
+        return await asyncio.wrap_future(self._ask(function))
+
+    def follow(self, follower: Follower) -> None:
+        """Run rounds in that thread until nothing further comes for a follower.
+
+        A round serves all followers. What the thread is asked to do meanwhile waits for the end of
+        one round, and of no second one. What a round raises is for the follower that has been there
+        longest.
+        """
+        self._ask(partial(self._begin_leading, follower))
+
+    def _ask(self, function: Callable[[], R]) -> Future[R]:
+        """Let the thread of rounds call a function."""
         self.check_open()
-        return await asyncio.get_running_loop().run_in_executor(self.executor, function)
+        asked = self.executor.submit(function)
+        self._asked.add(asked)
+        asked.add_done_callback(self._asked.discard)
+        return asked
+
+    def _begin_leading(self, follower: Follower) -> None:
+        self._followers.append(follower)
+        if len(self._followers) == 1:
+            self._lead()
+
+    def _lead(self) -> None:
+        """Run rounds for followers; whatever else the thread is asked to do comes between two."""
+        followers = self._followers
+        while followers:
+            if self._asked:
+                with suppress(RuntimeError):  # the engine was closed, which the next round says
+                    self.executor.submit(self._lead)
+                    return
+            try:
+                self.advance()
+            except BaseException as error:  # of any kind: the executor would keep it to itself
+                followers[0].fail(error)
+            tell(followers)
+            for one in [one for one in followers if one.is_over]:
+                followers.remove(one)
 
     async def advance_together(self) -> None:
         """Run a round as ``advance`` does, or wait for the end of the one that this loop runs.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
 from mtpcore.acts.closing import Closing
 from mtpcore.boundary.copies import Uncopied
@@ -11,9 +11,10 @@ from mtpcore.decoding import Request
 from mtpcore.errors import BusyError
 from mtpcore.lm.completion import Completion, CompletionStats, Piece
 from mtpcore.lm.engine import Engine
+from mtpcore.lm.following import Follower
 from mtpcore.lm.jobs import Job
 
-__all__ = ["AsyncStream", "Stream"]
+__all__ = ["AsyncStream", "Stream", "read_together"]
 
 
 class _Reader:
@@ -24,14 +25,19 @@ class _Reader:
         self.n_given = 0
         self._has_begun = self._is_closed = False
 
+    def begin(self) -> None:
+        """Let rounds work on the job; beginning twice makes no difference."""
+        self._has_begun = True
+        self.engine.submit([self.job])
+
     def take(self) -> Piece | None:
-        """Return the next piece, if it is there; the first call lets rounds work on the job."""
+        """Return the next piece, if it is there; the first call begins."""
         self._has_begun = True
         if self.n_given < len(self.job.pieces):
             self.n_given += 1
             return self.job.pieces[self.n_given - 1].piece
         if not self.job.is_queued:
-            self.engine.submit([self.job])
+            self.begin()
         return None
 
     def is_over(self) -> bool:
@@ -183,7 +189,7 @@ class AsyncStream(Uncopied, AsyncIterator[Piece]):
         BusyError
             The stream was not read to its end.
         """
-        return self._job.completion()
+        return self._begun().job.completion()
 
     @property
     def stats(self) -> CompletionStats:
@@ -194,13 +200,12 @@ class AsyncStream(Uncopied, AsyncIterator[Piece]):
         BusyError
             It has not begun.
         """
-        return self._job.stats
+        return self._begun().job.stats
 
-    @property
-    def _job(self) -> Job:
+    def _begun(self) -> _Reader:
         if self._reader is None:
             raise BusyError("the text is not finished", fix="read the stream to its end")
-        return self._reader.job
+        return self._reader
 
     async def aclose(self) -> None:
         """End the text where it is; as ``Stream.close``, it does not wait."""
@@ -214,3 +219,54 @@ class AsyncStream(Uncopied, AsyncIterator[Piece]):
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self._close()
+
+
+async def read_together(
+    streams: Sequence[AsyncStream], pause: Callable[[], Awaitable[None]], end: float | None = None
+) -> AsyncGenerator[tuple[int, Piece | None]]:
+    """Yield the pieces of several texts as they settle, each with its text's number.
+
+    Its end ends the texts, and frees their sequences. Rounds go on whether or not what they brought
+    was read. Each calls the event loop once, for all that it brought: a task for each text would
+    take several times as much of the loop.
+
+    Parameters
+    ----------
+    streams : sequence of AsyncStream
+        Of one LM; they have begun, and are read by nobody else.
+    pause : callable
+        Called when all that had settled was given, before more of it is waited for.
+    end : float, optional
+        When to give up, by the event loop's clock.
+
+    Yields
+    ------
+    (int, Piece or None)
+        None: the text has ended, and the stream has its completion.
+
+    Raises
+    ------
+    TimeoutError
+        ``end`` has come.
+    Exception
+        As ``AsyncStream.__anext__``.
+    """
+    reading = {i: stream._begun() for i, stream in enumerate(streams)}
+    follower = Follower([reader.job for reader in reading.values()])
+    try:
+        for reader in reading.values():
+            reader.begin()
+        reader.engine.follow(follower)
+        while reading:
+            await pause()
+            await follower.wait(end)
+            for i, reader in list(reading.items()):
+                while not (is_over := reader.is_over()) and (piece := reader.take()) is not None:
+                    yield i, piece
+                if is_over:
+                    del reading[i]
+                    yield i, None
+    finally:
+        follower.leave()
+        for stream in streams:
+            await stream.aclose()

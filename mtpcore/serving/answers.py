@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from functools import cached_property
 from time import perf_counter, time
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from mtpcore.lm import LM, AsyncStream, Completion, CompletionStats, Piece
+from mtpcore.lm import LM, AsyncStream, Completion, CompletionStats, Piece, read_together
 from mtpcore.runtime.fingerprint import Fingerprint
 from mtpcore.sampling import Sampling
 from mtpcore.serving.metrics import Metrics
@@ -164,6 +164,11 @@ class Answer:
         One a text.
     n : int
         Texts of each prompt.
+
+    Attributes
+    ----------
+    pause : callable
+        Called where all that has happened was given, before more is waited for.
     """
 
     def __init__(self, service: Service, streams: Sequence[AsyncStream], n: int) -> None:
@@ -171,6 +176,7 @@ class Answer:
         self._begin = perf_counter()
         self._first = 0.0  # when the first piece came; 0: none has
         self._is_open = True
+        self.pause: Callable[[], Awaitable[None]] = _go_on
         service.n_texts += len(streams)
 
     async def __aenter__(self) -> Self:
@@ -192,7 +198,7 @@ class Answer:
             for stream in self._streams:
                 await stream.aclose()
 
-    async def events(self) -> AsyncIterator[TextEvent]:
+    async def events(self) -> AsyncGenerator[TextEvent]:
         """Yield what happens to the texts, those of one text in order.
 
         Raises
@@ -200,44 +206,26 @@ class Answer:
         Refusal
             They took longer than the settings allow, or one could not be written to its end.
         """
-        queue: asyncio.Queue[TextEvent | BaseException] = asyncio.Queue()
-        tasks = [
-            asyncio.create_task(self._read(i, stream, queue))
-            for i, stream in enumerate(self._streams)
-        ]
-        n_open, limit = len(tasks), self._desk.settings.seconds
+        metrics, limit = self._desk.metrics, self._desk.settings.seconds
+        passed, now = perf_counter() - self._begin, asyncio.get_running_loop().time()
+        end = None if limit is None else now + limit - passed
+        last = [0.0] * len(self._streams)
         try:
-            while n_open:
-                left = None if limit is None else self._begin + limit - perf_counter()
-                event = await asyncio.wait_for(queue.get(), left)
-                if isinstance(event, BaseException):
-                    raise event
-                n_open -= event.completion is not None
-                yield event
+            async with aclosing(read_together(self._streams, self.pause, end)) as pieces:
+                async for i, piece in pieces:
+                    if piece is None:
+                        completion = self._streams[i].completion
+                        metrics.observe_text(completion)
+                        yield TextEvent(i, completion=completion)
+                        continue
+                    now = perf_counter()
+                    metrics.observe_piece(now - (last[i] or self._begin), not last[i])
+                    self._first, last[i] = self._first or now, now
+                    yield TextEvent(i, piece)
         except Exception as error:  # the request was fine
             raise refusal_of(error, is_asked=False) from error
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             await self.close()
-
-    async def _read(
-        self, index: int, stream: AsyncStream, queue: asyncio.Queue[TextEvent | BaseException]
-    ) -> None:
-        """Read one text into the queue, and count it."""
-        metrics, last = self._desk.metrics, 0.0
-        try:
-            async for piece in stream:
-                now = perf_counter()
-                metrics.observe_piece(now - self._begin if not last else now - last, not last)
-                self._first, last = self._first or now, now
-                queue.put_nowait(TextEvent(index, piece=piece))
-            completion = stream.completion
-            metrics.observe_text(completion)
-            queue.put_nowait(TextEvent(index, completion=completion))
-        except Exception as error:
-            queue.put_nowait(error)
 
     async def finish(self) -> list[Completion]:
         """Wait for all texts; raises what ``events`` raises."""
@@ -328,3 +316,7 @@ class Answer:
             "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
             "mean_acceptance_length": sum(one.tokens for one in stats) / passes if passes else 0.0,
         }
+
+
+async def _go_on() -> None:
+    """Do nothing."""

@@ -76,7 +76,9 @@ async def answer_chat(service: Service, request: Request) -> Response:
     }
     if fields.stream:
         pieces = _stream(answer, head, fields, parsing)
-        return EventStream(pieces, lambda one: encode_event(as_openai(one)), service.keep_alive)
+        return EventStream(
+            answer, pieces, lambda one: encode_event(as_openai(one)), service.keep_alive
+        )
     async with answer:
         completions = await until_gone(request, answer.finish())
     choices = [_choice(i, one, fields, parsing) for i, one in enumerate(completions)]

@@ -63,7 +63,9 @@ async def answer_completions(service: Service, request: Request) -> Response:
     of_texts = [begin for begin in begins for _ in range(fields.n)]
     if fields.stream:
         pieces = _stream(answer, head, fields, of_texts)
-        return EventStream(pieces, lambda one: encode_event(as_openai(one)), service.keep_alive)
+        return EventStream(
+            answer, pieces, lambda one: encode_event(as_openai(one)), service.keep_alive
+        )
     async with answer:
         completions = await until_gone(request, answer.finish())
     choices = [

@@ -114,7 +114,7 @@ async def _answer(
     shown = _Shown(service, fields, answer, options, prompts)
     if fields.stream:
         return EventStream(
-            shown.events(), lambda one: encode_event(as_openai(one)), service.keep_alive
+            answer, shown.events(), lambda one: encode_event(as_openai(one)), service.keep_alive
         )
     async with answer:
         completions = await until_gone(request, answer.finish())

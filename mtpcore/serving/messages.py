@@ -101,7 +101,7 @@ async def answer_messages(service: Service, request: Request) -> Response:
     if fields.stream:
         pieces = _stream(answer, head, len(prompt), parsing)
         return EventStream(
-            pieces, lambda one: encode_event(as_anthropic(one), "error"), service.keep_alive
+            answer, pieces, lambda one: encode_event(as_anthropic(one), "error"), service.keep_alive
         )
     async with answer:
         (completion,) = await until_gone(request, answer.finish())

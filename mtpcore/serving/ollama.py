@@ -289,6 +289,7 @@ async def _answer(
     if fields.stream:
         pieces = _stream(answer, service, fields, parsing, show)
         return EventStream(
+            answer,
             pieces,
             lambda one: encode_line(as_ollama(one)),
             service.keep_alive,

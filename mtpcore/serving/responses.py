@@ -90,7 +90,7 @@ async def answer_responses(service: Service, request: Request) -> Response:
     if fields.stream:
         events = _Events()
         pieces = _stream(answer, head, parsing, events)
-        return EventStream(pieces, events.fail, service.keep_alive)
+        return EventStream(answer, pieces, events.fail, service.keep_alive)
     async with answer:
         (completion,) = await until_gone(request, answer.finish())
     items, logprobs = _Items(_Events()), _logprobs(completion.logprobs or (), parsing)

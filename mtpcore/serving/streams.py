@@ -9,8 +9,9 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from mtpcore.serving.answers import Answer
 from mtpcore.serving.refusals import (
     Refusal,
     as_anthropic,
@@ -31,6 +32,8 @@ __all__ = [
 
 COMMENT = b":\n\n"
 """What says in a stream of events that it is still there."""
+_MOST_HELD = 1 << 16
+"""Bytes of a stream that are kept to be sent together."""
 
 T = TypeVar("T")
 
@@ -74,11 +77,14 @@ class EventStream(Response):
     """An answer in pieces.
 
     Headers go out at once, with a comment, however long the prompt is; another comment follows
-    where nothing else was sent for a while. Where the client goes away the pieces are closed, which
-    frees their sequences. What they raise becomes a last event.
+    where nothing else was sent for a while. Pieces that are there together are sent together. Where
+    the client goes away the pieces are closed, which frees their sequences. What they raise becomes
+    a last event.
 
     Parameters
     ----------
+    answer : Answer
+        What the pieces tell of.
     pieces : async generator of bytes
     spell : callable
         Returns a refusal as an event.
@@ -90,6 +96,7 @@ class EventStream(Response):
 
     def __init__(
         self,
+        answer: Answer,
         pieces: AsyncGenerator[bytes, None],
         spell: Callable[[Refusal], bytes],
         keep_alive: float,
@@ -97,54 +104,73 @@ class EventStream(Response):
     ) -> None:
         self.status_code, self.background, self.media_type = 200, None, media_type
         self._pieces, self._spell, self._keep_alive = pieces, spell, keep_alive
-        self._comment = COMMENT if media_type == "text/event-stream" else b""
+        self._has_comments = media_type == "text/event-stream"
+        self._held = bytearray()  # pieces that were not sent yet
+        answer.pause = self._send_held
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
-
-        async def say(body: bytes, *, more: bool = True) -> None:
-            await send({"type": "http.response.body", "body": body, "more_body": more})
-
-        gone = asyncio.create_task(wait_until_gone(receive))
+        self._send, self._is_sending = send, False
+        self._clock = asyncio.get_running_loop().time
+        self._said = self._clock()
+        tasks = [asyncio.create_task(self._write()), asyncio.create_task(wait_until_gone(receive))]
+        if self._has_comments:
+            tasks.append(asyncio.create_task(self._comment()))
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            if self._comment:
-                await say(self._comment)
-            try:
-                while (piece := await self._next(gone, say)) is not None:
-                    await say(piece)
-            except _Gone:
-                return
-            except Exception as error:
-                await say(self._spell(refusal_of(error, is_asked=False)))
-            await say(b"", more=False)
-        except OSError:  # the connection broke while something was sent
-            return
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if not task.cancelled():
+                    task.result()
         finally:
-            gone.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._pieces.aclose()
 
-    async def _next(
-        self, gone: asyncio.Task[None], say: Callable[[bytes], Awaitable[None]]
-    ) -> bytes | None:
-        """Return the next piece; None: there is none."""
-        task = asyncio.ensure_future(anext(self._pieces, None))
+    async def _write(self) -> None:
+        """Send all of it."""
+        headers = self.raw_headers
+        await self._put({"type": "http.response.start", "status": 200, "headers": headers})
+        if self._has_comments:
+            await self._say(COMMENT)
         try:
-            while True:
-                done, _ = await asyncio.wait(
-                    {task, gone}, timeout=self._keep_alive, return_when=asyncio.FIRST_COMPLETED
-                )
-                if task in done:
-                    return task.result()
-                if gone in done:
-                    raise _Gone
-                if self._comment:
-                    await say(self._comment)
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
+            async for piece in self._pieces:
+                self._held += piece
+                if len(self._held) > _MOST_HELD:
+                    await self._send_held()
+        except Exception as error:
+            self._held += self._spell(refusal_of(error, is_asked=False))
+        await self._send_held()
+        await self._say(b"", more=False)
+
+    async def _send_held(self) -> None:
+        """Send what is there."""
+        if self._held:
+            held, self._held = bytes(self._held), bytearray()
+            await self._say(held)
+
+    async def _comment(self) -> None:
+        """Say now and then that the stream is still there."""
+        while True:
+            silent = self._clock() - self._said
+            if silent < self._keep_alive:
+                await asyncio.sleep(self._keep_alive - silent)
+            elif self._is_sending:  # to a client that does not read
+                await asyncio.sleep(self._keep_alive)
+            else:
+                await self._say(COMMENT)
+
+    async def _say(self, body: bytes, *, more: bool = True) -> None:
+        self._is_sending = True
+        await self._put({"type": "http.response.body", "body": body, "more_body": more})
+        self._is_sending, self._said = False, self._clock()
+
+    async def _put(self, message: Message) -> None:
+        try:
+            await self._send(message)
+        except OSError:  # the connection broke, which is no failure of the pieces
+            raise asyncio.CancelledError from None
 
 
 async def until_gone(request: Request, work: Awaitable[T]) -> T:
@@ -167,10 +193,6 @@ async def until_gone(request: Request, work: Awaitable[T]) -> T:
         if not task.done():
             task.cancel()
             await asyncio.wait({task})
-
-
-class _Gone(Exception):
-    """The client went away."""
 
 
 async def wait_until_gone(receive: Receive) -> None:
