@@ -8,6 +8,7 @@ from typing import Any
 from starlette.types import Scope
 
 from mtpcore.cluster.prefix_keys import prefix_keys
+from mtpcore.serving.draws import RequestDraws
 from mtpcore.serving.refusals import path_of
 
 __all__ = ["ForwardedRequest"]
@@ -31,11 +32,14 @@ class ForwardedRequest:
         All of it.
     keys : tuple of bytes
         Of the beginnings of its conversation, which the router reads.
+    draws : RequestDraws
+        So that two replicas draw the same for it.
     """
 
     scope: dict[str, Any]
     body: bytes = b""
     keys: tuple[bytes, ...] = field(default=(), repr=False)
+    draws: RequestDraws = field(default_factory=RequestDraws.make, repr=False)
 
     @classmethod
     def of(cls, scope: Scope, body: bytes) -> ForwardedRequest:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -35,8 +36,10 @@ _NUMBERED = re.compile(rb'^data: \{"type":"[\w.]+","sequence_number":(\d+)', re.
 _PROBE_SECONDS = 5.0
 """Who asks for the state wants to know it now."""
 _TRIES = 2
-"""Replicas that are asked for one answer, where they end before they have said anything. No more:
-a request may be what ends them."""
+"""Replicas that end one after the other, and none of them says anything new of an answer, before it
+is given up: a request may be what ends them."""
+_TEXT = re.compile(rb'"choices":\[\{"index":(\d+)|^data: \{"index":(\d+)')
+"""Where an event says which text of the request it tells of."""
 
 
 class Ingress:
@@ -153,18 +156,21 @@ class _Forwarding:
                 await asyncio.wait({task})
 
     async def _answer(self, request: ForwardedRequest, answer: _ForwardedAnswer) -> None:
-        for i in range(_TRIES):
+        n_tries = 0
+        while True:
+            n_said = answer.n_said
             try:
                 await self._answer_once(request, answer)
+                return
             except RayActorError as error:  # its process ended, or cannot be reached
-                if answer.has_said or i + 1 == _TRIES:
+                n_tries = 1 if answer.n_said > n_said else n_tries + 1
+                if n_tries == _TRIES or not answer.may_go_on:
                     await answer.refuse(_refusal_of(error))
                     return
-                log.warning("a replica ended before it answered; another one is asked")
+                log.warning("a replica ended before its answer did; another one is asked")
+                answer.begin_again()
             except Exception as error:
                 await answer.refuse(_refusal_of(error))
-                return
-            else:
                 return
 
     async def _answer_once(self, request: ForwardedRequest, answer: _ForwardedAnswer) -> None:
@@ -195,40 +201,87 @@ class _Forwarding:
 class _ForwardedAnswer:
     """An answer as it was sent so far: begun once, and ended in the form that the client reads.
 
+    A stream may be made of those of several replicas. What each of them would write is the same, to
+    the byte but for times and what drafts brought; so of a later one the events are left out that
+    the client has. Events of several texts come in any order, those of each text in one.
+
     Parameters
     ----------
     path : str
         What was asked for.
     send : callable
         ASGI's.
+
+    Attributes
+    ----------
+    n_said : int
+        Parts of the answer that were sent: events of a stream.
     """
 
     def __init__(self, path: str, send: Send) -> None:
         self._path, self._send = path, send
         self._start: Message | None = None  # held back while there is no body
         self._kind = b""  # of the answer that has begun
+        self._n_sent: Counter[bytes] = Counter()  # events of each text
+        self._n_had: Counter[bytes] = Counter()  # those of them that this replica has yet to repeat
         self._n_events = 0  # where they are numbered
-        self.has_said = False
+        self.n_said = 0
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether another replica's answer can take up where this one was cut off."""
+        return self._kind in _STREAMS or not self.n_said
+
+    def begin_again(self) -> None:
+        """Take the answer of another replica from its beginning."""
+        self._n_had = self._n_sent.copy()
 
     async def take(self, message: Message) -> None:
-        """Send a message of a replica."""
+        """Send a message of a replica, as far as it is new.
+
+        Raises
+        ------
+        Refusal
+            Another replica cannot repeat what the client has.
+        """
         if message["type"] == "http.response.start":
-            if self._kind:  # a first replica began, and had said nothing
+            if self._kind:  # of another replica before
+                if message["status"] != 200:
+                    raise _ended()
                 return
             self._start = message
             kind = dict(message["headers"]).get(b"content-type", b"").split(b";")[0]
             if kind in _STREAMS:
                 await self._begin(kind)
             return
-        body = message.get("body", b"")
-        is_news = body not in (b"", COMMENT) or not message.get("more_body", False)
-        if is_news:
-            self.has_said = True
+        body, is_last = message.get("body", b""), not message.get("more_body", False)
+        if self._kind in _STREAMS:
+            body = b"".join(self._new_events(body))
+            if is_last and self._n_had.total():
+                raise _ended()
+        elif body or is_last:
+            self.n_said += 1
             await self._begin(b"whole")
-        if numbers := _NUMBERED.findall(body):
-            self._n_events = int(numbers[-1]) + 1
-        if is_news or self._kind:
-            await self._send(message)
+        if self._kind and (body or is_last):
+            await self._send({**message, "body": body})
+
+    def _new_events(self, body: bytes) -> Iterator[bytes]:
+        """Yield events that the client does not have, and comments."""
+        end = b"\n\n" if self._kind == _STREAMS[0] else b"\n"
+        for event in body.split(end)[:-1]:
+            if event + end == COMMENT:
+                yield COMMENT
+                continue
+            found = _TEXT.search(event)
+            text = (found[1] or found[2]) if found else b""
+            if self._n_had[text]:
+                self._n_had[text] -= 1
+                continue
+            self.n_said += 1
+            self._n_sent[text] += 1
+            if number := _NUMBERED.search(event):
+                self._n_events = int(number[1]) + 1
+            yield event + end
 
     async def refuse(self, refusal: Refusal) -> None:
         """End the answer with an error, in the shape of the API.
@@ -270,11 +323,15 @@ def _refusal_of(error: BaseException) -> Refusal:
         return refusal_of(error, is_asked=False)
     if isinstance(error, RayError | RayServeException):
         log.warning("a replica ended: %s", str(error).partition("\n")[0])
-        return Refusal(
-            503,
-            "the replica that wrote this answer has ended; try again",
-            kind="overloaded_error",
-            code="replica_ended",
-            retry_after=1,
-        )
+        return _ended()
     return refusal_of(error, is_asked=False)
+
+
+def _ended() -> Refusal:
+    return Refusal(
+        503,
+        "the replica that wrote this answer has ended; try again",
+        kind="overloaded_error",
+        code="replica_ended",
+        retry_after=1,
+    )

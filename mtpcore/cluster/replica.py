@@ -11,6 +11,7 @@ from starlette.types import Message
 from mtpcore.cluster.forwarding import ForwardedRequest
 from mtpcore.lm import LM
 from mtpcore.serving import ServerSettings, build_app
+from mtpcore.serving.draws import fix_draws
 
 __all__ = ["Replica"]
 
@@ -81,6 +82,7 @@ class Replica:
         self, request: ForwardedRequest, messages: asyncio.Queue[Message | None]
     ) -> None:
         """Let the application answer into a queue."""
+        fix_draws(request.draws)  # of this task alone
         bodies = [{"type": "http.request", "body": request.body, "more_body": False}]
 
         async def receive() -> Message:

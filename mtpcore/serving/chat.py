@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
@@ -17,6 +15,7 @@ from mtpcore.lm import Completion, Piece, thinking_options
 from mtpcore.lm.answer_parsing import AnswerParsing
 from mtpcore.serving.answers import Answer, Service
 from mtpcore.serving.bodies import read_body, read_fields
+from mtpcore.serving.draws import draw_name, request_time
 from mtpcore.serving.fields import HARMLESS, TextsFields, check_needless, options_of
 from mtpcore.serving.forms import form_of_answer
 from mtpcore.serving.logprobs import chat_logprobs
@@ -69,8 +68,8 @@ async def answer_chat(service: Service, request: Request) -> Response:
         options["logprobs"] = fields.top_logprobs
     answer = await service.begin([prompt], options, fields.n)
     head = {
-        "id": f"chatcmpl-{secrets.token_hex(12)}",
-        "created": int(time.time()),
+        "id": draw_name("chatcmpl-"),
+        "created": request_time(),
         "model": fields.model or service.name,
         "system_fingerprint": service.fingerprint,
     }
@@ -152,7 +151,7 @@ def _without(message: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _choice(
     index: int, completion: Completion, fields: ChatFields, parsing: AnswerParsing
 ) -> dict[str, Any]:
-    message = parsed_message(parsing.read(completion.text))
+    message = parsed_message(parsing.read(completion.text), index)
     return {
         "index": index,
         "message": message,
@@ -172,7 +171,8 @@ def _finish(completion: Completion, has_calls: bool) -> str:
 class _Choice:
     """One answer of a stream: how far it was parsed, and what was not sent yet."""
 
-    def __init__(self, parsing: AnswerParsing) -> None:
+    def __init__(self, index: int, parsing: AnswerParsing) -> None:
+        self._index = index
         self._parser, self.tokenizer = parsing.parser(), parsing.tokenizer
         self._n_calls = 0
         self.reasoning = ""
@@ -203,7 +203,8 @@ class _Choice:
                 self.reasoning += part.text
                 yield {"reasoning_content": part.text, "reasoning": part.text}
             elif part.call is not None:
-                yield {"tool_calls": [{"index": self._n_calls} | spell_call(part.call)]}
+                call = spell_call(part.call, self._index, self._n_calls)
+                yield {"tool_calls": [{"index": self._n_calls} | call]}
                 self._n_calls += 1
 
 
@@ -232,7 +233,7 @@ async def _stream(
         async for event in answer.events():
             i = event.text
             if i not in choices:
-                choices[i] = _Choice(parsing)
+                choices[i] = _Choice(i, parsing)
                 yield chunk(i, {"role": "assistant", "content": ""})
             one = choices[i]
             if event.piece is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import Annotated, Any
 
@@ -14,6 +12,7 @@ from starlette.responses import Response
 from mtpcore.lm import Completion, Piece
 from mtpcore.serving.answers import Answer, Service
 from mtpcore.serving.bodies import read_body, read_fields
+from mtpcore.serving.draws import draw_name, request_time
 from mtpcore.serving.fields import HARMLESS, TextsFields, check_needless, options_of
 from mtpcore.serving.forms import form_of_text
 from mtpcore.serving.logprobs import legacy_logprobs
@@ -54,9 +53,9 @@ async def answer_completions(service: Service, request: Request) -> Response:
     begins = [service.lm.tokenizer.decode(one) if fields.echo else "" for one in prompts]
     answer = await service.begin(prompts, options, fields.n)
     head = {
-        "id": f"cmpl-{secrets.token_hex(12)}",
+        "id": draw_name("cmpl-"),
         "object": "text_completion",
-        "created": int(time.time()),
+        "created": request_time(),
         "model": fields.model or service.name,
         "system_fingerprint": service.fingerprint,
     }

@@ -13,6 +13,7 @@ from mtpcore.lm import LM
 from mtpcore.lm.settings import SamplingOptions
 from mtpcore.sampling import read_sequence
 from mtpcore.serving.adapters import AdapterField, choose_adapters
+from mtpcore.serving.draws import draw_seed
 from mtpcore.serving.refusals import Refusal
 
 __all__ = [
@@ -183,6 +184,8 @@ def options_of(lm: LM, fields: SamplingFields) -> dict[str, Any]:
             given[name] = off
     if fields.seed is not None and fields.seed < 0:  # draw one
         given["seed"] = None
+    if given["seed"] is None and lm.sampling.get("seed") is None:
+        given["seed"] = draw_seed()
     if fields.samplers:
         try:
             given |= read_sequence(fields.samplers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -16,6 +15,7 @@ from mtpcore.lm import Completion, thinking_options
 from mtpcore.lm.answer_parsing import AnswerParsing
 from mtpcore.serving.answers import Answer, Service
 from mtpcore.serving.bodies import note_once, read_body, read_fields
+from mtpcore.serving.draws import draw_name
 from mtpcore.serving.fields import HARMLESS, SamplingFields, check_needless, options_of
 from mtpcore.serving.forms import form_of_answer
 from mtpcore.serving.parsing import find_parsing, read_arguments
@@ -93,7 +93,7 @@ async def answer_messages(service: Service, request: Request) -> Response:
     options = options_of(service.lm, fields) | parsing.options | form
     answer = await service.begin([prompt], options)
     head = {
-        "id": f"msg_{secrets.token_hex(12)}",
+        "id": draw_name("msg_"),
         "type": "message",
         "role": "assistant",
         "model": fields.model or service.name,
@@ -280,9 +280,12 @@ def _tools(fields: MessageFields) -> Iterator[dict[str, Any]]:
 
 def _blocks_of(parts: Iterable[AnswerPart]) -> Iterator[dict[str, Any]]:
     """Yield the blocks of an answer."""
+    n_calls = 0
     for kind, several in groupby(parts, key=lambda part: part.kind):
         if kind == "call":
-            yield from (_call_block(part.call) for part in several if part.call is not None)
+            calls = [part.call for part in several if part.call is not None]
+            yield from (_call_block(call, n_calls + i) for i, call in enumerate(calls))
+            n_calls += len(calls)
             continue
         text = "".join(part.text for part in several)
         yield _text_block(text) if kind == "content" else _empty_block(kind) | {"thinking": text}
@@ -295,9 +298,9 @@ def _empty_block(kind: str) -> dict[str, Any]:
     return _text_block("")
 
 
-def _call_block(call: ToolCall) -> dict[str, Any]:
-    """Return a call with a name of its own."""
-    id = f"toolu_{secrets.token_hex(12)}"
+def _call_block(call: ToolCall, number: int) -> dict[str, Any]:
+    """Return a call, of this number in its answer, with a name of its own."""
+    id = draw_name("toolu_", number)
     return {"type": "tool_use", "id": id, "name": call.name, "input": read_arguments(call)}
 
 
@@ -330,7 +333,7 @@ class _StreamedBlocks:
     def take(self, part: AnswerPart) -> Iterator[dict[str, Any]]:
         """Yield the events by which a part is said."""
         if part.call is not None:
-            block = _call_block(part.call)
+            block = _call_block(part.call, self._index + 1)
             yield from self._begin("", block | {"input": {}})
             text = msgspec.json.encode(block["input"]).decode()
             yield self._delta({"type": "input_json_delta", "partial_json": text})

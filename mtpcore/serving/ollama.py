@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
@@ -136,7 +135,7 @@ async def answer_ollama_chat(service: Service, request: Request) -> Response:
     if not fields.messages:
         return _say_loaded(service, fields, show)
     conversation = TemplateInput(
-        messages=[_message(one) for one in fields.messages],
+        messages=[_message(i, one) for i, one in enumerate(fields.messages)],
         tools=fields.tools,
         template_options=_thinking(fields),
         continues=fields.messages[-1].get("role") == "assistant"
@@ -224,8 +223,12 @@ def _thinking(fields: TextFields) -> dict[str, Any]:
     return thinking_options(is_on=fields.think)
 
 
-def _message(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message as chat templates read it."""
+def _message(index: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message of a conversation as chat templates read it.
+
+    Calls without an id get one that follows from their place: it may stand in the prompt, and the
+    same conversation is the same prompt.
+    """
     message = read_fields(given, OllamaMessage)
     if message.images:
         raise Refusal(400, "images are not supported; leave them out", param="images")
@@ -235,11 +238,11 @@ def _message(given: Mapping[str, Any]) -> dict[str, Any]:
     if message.tool_calls:
         made["tool_calls"] = [
             {
-                "id": call.id or f"call_{secrets.token_hex(4)}",
+                "id": call.id or f"call{index:03}{i:02}",
                 "type": "function",
                 "function": msgspec.to_builtins(call.function),
             }
-            for call in message.tool_calls
+            for i, call in enumerate(message.tool_calls)
         ]
     if message.tool_name is not None:
         made["name"] = message.tool_name

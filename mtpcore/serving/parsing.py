@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -13,6 +12,7 @@ from mtpcore.errors import MtpcoreError
 from mtpcore.gguf.answer_parser import AnswerPart, ToolCall
 from mtpcore.lm.answer_parsing import AnswerParsing, ParsedAnswer
 from mtpcore.serving.answers import Service
+from mtpcore.serving.draws import draw_name
 from mtpcore.serving.prompts import TemplateInput
 
 __all__ = ["find_parsing", "parsed_message", "read_arguments", "spell_call"]
@@ -32,10 +32,13 @@ async def find_parsing(
     return await anyio.to_thread.run_sync(find)
 
 
-def parsed_message(parts: Sequence[AnswerPart]) -> dict[str, Any]:
-    """Return an answer as a message of OpenAI's API; reasoning has both names that clients read."""
+def parsed_message(parts: Sequence[AnswerPart], text: int) -> dict[str, Any]:
+    """Return an answer, the request's text of this number, as a message of OpenAI's API.
+
+    Reasoning has both names that clients read.
+    """
     said, thought, found = ParsedAnswer.of(parts)
-    calls = [spell_call(call) for call in found]
+    calls = [spell_call(call, text, i) for i, call in enumerate(found)]
     message: dict[str, Any] = {"role": "assistant", "content": said if said or not calls else None}
     if thought:
         message |= {"reasoning_content": thought, "reasoning": thought}
@@ -52,10 +55,10 @@ def read_arguments(call: ToolCall) -> dict[str, object]:
         return {"arguments": call.arguments}
 
 
-def spell_call(call: ToolCall) -> dict[str, Any]:
-    """Return a call as OpenAI's API has it, with a name of its own."""
+def spell_call(call: ToolCall, text: int, number: int) -> dict[str, Any]:
+    """Return a call, of this number in its text, as OpenAI's API has it, with a name of its own."""
     return {
-        "id": f"call_{secrets.token_hex(12)}",
+        "id": draw_name("call_", text, number),
         "type": "function",
         "function": {"name": call.name, "arguments": call.arguments},
     }

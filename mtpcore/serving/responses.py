@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ from mtpcore.lm import Completion, thinking_options
 from mtpcore.lm.answer_parsing import AnswerParsing
 from mtpcore.serving.answers import Answer, Service
 from mtpcore.serving.bodies import note_once, read_body, read_fields
+from mtpcore.serving.draws import draw_name, request_time
 from mtpcore.serving.fields import HARMLESS, SamplingFields, check_needless, options_of
 from mtpcore.serving.forms import form_of_answer
 from mtpcore.serving.logprobs import chat_logprobs
@@ -136,9 +136,9 @@ async def _read(service: Service, request: Request) -> tuple[ResponseFields, Tem
 def _head(service: Service, fields: ResponseFields) -> dict[str, Any]:
     """Return a response that has not begun."""
     return {
-        "id": f"resp_{secrets.token_hex(12)}",
+        "id": draw_name("resp_"),
         "object": "response",
-        "created_at": int(time.time()),
+        "created_at": request_time(),
         "status": "in_progress",
         "model": fields.model or service.name,
         "output": [],
@@ -304,10 +304,10 @@ class _Items:
     def _begin(self, kind: str) -> Iterator[bytes]:
         self._kind = kind
         if kind == "reasoning":
-            self._open = {"id": _name("rs"), "type": "reasoning", "summary": []}
+            self._open = {"id": self._name("rs_"), "type": "reasoning", "summary": []}
             shown: dict[str, Any] = {"type": "reasoning_text", "text": ""}
         else:
-            self._open = {"id": _name("msg"), "type": "message", "role": "assistant"}
+            self._open = {"id": self._name("msg_"), "type": "message", "role": "assistant"}
             shown = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         yield self._added(self._open | {"status": "in_progress", "content": []})
         self._open["content"] = [shown]
@@ -325,7 +325,7 @@ class _Items:
 
     def _call(self, call: ToolCall) -> Iterator[bytes]:
         yield from self._close("completed")
-        item = {"id": _name("fc"), "type": "function_call", "call_id": _name("call")}
+        item = {"id": self._name("fc_"), "type": "function_call", "call_id": self._name("call_")}
         item["name"] = call.name
         place = {"output_index": len(self.output), "item_id": item["id"]}
         yield self._added(item | {"arguments": "", "status": "in_progress"})
@@ -345,6 +345,9 @@ class _Items:
         self.output.append(item)
         return said
 
+    def _name(self, prefix: str) -> str:
+        return draw_name(prefix, len(self.output))
+
     def _place(self) -> dict[str, Any]:
         """Return where the text is that is open."""
         assert self._open is not None
@@ -353,10 +356,6 @@ class _Items:
             "item_id": self._open["id"],
             "content_index": 0,
         }
-
-
-def _name(kind: str) -> str:
-    return f"{kind}_{secrets.token_hex(12)}"
 
 
 async def _stream(

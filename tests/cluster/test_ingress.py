@@ -128,21 +128,80 @@ def test_a_request_before_which_replicas_die_is_no_further_one_s():
         ("/api/chat", LINES, b'{"error":"the replica'),
     ],
 )
-def test_a_stream_whose_replica_dies_ends_with_an_error_of_its_api(path, headers, begin):
-    replicas = Replicas([[], [start(headers), body(b"news\n\n")], died()])
+def test_a_stream_whose_replicas_die_ends_with_an_error_of_its_api(path, headers, begin):
+    replicas = Replicas(
+        [[], [start(headers), body(b"news\n\n")], died()],
+        [[], [start(headers), body(b":\n\n")], died()],
+    )
     status, _, raw = ask(replicas, path)
     assert status == 200
-    assert raw.startswith(b"news\n\n" + begin)
-    assert len(replicas.asked) == 1
+    assert raw.replace(b":\n\n", b"").startswith(b"news\n\n" + begin)
+    assert len(replicas.asked) == 2
+
+
+def streamed(events, cut=None):
+    """Return the steps of a replica that streams events, each in a message; it may die."""
+    kind = EVENTS if events[0].endswith(b"\n\n") else LINES
+    steps = [[], [start(kind)], *([body(event)] for event in events[:cut])]
+    return [*steps, died() if cut is not None else [body(b"", more=False)]]
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\n"])
+def test_a_stream_whose_replica_dies_is_that_of_another_one_from_there_on(end):
+    events = [b"data: %d" % i + end for i in range(9)]
+    for cut in range(9):
+        replicas = Replicas(streamed(events, cut), streamed(events))
+        status, _, raw = ask(replicas)
+        assert (status, raw) == (200, b"".join(events))
+        first, second = replicas.asked
+        assert first.draws == second.draws
+        assert len(first.draws.key) == 16
+
+
+def test_any_number_of_replicas_may_die_while_each_brings_a_stream_further():
+    events = [b"data: %d\n\n" % i for i in range(5)]
+    replicas = Replicas(*(streamed(events, cut) for cut in (1, 2, 3, 4)), streamed(events))
+    assert ask(replicas)[2] == b"".join(events)
+    replicas = Replicas(streamed(events, 2), streamed(events, 3), streamed(events, 3))
+    assert b"replica_ended" in ask(replicas)[2]
+
+
+def test_texts_of_one_stream_go_on_where_each_of_them_was():
+    chunks = [
+        [b'data: {"id":"x","choices":[{"index":%d,"text":"%d"}]}\n\n' % (i, j) for j in range(4)]
+        for i in range(2)
+    ]
+    (a0, a1, a2, a3), (b0, b1, b2, b3) = chunks
+    end = b"data: [DONE]\n\n"
+    replicas = Replicas(
+        streamed([a0, a1, b0, a2], 4), streamed([b0, b1, a0, b2, a1, b3, a2, a3, end])
+    )
+    assert ask(replicas)[2] == b"".join([a0, a1, b0, a2, b1, b2, b3, a3, end])
+
+
+def test_keep_alive_comments_are_no_events_to_leave_out():
+    events = [b"data: 0\n\n", b":\n\n", b"data: 1\n\n"]
+    again = [b":\n\n", b"data: 0\n\n", b"data: 1\n\n", b"data: 2\n\n"]
+    raw = ask(Replicas(streamed(events, 3), streamed(again)))[2]
+    assert raw == b"".join([*events, b":\n\n", b"data: 2\n\n"])
+
+
+@pytest.mark.parametrize("how", ["refuses", "ends early"])
+def test_a_replica_that_cannot_repeat_what_the_client_has_ends_the_stream_with_an_error(how):
+    events = [b"data: %d\n\n" % i for i in range(4)]
+    late = [[], [start(WHOLE) | {"status": 429}, body(b'{"error": {}}', more=False)]]
+    replicas = Replicas(streamed(events, 3), late if how == "refuses" else streamed(events[:2]))
+    raw = ask(replicas)[2]
+    assert raw.startswith(b"".join(events[:3]) + b'data: {"error":')
+    assert b"replica_ended" in raw
 
 
 def test_an_error_of_a_response_has_the_number_that_follows():
     from mtpcore.serving.streams import encode_event
 
     events = [encode_event({"type": "a.b", "sequence_number": i}, "a.b") for i in range(13)]
-    replicas = Replicas(
-        [[], [start(EVENTS), body(events[0])], [body(b"".join(events[1:]))], died()]
-    )
+    first = [[], [start(EVENTS), body(events[0])], [body(b"".join(events[1:]))], died()]
+    replicas = Replicas(first, [[], died()])
     last = ask(replicas, "/v1/responses")[2].strip().split(b"data: ")[-1]
     assert json.loads(last)["sequence_number"] == 13
 
