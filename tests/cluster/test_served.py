@@ -135,47 +135,42 @@ def test_a_client_that_goes_frees_its_sequence(http):
     assert n_ended() == before  # it was not written to its end
 
 
-def test_every_request_is_answered_or_told_so_when_a_replica_dies(ray, address, alone, http):
-    n = 24
+def test_every_request_is_answered_when_a_replica_dies(ray, address, alone, http):
+    n, n_events = 24, [0] * 24
     expected = [
         alone.generate(f"x{i} = ", max_tokens=200, seed=i, ignore_eos=True).text for i in range(n)
     ]
 
     async def ask(client, i):
-        body = body_of(i, max_tokens=200, stream=i % 2 == 0)
-        found = await client.post("/v1/completions", json=body)
+        body = body_of(i, max_tokens=200, stream=i % 4 != 3)
         if not body["stream"]:
-            if found.status_code == 200:
-                return found.json()["choices"][0]["text"]
-            assert found.status_code == 503
-            assert int(found.headers["retry-after"]) >= 1
-            return found.json()["error"]
-        assert found.status_code == 200
-        events = [one[6:] for one in found.text.split("\n") if one.startswith("data: ")]
-        if events[-1] != "[DONE]":
-            return json.loads(events[-1])["error"]
-        pieces = [json.loads(one) for one in events[:-1]]
-        return "".join(one["choices"][0]["text"] for one in pieces if one["choices"])
+            found = await client.post("/v1/completions", json=body)
+            return found.json()["choices"][0]["text"]
+        text = ""
+        async with client.stream("POST", "/v1/completions", json=body) as found:
+            async for line in found.aiter_lines():
+                if line.startswith("data: {"):
+                    choices = json.loads(line[6:])["choices"]
+                    text += "".join(one["text"] for one in choices)
+                    n_events[i] += 1
+        assert line == "" or line == "data: [DONE]"
+        return text
 
     async def ask_all():
         async with httpx2.AsyncClient(base_url=address, timeout=120) as client:
             asked = [asyncio.ensure_future(ask(client, i)) for i in range(n)]
-            while not any(one["is_processing"] for one in (await client.get("/slots")).json()):
-                await asyncio.sleep(0.01)
+            while sum(count > 5 for count in n_events) < 5:  # more than one replica has at once
+                await asyncio.sleep(0.001)
             names = [
                 one["name"]
                 for one in ray.util.list_named_actors(all_namespaces=True)
                 if "#Replica#" in one["name"]
             ]
             ray.kill(ray.get_actor(names[0], namespace="serve"))
+            assert any(5 < count < 200 for count in n_events)
             return await asyncio.gather(*asked)
 
-    found = asyncio.run(ask_all())
-    told = [one for one in found if isinstance(one, dict)]
-    whole = [(a, b) for a, b in zip(found, expected, strict=True) if isinstance(a, str)]
-    assert all(a == b for a, b in whole)
-    assert all(one["code"] == "replica_ended" for one in told)
-    assert len(whole) >= n // 2  # those of the other replica, at least
+    assert asyncio.run(ask_all()) == expected
     end = time.monotonic() + 60
     while len({one["replica"] for one in slots_of(http)}) < 2 and time.monotonic() < end:
         time.sleep(0.2)
