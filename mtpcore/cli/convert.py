@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mtpcore.cli.options import add_mtp_option, add_type_options
 from mtpcore.cli.progress import count_bytes
+from mtpcore.cli.templates import add_response_options
 from mtpcore.cli.terminal import note, note_left_out, spell_bytes
 from mtpcore.conversion import convert, convert_adapter, is_adapter
 from mtpcore.conversion.mixes import MixName
@@ -63,6 +64,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="take a setting of config.json as null; repeatable: for what you know to change "
         "nothing where a conversion is refused",
     )
+    add_response_options(
+        group,
+        "the response template of the file, in place of the checkpoint's; family: the one that the "
+        "family's plugin declares; none: it has none",
+    )
     add_type_options(parser, "f16, of an adapter f32")
     add_mtp_option(group)
 
@@ -86,6 +92,7 @@ def execute(options: argparse.Namespace) -> int:
             mtp=options.mtp,
             target=target,
             ignore=options.ignore,
+            response_template=options.response_template,
             report=report,
         )
     note_left_out(left_out, options.verbose)
@@ -95,6 +102,8 @@ def execute(options: argparse.Namespace) -> int:
 
 def _convert_adapter(options: argparse.Namespace, folder: str | Path, name: str) -> int:
     """Convert an adapter."""
+    if options.response_template is not None:
+        options.parser.error("--response-template is for a model, and this is an adapter")
     out = options.out or f"{name}-lora.gguf"
     base = None if options.base is None else _find_folder(options.base)[0]
     convert_adapter(folder, out, base=base, outtype=options.outtype or "f32")

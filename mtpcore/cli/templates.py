@@ -68,14 +68,21 @@ def add_template_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_response_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+_PARSING = (
+    "how answers are parsed, in place of the file's response template; none: by the marks that the "
+    "chat template shows"
+)
+
+
+def add_response_options(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, what: str = _PARSING
+) -> None:
     """Add what says how answers are parsed."""
     template = parser.add_mutually_exclusive_group()
     template.add_argument(
         "--response-template",
         metavar="JSON",
-        help="how answers are parsed, in place of the file's response template; none: by the marks "
-        "that the chat template shows",
+        help=what,
     )
     template.add_argument(
         "--response-template-file",

@@ -17,6 +17,8 @@ import msgspec
 from mtpcore.conversion.harmless import TOKENIZER
 from mtpcore.conversion.published import NO_FILE_HOLDS_IT, read_json, tokenizer_error
 from mtpcore.conversion.tokenizer_json import Processor, TokenizerFile, TokenizerStep
+from mtpcore.declarations.spec import ModelSpec
+from mtpcore.errors import ModelFileError
 from mtpcore.gguf import MetadataValue
 from mtpcore.gguf.response_template import RESPONSE_TEMPLATE_KEY, ResponseTemplate
 from mtpcore.gguf.vocabulary import SPACE
@@ -24,6 +26,7 @@ from mtpcore.gguf.vocabulary import SPACE
 __all__ = [
     "check_around",
     "check_settings",
+    "choose_response_template",
     "named_special",
     "response_template_metadata",
     "say_template",
@@ -86,6 +89,40 @@ def response_template_metadata(folder: Path) -> dict[str, MetadataValue]:
         return {}
     ResponseTemplate(found, f"{path}: response_template")
     return {RESPONSE_TEMPLATE_KEY: msgspec.json.encode(found).decode()}
+
+
+def choose_response_template(
+    metadata: Mapping[str, MetadataValue], given: str, spec: ModelSpec | None, architecture: str
+) -> dict[str, MetadataValue]:
+    """Return metadata with another response template than the checkpoint's.
+
+    Parameters
+    ----------
+    metadata : mapping
+    given : str
+        The template as JSON; ``none``: the file has none; ``family``: that of the declaration.
+    spec : ModelSpec, optional
+        What declares the architecture.
+    architecture : str
+
+    Raises
+    ------
+    ModelFileError
+        It is malformed, or the family declares none.
+    """
+    rest = {name: value for name, value in metadata.items() if name != RESPONSE_TEMPLATE_KEY}
+    if given == "none":
+        return rest
+    if given == "family":
+        given = spec.response_template if spec is not None else ""
+        if not given:
+            raise ModelFileError(
+                "the family declares no response template",
+                where=architecture,
+                fix="leave it out: how answers are parsed is found in the chat template, too",
+            )
+    found = ResponseTemplate(given, "response_template")
+    return rest | {RESPONSE_TEMPLATE_KEY: msgspec.json.encode(found.source).decode()}
 
 
 def check_settings(folder: Path) -> None:

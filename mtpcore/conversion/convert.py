@@ -15,6 +15,7 @@ import numpy as np
 
 from mtpcore.boundary.paths import take_path
 from mtpcore.boundary.sizes import Count
+from mtpcore.conversion.around import choose_response_template
 from mtpcore.conversion.declared import ask
 from mtpcore.conversion.family import (
     Family,
@@ -64,6 +65,7 @@ def convert(
     mtp: MTP = "keep",
     target: str | PathLike[str] | None = None,
     ignore: Collection[str] = (),
+    response_template: str | None = None,
     plugins: Registry | None = None,
     report: Report | None = None,
 ) -> dict[str, str]:
@@ -94,6 +96,9 @@ def convert(
     ignore : collection of str
         Settings in ``config.json`` that are taken as null, by name or path: what the caller knows
         to change nothing, where the conversion would refuse it.
+    response_template : str, optional
+        How answers are parsed, as JSON, in place of what ``tokenizer_config.json`` says of it;
+        ``family``: as the plugin of the family declares it; ``none``: the file does not say it.
     plugins : Registry, optional
         The plugins to ask; default: all that are installed.
     report : callable, optional
@@ -160,6 +165,9 @@ def convert(
     first_head = None if family.standalone else config.n_layers
     choice = TypeChoice(outtype, mtp_type, first_head, family.min_types, family.head_min_types)
     tokens = _tokenizer(family, config, plan, folder, target)
+    if response_template is not None:
+        spec = known.architectures.get(family.architecture)
+        tokens = choose_response_template(tokens, response_template, spec, family.architecture)
     general = general_metadata(folder, plan.tensors, choice.file_type)
     streamed: dict[bool, list[StreamedTensor]] = {}
     for is_beside in (False, True):

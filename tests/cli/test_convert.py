@@ -1,10 +1,12 @@
 """``mtpcore convert`` and ``mtpcore quantize``."""
 
+import json
 import subprocess
 import sys
 import time
 
 import pytest
+from harness import lfm2
 from harness.fixtures import checkpoint
 from harness.published import small_config, small_tensors, write_checkpoint
 
@@ -35,6 +37,43 @@ def test_from_a_checkpoint_to_text(command, tmp_path):
     assert texts[0] == texts[1]
     assert texts[2] == texts[3]
     assert len(texts[0]) > 24
+
+
+def test_response_templates(command, tmp_path):
+    """The checkpoint's own, another one, the family's, or none."""
+    own, other = ({"start_anchor": mark, "fields": {"content": {}}} for mark in ("<a>", "<b>"))
+    config = small_config()
+    folder = write_checkpoint(tmp_path / "model", config, small_tensors(config))
+    settings = folder / "tokenizer_config.json"
+    assert not settings.exists()
+    settings.write_text(json.dumps({"response_template": own}), "utf-8")
+    in_file, out = tmp_path / "other.json", tmp_path / "model.gguf"
+    in_file.write_text(json.dumps(other), "utf-8")
+
+    def write(*options):
+        code, _, err = command("convert", folder, out, *options)
+        if code:
+            return err
+        text = mtpcore.load_model(out).metadata.get("tokenizer.chat_response_template")
+        return text and json.loads(text)
+
+    assert write() == own
+    assert write("--response-template-file", in_file) == other
+    assert write("--response-template", "none") is None
+    before = out.read_bytes()
+    assert "declares no response template" in write("--response-template", "family")
+    assert "no response template" in write("--response-template", "{}")
+    assert out.read_bytes() == before
+
+
+def test_the_response_template_of_a_family(command, tmp_path):
+    shape = lfm2.Shape()
+    folder = write_checkpoint(tmp_path / "lfm2", lfm2.configuration(shape), lfm2.weights(shape))
+    out = tmp_path / "lfm2.gguf"
+    assert command("convert", folder, out, "--response-template", "family")[0] == 0
+    with mtpcore.load_model(out) as model:
+        found = json.loads(model.metadata["tokenizer.chat_response_template"])
+        assert found == json.loads(model.spec.response_template)
 
 
 def test_parts(command, tmp_path):
