@@ -24,7 +24,6 @@ IN_PYTHON = {
 ALLOWED = {
     ("Condition", "backends/cpu/weights.py"): "taken in threads of run_all, never the main one",
     ("Queue", "cluster/replica.py"): "asyncio's: one loop reads and fills it, in one thread",
-    ("Queue", "serving/answers.py"): "asyncio's: one loop reads and fills it, in one thread",
     ("Event", "cli/progress.py"): "a new one for each bar, which ends with its command",
     ("Thread", "cli/progress.py"): "as its event",
     ("ThreadPoolExecutor", "lm/engine.py"): "asyncio's own way to wait for a thread",
