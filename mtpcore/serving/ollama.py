@@ -238,7 +238,7 @@ def _message(index: int, given: Mapping[str, Any]) -> dict[str, Any]:
     if message.tool_calls:
         made["tool_calls"] = [
             {
-                "id": call.id or f"call{index:03}{i:02}",
+                "id": call.id or f"call_{index:03}{i:02}",
                 "type": "function",
                 "function": msgspec.to_builtins(call.function),
             }
