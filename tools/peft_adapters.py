@@ -43,6 +43,8 @@ WITH_OUTPUT = {
     "use_rslora": True,
     "target_modules": ["q_proj", "v_proj", "lm_head"],
 }
+OF_TABLE = {"r": 3, "lora_alpha": 5, "target_modules": ["embed_tokens", "v_proj"]}
+OF_BOTH = {**OF_TABLE, "target_modules": ["embed_tokens", "lm_head", "v_proj"]}
 OF_MAMBA = {**PLAIN, "target_modules": ["q_proj", "in_proj", "down_proj"]}
 """PEFT refuses the others of such layers, which are never called as layers."""
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -59,6 +61,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "FalconH1ForCausalLM": ("FalconH1ForCausalLM", OF_MAMBA),
     "SmolLM3ForCausalLM, patterns": ("SmolLM3ForCausalLM", PATTERNS),
     "Olmo2ForCausalLM, output": ("Olmo2ForCausalLM", WITH_OUTPUT),
+    "Olmo2ForCausalLM, table": ("Olmo2ForCausalLM", OF_TABLE),
+    "Gemma2ForCausalLM, table": ("Gemma2ForCausalLM", OF_TABLE),  # whose rows are scaled
+    "Gemma2ForCausalLM, tied": ("Gemma2ForCausalLM", OF_BOTH),
 }
 
 
@@ -83,7 +88,10 @@ def computed(name: str, given: dict[str, Any]) -> tuple[dict[str, Any], np.ndarr
         for one, array in values.items():
             if ".base_layer." in one:  # PEFT saves copies of tables beside adapters of them
                 continue
-            parameter = named[one.replace(".weight", ".default.weight")]
+            of_table = one.endswith(("lora_embedding_A", "lora_embedding_B"))
+            parameter = named[
+                f"{one}.default" if of_table else one.replace(".weight", ".default.weight")
+            ]
             parameter.data = torch.from_numpy(array)
         with torch.no_grad():
             logits = model(torch.from_numpy(data.tokens()[None]).long()).logits[0]

@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 
 from mtpcore.gguf.tensor import Tensor
-from mtpcore.gguf.types import F32
+from mtpcore.gguf.types import BF16, F16, F32
 
 __all__ = ["HeldTensor"]
 
@@ -30,6 +30,25 @@ class HeldTensor(Tensor):
         held = cls.__new__(cls)
         held.name, held.type, held.shape = origin.name, origin.type, origin.shape
         held._hold(blocks.reshape(*origin.shape[:-1], -1), origin)
+        return held
+
+    @classmethod
+    def smallest(cls, name: str, values: np.ndarray, origin: Tensor) -> Self:
+        """Return a tensor of values in the smallest type of floats that holds each of them.
+
+        Products by it have the bits that they have by float32.
+        """
+        held = cls(name, values, origin)
+        values = np.ascontiguousarray(values, np.float32)
+        with np.errstate(over="ignore"):
+            half = values.astype(np.float16)
+        bits = values.view(np.uint32)
+        if np.array_equal(half.astype(np.float32), values):
+            held.type = F16
+            held._hold(half.view(np.uint8), origin)
+        elif not (bits & 0xFFFF).any():
+            held.type = BF16
+            held._hold((bits >> 16).astype(np.uint16).view(np.uint8), origin)
         return held
 
     def _hold(self, blocks: np.ndarray, origin: Tensor) -> None:

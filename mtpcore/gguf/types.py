@@ -7,7 +7,17 @@ from functools import cache
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-__all__ = ["BLOCKS", "F16", "F32", "PLAIN", "block_type", "dequantize", "is_float", "type_name"]
+__all__ = [
+    "BF16",
+    "BLOCKS",
+    "F16",
+    "F32",
+    "PLAIN",
+    "block_type",
+    "dequantize",
+    "is_float",
+    "type_name",
+]
 
 Q1_0, Q2_0 = 41, 42  # the gguf package unpacks neither
 
@@ -23,6 +33,7 @@ _CODES = {Q1_0: np.array([-1, 1], np.float32), Q2_0: np.array([-1, 0, 1, 2], np.
 """What the codes of a block mean, which lie after its scale in half precision, low bits first."""
 
 F32, F16 = int(GGMLQuantizationType.F32), int(GGMLQuantizationType.F16)
+BF16 = int(GGMLQuantizationType.BF16)
 
 PLAIN = {
     int(GGMLQuantizationType[name]): np.dtype(code)

@@ -11,6 +11,10 @@ scale[t, i] * B[k] (A[k] x), with k = adapters[t, i], in the order of i::
 Of a stack of experts W [E, out, in], whose ids a route chose, n_used such sums are made, of stacks
 A [n E + 1, rank, in] and B [n E + 1, out, rank] by pairs of ids (``pair_ids``).
 
+Of a table W [V, width] of embeddings a token's row is changed, by its row of A [n V + 1, rank], in
+which tables lie one after the other, and B [n + 1, width, rank]. A product by the same matrix is
+another one, even where the file holds it once.
+
 ``adapters`` and ``adapter_scales`` are inputs. Where a row has fewer than n_used adapters the
 others are n, and matrix n of the stacks is zeros; their products, which are no numbers where x is
 infinite, are not added. So a row without adapters has the bits of the graph without this change,
@@ -27,7 +31,7 @@ import msgspec
 from mtpcore.graph.inference import check, infer
 from mtpcore.graph.program import OUTPUTS, TOKENS, Node, Program, Value, Weight
 
-__all__ = ["adapt_products", "adapted_products"]
+__all__ = ["adapt_products", "adapted_products", "adapted_tables"]
 
 
 def adapted_products(program: Program) -> dict[str, tuple[int, ...]]:
@@ -35,17 +39,24 @@ def adapted_products(program: Program) -> dict[str, tuple[int, ...]]:
 
     Stacks of experts have three axes.
     """
-    return {
-        weight.wanted: weight.shape
-        for node in program.nodes
-        if (weight := _matrix(program, node)) is not None
-    }
+    products = _adapted(program, "matmul") | _adapted(program, "expert_matmul")
+    return {name: products[name] for name in products.keys() - adapted_tables(program).keys()}
+
+
+def adapted_tables(program: Program) -> dict[str, tuple[int, ...]]:
+    """Return the tables in which tokens are looked up that can be adapted, in the same way."""
+    return _adapted(program, "embed")
+
+
+def _adapted(program: Program, op: str) -> dict[str, tuple[int, ...]]:
+    weights = (_matrix(program, node) for node in program.nodes if node.op == op)
+    return {weight.wanted: weight.shape for weight in weights if weight is not None}
 
 
 def _matrix(program: Program, node: Node) -> Weight | None:
-    """Return the matrix, or the stack, of a product of rows of a batch; None of other nodes."""
-    is_product = node.op in ("matmul", "expert_matmul")
-    of_batch = is_product and program.values[node.inputs[0]].shape[0] in (TOKENS, OUTPUTS)
+    """Return the matrix, stack or table of rows of a batch that are made with one, if it is."""
+    is_made = node.op in ("matmul", "expert_matmul", "embed")
+    of_batch = is_made and program.values[node.inputs[0]].shape[0] in (TOKENS, OUTPUTS)
     return node.weights[0] if of_batch else None
 
 
@@ -58,11 +69,12 @@ def adapt_products(
     ----------
     program : Program
     ranks : dict of str to int
-        By the name that is asked for of each matrix that adapters change, the largest of their
-        ranks.
+        By the name that is asked for of each matrix or table that adapters change, the largest of
+        their ranks.
     n : int
         How many adapters there are; stacks have n + 1 matrices, the last one zeros, and of a stack
-        of experts n times as many as it has, and one more.
+        of experts n times as many as it has, and one more. Of a table A has n times as many rows,
+        and one more.
     n_used : int
         How many a row has at most.
     names : (str, str)
@@ -89,6 +101,7 @@ class _Adapting:
         self._given = self._add_input("adapters", n_used, "i32")
         self._scales = self._add_input("adapter_scales", n_used, "f32")
         self._of_rows: dict[Any, tuple[Value, Value]] = {}
+        self._tables = adapted_tables(program)
         self._changed: dict[int, int] = {}
 
     def finish(self) -> Program:
@@ -96,7 +109,11 @@ class _Adapting:
             inputs = tuple(self._changed.get(i, i) for i in node.inputs)
             self._nodes.append(msgspec.structs.replace(node, inputs=inputs))
             matrix = _matrix(self._program, node)
-            if matrix is not None and matrix.wanted in self._ranks:
+            if matrix is None or matrix.wanted not in self._ranks:
+                continue
+            if node.op == "embed":
+                self._changed[node.outputs[0]] = self._adapt_table(self._nodes[-1], matrix)
+            elif matrix.wanted not in self._tables:
                 adapt = self._adapt if node.op == "matmul" else self._adapt_experts
                 self._changed[node.outputs[0]] = adapt(self._nodes[-1], matrix)
         outputs = {name: self._changed.get(i, i) for name, i in self._program.outputs.items()}
@@ -119,6 +136,21 @@ class _Adapting:
         high = self._add("expert_matmul", f"{node.name}.adapter_b", [low, ids], [up])
         inputs = [y, high, ids, scales]
         return self._add("add_chosen", f"{node.name}.adapted", inputs, n=self._n).id
+
+    def _adapt_table(self, node: Node, table: Weight) -> int:
+        """Add what adapters make of a token to its row, and return the id of the sum."""
+        tokens, y = (self._values[i] for i in (node.inputs[0], node.outputs[0]))
+        ids, scales = self._rows_of(tokens)
+        name, (n_rows, width), rank = node.name, table.shape, self._ranks[table.wanted]
+        down, up = self._named(table, (self._n * n_rows + 1, rank), (self._n + 1, width, rank))
+        sizes = {"n_first": self._n + 1, "n_second": n_rows, "absent": node.attrs["absent"]}
+        rows = self._add("token_ids", f"{name}.adapter_rows", [tokens, ids], **sizes)
+        low = self._add("embed_ids", f"{name}.adapter_a", [rows], [down])
+        high = self._add("expert_matmul", f"{name}.adapter_b", [low, ids], [up])
+        if (factor := node.attrs["scale"]) != 1:
+            high = self._add("scale", f"{name}.adapter_scaled", [high], factor=factor)
+        inputs = [y, high, ids, scales]
+        return self._add("add_chosen", f"{name}.adapted", inputs, n=self._n).id
 
     def _adapt_experts(self, node: Node, matrix: Weight) -> int:
         """Add what adapters make of products by experts, and return the id of the sum."""
@@ -144,8 +176,10 @@ class _Adapting:
     def _stacks(self, matrix: Weight, n: int) -> tuple[Weight, Weight]:
         """Return the stacks of n matrices each that adapters have beside a matrix."""
         rank, (n_out, n_in) = self._ranks[matrix.wanted], matrix.shape[-2:]
+        return self._named(matrix, (n, rank, n_in), (n, n_out, rank))
+
+    def _named(self, matrix: Weight, *shapes: tuple[int, ...]) -> tuple[Weight, Weight]:
         named = (matrix.wanted + name for name in self._names)
-        shapes = (n, rank, n_in), (n, n_out, rank)
         down, up = (Weight(one, one, shape) for one, shape in zip(named, shapes, strict=True))
         return down, up
 

@@ -1295,6 +1295,31 @@ class GraphBuilder:
             n_second=n_second,
         )[0]
 
+    def token_ids(
+        self, tokens: Value, ids: Value, n_rows: int, absent: int = -1, *, name: str | None = None
+    ) -> Value:
+        """Return which row each token has in the tables that its ids choose: i32[n_tokens, n_used].
+
+        The tables lie one after the other, and one more row after them is that of the last id,
+        which chooses none, and of what is no token, unless that has row ``absent``.
+
+        Parameters
+        ----------
+        tokens, ids : Value
+            The batch's, and what ``given_ids`` made.
+        n_rows : int
+            Of each table.
+        absent : int
+        """
+        return self.add_node(
+            "token_ids",
+            [tokens, ids],
+            name=name,
+            n_first=ids.n_experts,
+            n_second=n_rows,
+            absent=absent,
+        )[0]
+
     def scale_chosen(self, x: Value, ids: Value, weight: str, *, name: str | None = None) -> Value:
         """Multiply each expert's row by the factor of that expert: [T, n_used, width], as it was.
 

@@ -123,6 +123,8 @@ def _n_choices(
     """Return among how many experts, groups of them or columns the ids that ``op`` makes choose."""
     if op == "given_ids":
         return int(attrs["n"]) + 1
+    if op == "token_ids":
+        return (inputs[1].n_experts - 1) * int(attrs["n_second"]) + 1
     if op == "pair_ids":
         return (inputs[0].n_experts - 1) * inputs[1].n_experts + 1
     if op == "group_ids":
@@ -145,6 +147,10 @@ def _check_ids(
             n = attrs[("n_first", "n_second")[i]]
             if n != value.n_experts:
                 raise Mismatch("not as many ids as are paired", value.n_experts, n)
+            continue
+        if "absent" in attrs:
+            if attrs["n_first"] != value.n_experts:
+                raise Mismatch("not as many tables as ids", value.n_experts, attrs["n_first"])
             continue
         if "n" in attrs:
             if attrs["n"] + 1 != value.n_experts:

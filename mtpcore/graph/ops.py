@@ -580,6 +580,14 @@ def _pair_ids(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatu
     return ((x[1], "i32"),)
 
 
+def _token_ids(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
+    n, absent = a["n_second"], a["absent"]
+    _want(x[0] == (TOKENS,), "a row is a token's", f"[{TOKENS}]", x[0])
+    _want(len(x[1]) == 2 and x[1][0] == TOKENS, "ids are of tokens", f"[{TOKENS}, used]", x[1])
+    _want(n > 0 and -1 <= absent < n, "one row for what is no token", f"-1..{n - 1}", absent)
+    return ((x[1], "i32"),)
+
+
 def _scale_chosen(x: Sequence[Shape], w: WeightShapes, a: dict[str, Any]) -> Signatures:
     fits = len(x[0]) == 3 and x[0][:2] == x[1]
     _want(fits, "not a row for each rank", (*x[1], "width"), x[0])
@@ -968,6 +976,17 @@ OPS: dict[str, OpRule] = {
         "a is the last one, n_first - 1",
         (0, 1),
         (0, 1),
+    ),
+    "token_ids": _rule(
+        2,
+        0,
+        "n_first n_second absent",
+        _token_ids,
+        "ids[t, r] * n_second + tokens[t], the row of a table that an id chooses, and where "
+        "tokens[t] is -1 that of token `absent`; (n_first - 1) * n_second where there is no token, "
+        "or the id is the last one, n_first - 1",
+        (0, 1),
+        (1,),
     ),
     "scale_chosen": _rule(
         2,

@@ -20,7 +20,7 @@ from mtpcore.errors import BatchError, LinkError, StateError, spell
 from mtpcore.gguf.adapter import Adapter, is_scale
 from mtpcore.gguf.held_tensor import HeldTensor
 from mtpcore.gguf.tensor import Tensor
-from mtpcore.graph import Program, adapt_products, adapted_products
+from mtpcore.graph import Program, adapt_products, adapted_products, adapted_tables
 from mtpcore.runtime.further_weights import FurtherWeights
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Adapters:
     ------
     LinkError
         Too many, or one that is for other models, or that changes what the graph does not multiply
-        by as a matrix or a stack of experts.
+        by as a matrix or a stack of experts, nor looks tokens up in.
 
     Attributes
     ----------
@@ -141,7 +141,8 @@ class Adapters:
         LinkError
             An adapter does not fit.
         """
-        matrices = adapted_products(program)
+        tables = adapted_tables(program)
+        matrices = adapted_products(program) | tables
         ranks: dict[str, int] = {}
         for adapter in self._adapters:
             for name, change in adapter.matrices.items():
@@ -151,7 +152,8 @@ class Adapters:
                 ranks[name] = max(ranks.get(name, 0), change.rank)
         stacks: dict[str, Tensor] = {}
         for name, rank in ranks.items():
-            for suffix, tensor in zip(_STACKS, self._stack(name, rank), strict=True):
+            make = self._tables if name in tables else self._stack
+            for suffix, tensor in zip(_STACKS, make(name, rank), strict=True):
                 stacks[name + suffix] = tensor.called(name + suffix)
         adapted = adapt_products(program, ranks, len(self), self.n_used, _STACKS)
         packed = _Packed(self._model.packed, frozenset(stacks))
@@ -170,7 +172,24 @@ class Adapters:
             if pair is not None:
                 down, up = pair.factors()
                 own[0][i][..., : pair.rank, :], own[1][i][..., : pair.rank] = down, up
-        return HeldTensor(name, a, origin.a), HeldTensor(name, b, origin.b)
+        return HeldTensor.smallest(name, a, origin.a), HeldTensor.smallest(name, b, origin.b)
+
+    def _tables(self, name: str, rank: int) -> tuple[Tensor, Tensor]:
+        """Return the tables of all adapters, one after the other, and what their rows are sent by.
+
+        The row after them, and the last matrix, are zeros.
+        """
+        pairs = [adapter.matrices.get(name) for adapter in self._adapters]
+        origin = next(pair for pair in pairs if pair is not None)
+        n_rows, width = origin.b.shape[0], origin.a.shape[1]
+        rows = np.zeros((len(pairs) * n_rows + 1, rank), np.float32)
+        b = np.zeros((len(pairs) + 1, width, rank), np.float32)
+        for i, pair in enumerate(pairs):
+            if pair is not None:
+                down, up = pair.factors()
+                rows[i * n_rows : (i + 1) * n_rows, : pair.rank] = up
+                b[i, :, : pair.rank] = down.T
+        return HeldTensor.smallest(name, rows, origin.b), HeldTensor.smallest(name, b, origin.a)
 
     def _misfit(
         self, adapter: Adapter, name: str, got: tuple[int, ...], wanted: tuple[int, ...] | None
@@ -191,8 +210,8 @@ class Adapters:
                 fix="give the adapter that was made for this model",
             )
         return LinkError(
-            "an adapter of what the model does not multiply by as a matrix or a stack of experts: "
-            "a table of embeddings, matrices of heads, or a drafter's weight",
+            "an adapter of what the model does not multiply by as a matrix or a stack of experts, "
+            "nor looks tokens up in: matrices of heads, or a drafter's weight",
             where=where,
             fix="merge it into the model: mtpcore quantize --lora, or --lora-merge",
         )

@@ -378,6 +378,41 @@ def test_given_ids_are_in_range(steps, misfit):
         made.finish(0.0, 0.0, 0.0)
 
 
+def token_ids(n_first, n_second=N_VOCAB, absent=-1, axis=0, to=IDS):
+    return "token_ids", axis, [IDS], [to], {"ints": [n_first, n_second, absent]}
+
+
+def sorted_ids(n, leaves_last=1):
+    return "sort_by_expert", 0, [IDS], [view(Y, width=2)], {"ints": [n, leaves_last]}
+
+
+@pytest.mark.parametrize(
+    ("steps", "misfit"),
+    [
+        ([given_ids(3), token_ids(4, N_VOCAB - 1)], "a row for each token"),
+        ([given_ids(3), token_ids(4, absent=N_VOCAB)], "a row for each token"),
+        ([given_ids(3), token_ids(4, absent=-2)], "a row for each token"),
+        ([given_ids(3), token_ids(4, axis=1)], "a row for each token"),
+        ([given_ids(3), token_ids(4, 2**30)], "more rows than"),
+        ([given_ids(3), token_ids(0)], "more rows than"),
+        ([given_ids(3), token_ids(3)], "more tables than"),
+        ([token_ids(4)], "more tables than"),
+        ([given_ids(3), token_ids(4, to=view(INNER, width=1))], "not a row for each id"),
+        ([given_ids(3), token_ids(4), scale_chosen(3 * N_VOCAB)], "ids of more experts"),
+        ([given_ids(3), sorted_ids(2)], "ids of more experts"),
+        ([given_ids(3), sorted_ids(3, 0)], "ids of more experts"),
+        ([given_ids(3), sorted_ids(3, 2)], "lists of nothing"),
+        ([given_ids(3), sorted_ids(0)], "lists of nothing"),
+    ],
+)
+def test_rows_of_tables_are_those_that_there_are(steps, misfit):
+    made = executor(n_ops=len(steps))
+    for kind, axis, inputs, outputs, further in steps:
+        made.add(kind, 0, axis, inputs, outputs, **further)
+    with pytest.raises(BackendError, match=misfit):
+        made.finish(0.0, 0.0, 0.0)
+
+
 def add_chosen(y=None, x=None, ids=IDS, shares=IDS, to=HALVES):
     halves = view(X, 2, head_stride=2, width=2)
     return "add_chosen", 0, [y or view(X, width=2), x or halves, ids, shares], [to], {"ints": [3]}

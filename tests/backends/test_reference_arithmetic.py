@@ -111,6 +111,7 @@ def test_every_operation_is_written_down():
         "given_ids",
         "pair_ids",
         "scale_chosen",
+        "token_ids",
         "embed",
         "embed_codes",
         "embed_positions",

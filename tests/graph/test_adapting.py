@@ -2,7 +2,13 @@
 
 import pytest
 
-from mtpcore.graph import GraphBuilder, Outputs, adapt_products, adapted_products
+from mtpcore.graph import (
+    GraphBuilder,
+    Outputs,
+    adapt_products,
+    adapted_products,
+    adapted_tables,
+)
 
 
 class Shape:
@@ -23,6 +29,23 @@ def program():
 
 def test_what_can_be_adapted_are_products_by_matrices_and_experts():
     assert adapted_products(program()) == {"w": (6, 8), "up": (4, 6, 8), "out": (10, 6)}
+
+
+def test_a_table_is_changed_where_tokens_are_looked_up():
+    g = GraphBuilder("tied", TENSORS)
+    x = g.embed(g.inputs.tokens, "table", scale=3.0)
+    before = g.finish(Outputs(logits=g.matmul(g.output_rows(x), "table")))
+    assert adapted_products(before) == {}  # the same name means the table
+    assert adapted_tables(before) == {"table": (10, 8)}
+    after = adapt_products(before, {"table": 3}, 4, 2, (".a", ".b"))
+    assert after.weights()["table.a"].shape == (41, 3)
+    assert after.weights()["table.b"].shape == (5, 8, 3)
+    made_by = {value: node for node in after.nodes for value in node.outputs}
+    product = made_by[after.outputs["logits"]]
+    assert product.op == "matmul"
+    assert [node.op for node in after.nodes].count("scale") == 1  # what is added is scaled, too
+    assert made_by[product.inputs[0]].inputs[0] in made_by
+    assert made_by[made_by[product.inputs[0]].inputs[0]].op == "add_chosen"
 
 
 def test_later_nodes_read_the_sum():

@@ -338,6 +338,23 @@ WRONG = {
         g.pair_ids(g.given_ids(g.inputs.codes(2), 3), g.route(x, "router.weight", n_used=2)[0], 0),
         "stack.weight",
     ),
+    "token_ids, numbers": lambda g, x: g.token_ids(x, g.given_ids(g.inputs.codes(2), 3), 9),
+    "token_ids, of outputs": lambda g, x: g.token_ids(
+        g.inputs.tokens, g.given_ids(g.inputs.codes(2), 3, rows="n_outputs"), 9
+    ),
+    "token_ids, absent": lambda g, x: g.token_ids(
+        g.inputs.tokens, g.given_ids(g.inputs.codes(2), 3), 9, absent=9
+    ),
+    "token_ids, rows": lambda g, x: g.embed_ids(
+        g.token_ids(g.inputs.tokens, g.given_ids(g.inputs.codes(2), 3), 9), "embd.weight"
+    ),
+    "token_ids, tables": lambda g, x: g.add_node(
+        "token_ids",
+        [g.inputs.tokens, g.given_ids(g.inputs.codes(2), 3)],
+        n_first=3,
+        n_second=9,
+        absent=-1,
+    ),
     "scale_chosen": lambda g, x: chosen(g, x, "router.weight"),
     "scale_chosen, fewer factors": lambda g, x: chosen(g, x, "two.weight"),
     "scale_chosen, rows": lambda g, x: g.scale_chosen(

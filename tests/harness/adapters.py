@@ -17,7 +17,9 @@ def write_adapter(path, architecture, shapes, *, seed=0, rank=4, alpha=8.0, size
         b = rng.standard_normal((*stack, n_out, own)).astype(np.float32) * np.float32(
             size * own**-0.5
         )
-        tensors[f"{name}.lora_a"], tensors[f"{name}.lora_b"] = a, b
+        # A row of the table is a token's: the file has both halves the other way round.
+        halves = (b, a.T.copy()) if name == "token_embd.weight" else (a, b)
+        tensors[f"{name}.lora_a"], tensors[f"{name}.lora_b"] = halves
         changes[name] = (alpha / own if alpha else 1.0) * (b.astype(np.float64) @ a)
     keys = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": alpha}
     write_model_file(path, architecture, {**keys, **metadata}, tensors)
@@ -25,10 +27,14 @@ def write_adapter(path, architecture, shapes, *, seed=0, rank=4, alpha=8.0, size
 
 
 def matrices_of(model, names=None):
-    """Return shapes (outputs, inputs) of a model's matrices that can be adapted, by name."""
-    from mtpcore.graph import adapted_products
+    """Return shapes (outputs, inputs) of a model's matrices that can be adapted, by name.
 
-    products = adapted_products(model.program())
+    Tables of embeddings are among them.
+    """
+    from mtpcore.graph import adapted_products, adapted_tables
+
+    program = model.program()
+    products = adapted_products(program) | adapted_tables(program)
     return products if names is None else {name: products[name] for name in names}
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from programs import Raw, Tensor
 
 from harness.generated import FLOATS, QUANTISED, random_matrix
-from mtpcore.graph import GraphBuilder, Outputs, adapt_products, adapted_products
+from mtpcore.graph import GraphBuilder, Outputs, adapt_products, adapted_products, adapted_tables
 from mtpcore.graph.ops import ACTIVATIONS
 from mtpcore.graph.program import Program
 from mtpcore.memory import LOG
@@ -400,7 +400,8 @@ def random_programs(draw):
 
 def adapt(draw, drawn):
     """Let adapters change some products of a program, where it has any."""
-    products = adapted_products(drawn.program)
+    tables = adapted_tables(drawn.program)
+    products = adapted_products(drawn.program) | tables
     chosen = draw(st.sets(st.sampled_from(sorted(products)))) if products else ()
     if not chosen:
         return drawn
@@ -409,6 +410,12 @@ def adapt(draw, drawn):
     program = adapt_products(drawn.program, ranks, n, n_used, (".a", ".b"))
     for name, rank in ranks.items():
         *stack, n_out, n_in = products[name]
+        if name in tables:
+            table = rng.normal(0, 0.3, (n * n_out + 1, rank))
+            up = rng.normal(0, 0.3, (n + 1, n_in, rank))
+            table[-1] = up[-1] = 0
+            drawn.tensors[name + ".a"], drawn.tensors[name + ".b"] = Tensor(table), Tensor(up)
+            continue
         n_matrices = n * (stack[0] if stack else 1) + 1
         for suffix, shape in ((".a", (rank, n_in)), (".b", (n_out, rank))):
             stack = rng.normal(0, 0.3, (n_matrices, *shape))

@@ -39,6 +39,8 @@ def test_beside_the_model_as_merged_into_it(tmp_path, name):
             pytest.skip("reads more than tokens")
         shapes = matrices_of(model)
         own = {n: s for n, s in shapes.items() if n in model.tensors}  # not the output that is tied
+        if own.keys() != shapes.keys():
+            del own["token_embd.weight"]  # which would change that output, too, where it is merged
         assert own
         write_adapter(tmp_path / "a.gguf", model.architecture, own, seed=4, size=0.1)
         adapter = load_adapter(tmp_path / "a.gguf")

@@ -104,6 +104,48 @@ def test_it_is_the_model_with_merged_weights(tmp_path):
     assert np.abs(made - wanted).max() < 1e-4 * spread
 
 
+def test_a_table_and_an_output_that_the_file_holds_once(tmp_path):
+    """As in a file that holds both, each with what is added to it alone."""
+    with load_model(write_generated(tmp_path / "m.gguf", "llama", "F32")) as model:
+        metadata = {k: v for k, v in model.metadata.items() if k != "general.architecture"}
+        tensors = {name: t.array() for name, t in model.tensors.items()}
+        architecture, shape = model.architecture, model.tensors["token_embd.weight"].shape
+    table = tensors.pop("output.weight").copy()
+    tensors["token_embd.weight"] = table
+    write_model_file(tmp_path / "tied.gguf", architecture, metadata, tensors)
+    names = "token_embd.weight", "output.weight"
+    changes = write_adapter(tmp_path / "a.gguf", architecture, dict.fromkeys(names, shape))
+    merged = {name: (table + changes[name]).astype(np.float32) for name in names}
+    write_model_file(tmp_path / "both.gguf", architecture, metadata, {**tensors, **merged})
+    tokens = list(range(3, 23))
+    with load_model(tmp_path / "both.gguf") as model:
+        wanted = Context(model, 64, kv_dtype="f32").process(Batch.of(tokens, outputs="all")).logits
+    adapter = load_adapter(tmp_path / "a.gguf")
+    with load_model(tmp_path / "tied.gguf") as model:
+        context = Context(model, 64, adapters={"a": adapter}, kv_dtype="f32")
+        made = feed(context, 0, ["a"], tokens)
+        plain = Context(model, 64, kv_dtype="f32").process(Batch.of(tokens, outputs="all")).logits
+    assert np.abs(made - wanted).max() < 1e-4 * np.abs(wanted - plain).max()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_rows_in_the_place_of_tokens_are_in_no_table(tmp_path, backend):
+    with load_model(write_generated(tmp_path / "m.gguf", "llama", "F32")) as model:
+        table = {"token_embd.weight": model.tensors["token_embd.weight"].shape}
+        write_adapter(tmp_path / "a.gguf", model.architecture, table)
+        adapter = load_adapter(tmp_path / "a.gguf")
+        context = Context(model, 64, n_seq_max=2, adapters={"a": adapter}, backend=backend)
+        rows = np.random.default_rng(1).normal(size=(3, model.hparams.width)).astype(np.float32)
+        made = []
+        for seq, choice in enumerate(([], ["a"])):
+            context.adapt(seq, choice)
+            given = Batch(embeddings=rows, seq=seq, pos=range(3), outputs="all")
+            made.append(context.process(given).logits.tobytes())
+            made.append(context.process(Batch.of([5], seq=seq, pos=3)).logits.tobytes())
+        assert made[0] == made[2]
+        assert made[1] != made[3]
+
+
 @searching(25)
 @given(st.data())
 def test_states_of_sequences_with_adapters(model, adapters, data):
@@ -245,7 +287,8 @@ def test_adapters_of_other_models_are_refused(model, tmp_path):
         wrong(model, tmp_path, shapes={"blk.0.attn_q.weight": (3, 5)})
     with pytest.raises(LinkError, match="does not have"):
         wrong(model, tmp_path, shapes={"blk.99.attn_q.weight": (3, 5)})
-    width = model.hparams.width
-    with pytest.raises(LinkError, match="embeddings"):
-        wrong(model, tmp_path, shapes={"token_embd.weight": (model.hparams.n_vocab, width)})
+    with pytest.raises(LinkError, match="another shape"):
+        wrong(model, tmp_path, shapes={"token_embd.weight": (model.hparams.n_vocab, 5)})
+    with pytest.raises(LinkError, match="heads"):
+        wrong(model, tmp_path, shapes={"output_norm.weight": (3, 5)})
     wrong(model, tmp_path)

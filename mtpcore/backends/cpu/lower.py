@@ -64,6 +64,10 @@ class Lowering:
         self._views: dict[int, View] = {}
         self._made: dict[Any, View] = {}
         self._places = find_concat_targets(program)
+        self._readers: dict[int, list[Node]] = {}
+        for node in program.nodes:
+            for value_id in {*node.inputs}:
+                self._readers.setdefault(value_id, []).append(node)
         for name, value_id in program.inputs.items():
             if name not in ("tokens", "positions"):
                 view = self._make(value_id)
@@ -355,15 +359,39 @@ class Lowering:
         ints = [node.attrs[name] for name in ("n_first", "column", "n_second")]
         self._add(node, "pair_ids", self._in(node), ints=ints)
 
+    def _lower_token_ids(self, node: Node) -> None:
+        ints = [node.attrs[name] for name in ("n_first", "n_second", "absent")]
+        self._add(node, "token_ids", [self._views[node.inputs[1]]], ints=ints)
+
     def _lower_expert_matmul(self, node: Node) -> None:
         (x, ids), axis = self._in(node), self._axis(node.inputs[0])
         weight = node.weights[0]
         assert weight is not None
         if self._is_by_rank(node):
             x = self._contiguous_rows(x, axis)
-        lists = self._sorted_by_expert(ids, weight.shape[0], axis)
+        matrices = self.weights.stack(weight)
+        if leaves_last := self._is_only_added(node.outputs[0], node.inputs[1]):
+            matrices = matrices[:-1]
+        lists = self._sorted_by_expert(ids, len(matrices), axis, leaves_last)
         bias = self.weights.vector(node.weights[1]) if len(node.weights) > 1 else None
-        self._multiply_by_lists(node, x, lists, self.weights.stack(weight), bias)
+        self._multiply_by_lists(node, x, lists, matrices, bias)
+
+    def _is_only_added(self, value_id: int, ids: int) -> bool:
+        """Say whether what is made with the last of some ids is read by nobody.
+
+        That is so where in the end only what these ids chose is added.
+        """
+        return value_id not in self.program.outputs.values() and all(
+            self._only_adds(node, value_id, ids) for node in self._readers.get(value_id, ())
+        )
+
+    def _only_adds(self, node: Node, value_id: int, ids: int) -> bool:
+        if node.op == "add_chosen":
+            return node.inputs[1:3] == (value_id, ids) and node.inputs.count(value_id) == 1
+        goes_on = node.op == "scale" or (
+            node.op == "expert_matmul" and node.inputs == (value_id, ids)
+        )
+        return goes_on and self._is_only_added(node.outputs[0], ids)
 
     def _lower_cluster_matmul(self, node: Node) -> None:
         """Multiply as if each cluster were an expert, then put the products where they belong."""
@@ -383,14 +411,21 @@ class Lowering:
             ExecutorStep("scatter", axis, [products, ids], [out], axes=rows, ints=ints)
         )
 
-    def _sorted_by_expert(self, ids: View, n_experts: int, axis: int) -> View:
-        """Return the rows that each expert has, by the ids of those that each row uses."""
+    def _sorted_by_expert(
+        self, ids: View, n_experts: int, axis: int, leaves_last: bool = False
+    ) -> View:
+        """Return the rows that each expert has, by the ids of those that each row uses.
+
+        ``leaves_last``: there is one more id, whose rows are in no list.
+        """
 
         def sort() -> View:
             buffer = self._buffer(lambda rows: 4 * expert_list_words(n_experts, rows * ids.width))
             lists = View(buffer, 1, 0, 0, 0, ids.width)
             self.steps.append(
-                ExecutorStep("sort_by_expert", axis, [ids], [lists], ints=[n_experts])
+                ExecutorStep(
+                    "sort_by_expert", axis, [ids], [lists], ints=[n_experts, int(leaves_last)]
+                )
             )
             return lists
 

@@ -124,6 +124,7 @@ class ReferenceBackend:
         "group_ids": by_row(formulas.group_ids),
         "given_ids": _given_ids,
         "pair_ids": by_row(formulas.pair_ids),
+        "token_ids": by_row(formulas.token_ids),
         "scale_chosen": by_row(formulas.scale_chosen),
         "cluster_matmul": by_row(formulas.cluster_matmul),
         "head_matmul": by_row(formulas.head_matmul),

@@ -58,6 +58,7 @@ __all__ = [
     "scale_by",
     "scale_by_position",
     "scale_chosen",
+    "token_ids",
     "shift_by",
     "slice_",
     "xielu",
@@ -492,6 +493,20 @@ def pair_ids(
     """Return a * n_second + b for a of a column and each b, or a * n_second for the last a."""
     a = int(first[column])
     return np.int32(a * n_second) + (second if a < n_first - 1 else np.int32(0) * second)
+
+
+def token_ids(
+    token: NDArray[np.int32],
+    ids: NDArray[np.int32],
+    *,
+    n_first: int,
+    n_second: int,
+    absent: int,
+) -> NDArray[np.int32]:
+    """Return id * n_second + token for each id; the row after all tables where there is none."""
+    row = int(token) if token >= 0 else absent
+    has_row = (ids < n_first - 1) & (row >= 0)
+    return np.where(has_row, ids * n_second + row, (n_first - 1) * n_second).astype(np.int32)
 
 
 def scale_chosen(x: Array, ids: NDArray[np.int32], w: Array) -> Array:

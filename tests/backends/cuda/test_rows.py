@@ -115,6 +115,19 @@ def test_pairs_of_ids(device, shape):
     assert made.tobytes() == wanted.astype(np.int32).tobytes()
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (130, 8)])
+@pytest.mark.parametrize("absent", [-1, 6])
+def test_rows_of_tables(device, shape, absent):
+    rng = np.random.default_rng(20)
+    tokens, tables = (rng.integers(-1, 7, shape[0], np.int32), rng.integers(0, 4, shape, np.int32))
+    sizes = {"n_batch": len(tokens), "n_first": 4, "n_second": 7, "absent": absent}
+    out = shape[1:], np.int32
+    (made,) = carry_out(device, LAUNCHERS["token_ids"], [tokens, tables], [], out, **sizes)
+    row = np.where(tokens < 0, absent, tokens)[:, None]
+    wanted = np.where((row >= 0) & (tables < 3), tables * 7 + row, 21)
+    assert made.tobytes() == wanted.astype(np.int32).tobytes()
+
+
 @pytest.mark.parametrize("shape", [(1, 1, 1), (5, 3, 100)])
 def test_factors_of_experts(device, shape):
     x, w = of_all_sizes(18, *shape), of_all_sizes(19, 7)

@@ -54,7 +54,24 @@ void mtp_op_pair_ids(const mtp_op *op, const mtp_run *run, int thread, int n_thr
     }
 }
 
-/* A counting sort, so rows of one expert keep their order. */
+/* The row of each id's table that a token has; where it has none, or the id is the last, the row after
+ * all tables. */
+void mtp_op_token_ids(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
+    for (int64_t t = rows.begin; t < rows.end; t++) {
+        const int64_t token = run->tokens[t] >= 0 ? run->tokens[t] : op->n[2];
+        const int32_t *tables = mtp_row(run, &op->in[0], t, 0);
+        int32_t *ids = mtp_row(run, &op->out[0], t, 0);
+        for (int64_t r = 0; r < op->in[0].width; r++) {
+            const int has_row = token >= 0 && tables[r] < op->n[0] - 1;
+            ids[r] = (int32_t)(has_row ? tables[r] * op->n[1] + token : (op->n[0] - 1) * op->n[1]);
+        }
+    }
+}
+
+/* A counting sort, so rows of one expert keep their order. Where n[1] is 1 ids may be n_experts, too:
+ * such are in no list. */
 void mtp_op_sort_by_expert(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
 {
     (void)n_threads;
@@ -66,13 +83,16 @@ void mtp_op_sort_by_expert(const mtp_op *op, const mtp_run *run, int thread, int
     for (int64_t t = 0; t < n; t++) {
         const int32_t *ids = mtp_row(run, &op->in[0], t, 0);
         for (int64_t r = 0; r < n_used; r++)
-            lists.begin[ids[r] + 1]++;
+            if (ids[r] < n_experts)
+                lists.begin[ids[r] + 1]++;
     }
     for (int64_t e = 0; e < n_experts; e++)
         lists.begin[e + 1] += lists.begin[e];
     for (int64_t t = 0; t < n; t++) {
         const int32_t *ids = mtp_row(run, &op->in[0], t, 0);
         for (int64_t r = 0; r < n_used; r++) {
+            if (ids[r] >= n_experts)
+                continue;
             const int32_t at = lists.begin[ids[r]]++;
             lists.slots[at] = (int32_t)(t * n_used + r);
             lists.rows[at] = (int32_t)t;

@@ -51,6 +51,7 @@
     X(GROUP_IDS, group_ids, ROWS)                                                                  \
     X(GIVEN_IDS, given_ids, GATHER)                                                                \
     X(PAIR_IDS, pair_ids, ROWS)                                                                    \
+    X(TOKEN_IDS, token_ids, ROWS)                                                                  \
     X(SORT_BY_EXPERT, sort_by_expert, GATHER)                                                      \
     X(SORT_BY_HEAD, sort_by_head, GATHER)                                                          \
     X(SORT_BY_POSITION, sort_by_position, GATHER)                                                  \

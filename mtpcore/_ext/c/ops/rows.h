@@ -40,6 +40,7 @@ MTP_DECLARE(mtp_op_given_ids);
 /* out = id n[1] of in[0] (int32, below n[0]) times n[2], plus the ids in[1], which are below that;
  * where it is n[0] - 1, the last one, that times n[2] alone. */
 MTP_DECLARE(mtp_op_pair_ids);
+MTP_DECLARE(mtp_op_token_ids);
 /* out = the rows of each expert by the ids in[0]: see mtp_expert_list_words; n[0] experts. */
 MTP_DECLARE(mtp_op_sort_by_expert);
 /* out = the lists of an expert for each head, which every row uses at the rank of its number. */

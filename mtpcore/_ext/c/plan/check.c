@@ -263,7 +263,7 @@ static int are_found(const mtp_plan *plan, int64_t at, int64_t n)
 }
 
 /* Whether the ids that an operation reads are those that a route chose among n, or fewer, or the
- * groups of such experts, or given ones. */
+ * groups of such experts, or given ones, or rows of tables that these and a token choose. */
 static int are_chosen(const mtp_plan *plan, int64_t at, const mtp_view *ids, int64_t n_used,
                       int64_t n)
 {
@@ -274,6 +274,8 @@ static int are_chosen(const mtp_plan *plan, int64_t at, const mtp_view *ids, int
         return maker->n[0] / maker->n[1] <= n && maker->in[0].width >= n_used;
     if (maker->kind == MTP_GIVEN_IDS)
         return maker->n[0] < n && maker->in[0].width >= n_used;
+    if (maker->kind == MTP_TOKEN_IDS)
+        return (maker->n[0] - 1) * maker->n[1] < n && maker->in[0].width >= n_used;
     if (maker->kind == MTP_PAIR_IDS)
         return (maker->n[0] - 1) * maker->n[2] < n && maker->in[1].width >= n_used;
     return maker->kind == MTP_ROUTE && maker->in[0].width <= n && maker->n[0] >= n_used;
@@ -334,7 +336,7 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
                    ? NULL
                    : "rows of another width than the table's";
     case MTP_EMBED_IDS:
-        if (!are_found(plan, at, w->n_rows))
+        if (!are_found(plan, at, w->n_rows) && !are_chosen(plan, at, in, in->width, w->n_rows))
             return "ids of more rows than the table has";
         return w->n_cols == out->width && out->n_heads == in->width
                    ? NULL
@@ -379,8 +381,19 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
             !are_chosen(plan, at, &in[1], in[1].width, op->n[2]))
             return "ids of more than there are pairs of";
         return is_alike(&in[1], out) ? NULL : "not a pair for each id";
+    case MTP_TOKEN_IDS:
+        if (op->axis != MTP_TOKENS || bounds->n_vocab < 1 || op->n[1] < bounds->n_vocab ||
+            op->n[2] < -1 || op->n[2] >= op->n[1])
+            return "a table without a row for each token";
+        if (op->n[0] < 1 || op->n[0] > INT32_MAX / op->n[1])
+            return "more rows than there are numbers";
+        if (in->n_heads != 1 || !are_chosen(plan, at, in, in->width, op->n[0]))
+            return "ids of more tables than there are";
+        return is_alike(in, out) ? NULL : "not a row for each id";
     case MTP_SORT_BY_EXPERT:
-        if (!are_chosen(plan, at, in, in->width, op->n[0]))
+        if (op->n[0] < 1 || op->n[0] >= INT32_MAX || (op->n[1] != 0 && op->n[1] != 1))
+            return "lists of nothing";
+        if (!are_chosen(plan, at, in, in->width, op->n[0] + op->n[1]))
             return "ids of more experts than there are lists for";
         if (in->width != out->width)
             return "lists for another number of experts";

@@ -55,7 +55,7 @@ _NORMALISE = {
 }
 _ROPE = {style: Kernel("rope", (("PAIRS", str(i)),)) for i, style in enumerate(("halves", "pairs"))}
 _COPY, _MIX, _NOT_FINITE = Kernel("copy"), Kernel("mix"), Kernel("not_finite")
-_ADD_CHOSEN = Kernel("add_chosen")
+_ADD_CHOSEN, _TOKEN_IDS = Kernel("add_chosen"), Kernel("token_ids")
 _KEEP_BEST, _FIND_BEST = Kernel("keep_best"), Kernel("find_best")
 _SCALE_BY_POSITION = Kernel("scale_by_position")
 _XIELU, _GAUSSIAN_TOPK = Kernel("xielu"), Kernel("gaussian_topk")
@@ -76,6 +76,7 @@ KERNELS = (
     _GIVEN_IDS,
     _PAIR_IDS,
     _ADD_CHOSEN,
+    _TOKEN_IDS,
 )
 
 
@@ -198,6 +199,21 @@ def pair_ids(step: Step, n_rows: int) -> list[Launch]:
         **step.attrs,
     )
     return [Launch(_PAIR_IDS, (blocks_of(n_rows * width), 1), arguments)]
+
+
+def token_ids(step: Step, n_rows: int) -> list[Launch]:
+    """Find the rows that a token has in tables."""
+    tokens, tables = step.inputs
+    width = n_of_row(tables)
+    arguments = _TOKEN_IDS.arguments(
+        tokens=tokens,
+        tables=tables,
+        ids=step.outputs[0],
+        n=n_rows * width,
+        width=width,
+        **step.attrs,
+    )
+    return [Launch(_TOKEN_IDS, (blocks_of(n_rows * width), 1), arguments)]
 
 
 def scale_chosen(step: Step, n_rows: int) -> list[Launch]:
@@ -590,4 +606,5 @@ LAUNCHERS: dict[str, Launcher] = {
     "group_ids": group_ids,
     "given_ids": given_ids,
     "pair_ids": pair_ids,
+    "token_ids": token_ids,
 }
