@@ -39,8 +39,8 @@ def adapted_products(program: Program) -> dict[str, tuple[int, ...]]:
 
     Stacks of experts have three axes.
     """
-    products = _adapted(program, "matmul") | _adapted(program, "expert_matmul")
-    return {name: products[name] for name in products.keys() - adapted_tables(program).keys()}
+    tables, products = adapted_tables(program), _adapted(program, "matmul", "expert_matmul")
+    return {name: shape for name, shape in products.items() if name not in tables}
 
 
 def adapted_tables(program: Program) -> dict[str, tuple[int, ...]]:
@@ -48,8 +48,8 @@ def adapted_tables(program: Program) -> dict[str, tuple[int, ...]]:
     return _adapted(program, "embed")
 
 
-def _adapted(program: Program, op: str) -> dict[str, tuple[int, ...]]:
-    weights = (_matrix(program, node) for node in program.nodes if node.op == op)
+def _adapted(program: Program, *ops: str) -> dict[str, tuple[int, ...]]:
+    weights = (_matrix(program, node) for node in program.nodes if node.op in ops)
     return {weight.wanted: weight.shape for weight in weights if weight is not None}
 
 

@@ -62,6 +62,10 @@ def test_logits_are_those_of_peft(tmp_path, case):
     adapter = load_adapter(tmp_path / "a.gguf")
     found = made(tmp_path / "model.gguf", {"a": adapter})
     assert np.square(found - wanted).mean() < near * size
+    with load_model(tmp_path / "model.gguf") as model:
+        is_tied = "output.weight" not in model.tensors
+    if is_tied and "token_embd.weight" in adapter.matrices:
+        return  # merged, it would change the output, too
     with load_model(tmp_path / "model.gguf", adapters=[(adapter, 1.0)]) as merged:
         context = Context(merged, n_ctx=64, kv_dtype="f32", threads=1)
         found = context.process(Batch.of(tokens(), outputs="all")).logits
