@@ -1,6 +1,7 @@
 """Products that adapters change, row by row: alone, beside others, and without any."""
 
 import numpy as np
+import pytest
 from harness.random_programs import Writer, adapt, random_batches
 from harness.random_text import N_CTX, Text, feed
 from harness.search import searching
@@ -111,3 +112,29 @@ def test_infinite_rows_without_adapters_stay_what_they_are(data, op, seed):
         )
         assert not np.isnan(wanted).any()
         assert made[::2].tobytes() == wanted[::2].tobytes()
+
+
+@pytest.mark.parametrize("case", ["by its own ids", "by other ids", "as it is", "as the sum"])
+def test_the_last_matrix_is_left_out_only_where_nobody_reads_its_products(case):
+    rng = np.random.default_rng(1)
+    tensors = {"up.weight": Tensor(rng.normal(size=(3, 8, 5)))}
+    g = GraphBuilder("one", tensors, slots={"x": 5, "y": 8, "shares": 2})
+    ids, others = (g.given_ids(g.inputs.codes(2), n) for n in (2, 5))
+    y, shares = g.inputs["y"], g.inputs["shares"]
+    up = g.expert_matmul(g.inputs["x"], ids, "up.weight")
+    made = g.add_chosen(y, up, others if case == "by other ids" else ids, shares)
+    more = {}
+    if case == "as it is":
+        more["also"] = g.merge_heads(up)
+    elif case == "as the sum":
+        made = g.add_chosen(g.mix(up, shares), up, ids, shares)
+    program = g.finish(Outputs(made=made, **more))
+    rows = {name: rng.normal(size=(9, n)).astype(np.float32) for name, n in
+            (("x", 5), ("y", 8), ("shares", 2))}  # fmt: skip
+    codes = np.tile(np.arange(-1, 5, dtype=np.int32), 3).reshape(9, 2)
+    found = [
+        Runner(backend, program, Weights(tensors)).feed([0] * 9, codes=codes, **rows)
+        for backend in (CpuBackend(), ReferenceBackend(quantise_activations=True))
+    ]
+    for name, wanted in found[1].items():
+        assert found[0][name].tobytes() == wanted.tobytes()
