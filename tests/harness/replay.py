@@ -88,6 +88,8 @@ class Replay:
     With ``only`` one sequence writes that text alone.
     """
 
+    role, limit = ROLE, LOOKUP.limit
+
     def __init__(self, task, n_seqs=1, *, only=None):
         texts = places(task)
         self.texts = texts if only is None else [texts[only]]
@@ -106,19 +108,20 @@ class Replay:
             limits = {s: len(self.texts[text]) - place - 1 for s, (text, place) in at.items()}
             chosen = policy.choose(limits, {})
             asked = {
-                seq: min(plan.get(ROLE, 0), LOOKUP.limit, limits[seq])
+                seq: min(plan.get(self.role, 0), self.limit, limits[seq])
                 for seq, plan in chosen.items()
             }
             found = {seq: n for seq, k in asked.items() if (n := min(k, here[seq].made))}
-            proposed = {seq: Proposed(n, n, here[seq].confidence) for seq, n in found.items()}
-            kept = policy.keep(ROLE, proposed) if proposed else {}
+            sure = {seq: self._confidence(here[seq], n) for seq, n in found.items()}
+            proposed = {seq: Proposed(n, n, sure[seq]) for seq, n in found.items()}
+            kept = policy.keep(self.role, proposed) if proposed else {}
             made = {seq: kept.get(seq, 0) for seq in asked}
             accepted = {seq: min(k, here[seq].right) for seq, k in made.items()}
             rows, new = len(at) + sum(made.values()), len(at) + sum(accepted.values())
             draft, verify, choose = map(
                 disturbance.take,
                 (
-                    self._asking(sum(k > 0 for k in asked.values())),
+                    self._drafting([k for k in asked.values() if k]),
                     pass_seconds(rows, len(at)),
                     self.choose_seconds * new,
                 ),
@@ -134,9 +137,9 @@ class Replay:
                     draft,
                     verify,
                     choose,
-                    makers={seq: ROLE for seq, k in made.items() if k},
-                    seconds_of={ROLE: draft} if any(asked.values()) else {},
-                    confidences={seq: one.confidence for seq, one in proposed.items()},
+                    makers={seq: self.role for seq, k in made.items() if k},
+                    seconds_of={self.role: draft} if any(asked.values()) else {},
+                    confidences={seq: one for seq, one in sure.items() if one is not None},
                 )
             )
             seconds, tokens = seconds + draft + verify + choose, tokens + new
@@ -154,8 +157,12 @@ class Replay:
         n = len(self.texts)
         return {seq: cycle([*range(seq % n, n), *range(seq % n)]) for seq in range(self.n_seqs)}
 
-    def _asking(self, n):
-        return ASK_ROUND + self.ask_seconds * n if n else 0.0
+    def _confidence(self, place, n):
+        return place.confidence
+
+    def _drafting(self, lengths):
+        """Return what drafts take of the texts that are to have so many."""
+        return ASK_ROUND + self.ask_seconds * len(lengths) if lengths else 0.0
 
     def _read_prompts(self, policy):
         """Let a policy see that prompts were read."""
@@ -183,11 +190,11 @@ class Traffic(Replay):
 class Fixed:
     """Always the same length."""
 
-    def __init__(self, k):
-        self.k = k
+    def __init__(self, k, role=ROLE):
+        self.k, self.role = k, role
 
     def choose(self, limits, fixed):
-        return {seq: {ROLE: self.k} for seq in limits}
+        return {seq: {self.role: self.k} for seq in limits}
 
     def keep(self, role, proposed):
         return {seq: draft.depth for seq, draft in proposed.items()}
@@ -217,4 +224,5 @@ def share_of_best(runs, seeds=(1,), make=make_controller):
     def speed(new):
         return mean(one.run(new(), seed) for one in runs for seed in seeds)
 
-    return speed(make) / max(speed(lambda k=k: Fixed(k)) for k in FIXED)
+    role, limit = runs[0].role, runs[0].limit
+    return speed(make) / max(speed(lambda k=k: Fixed(k, role)) for k in FIXED if k <= limit)

@@ -3,6 +3,7 @@
 from statistics import mean
 
 import pytest
+from harness.head_replay import HeadReplay, head_controller, head_places
 from harness.replay import (
     Fixed,
     Nothing,
@@ -90,3 +91,19 @@ def test_a_replay_is_the_text_whatever_is_drafted():
         replay.run(policy)
     assert sum(plain.tokens) == sum(drafting.tokens) == replay.n_tokens
     assert len(drafting.tokens) < 0.8 * len(plain.tokens) == 0.8 * replay.n_tokens
+
+
+def test_a_head_was_recorded():
+    """Six texts greedily, where a head knows how sure it is, and six at temperature 1."""
+    for sampling in ("greedy", "temperature 1"):
+        places = [place for text in head_places(sampling) for place in text]
+        assert len(places) == 744
+        assert 0.65 < mean(place.right > 0 for place in places) < 0.8
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "temperature 1"])
+@pytest.mark.parametrize(("n_seqs", "cost"), [(1, 0.05), (1, 0.2), (4, 0.2)])
+def test_a_head_comes_near_the_best_fixed_length(sampling, n_seqs, cost):
+    """Where drafts pay, and where they do not."""
+    runs = [HeadReplay(sampling, n_seqs, cost)]
+    assert share_of_best(runs, range(2), head_controller) > 0.97
