@@ -24,6 +24,7 @@ __all__ = ["LOOKUP", "Lookup", "TextMatch"]
 
 _MOST_INDEXES = 256
 _END = 1 << 31
+_INT32 = np.dtype(np.int32)
 _MOST_OTHERS = 1 << 28
 _MOST_MEANWHILE = 16
 """Texts of other sequences that are looked into, those that grew last: each takes a search."""
@@ -165,8 +166,10 @@ class Lookup(Proposer):
         BatchError
             No such numbers.
         """
-        seq, k = read_below(seq, _END, "no such sequence"), read_below(k, _END, "no length")
-        if not _is_plain(tokens):
+        if not (type(seq) is type(k) is int and 0 <= seq < _END and 0 <= k < _END):
+            seq, k = read_below(seq, _END, "no such sequence"), read_below(k, _END, "no length")
+        is_plain = type(tokens) is np.ndarray and tokens.dtype is _INT32 and tokens.ndim == 1
+        if not (is_plain and tokens.flags.c_contiguous):  # what compiled code reads
             tokens = integers(tokens, "tokens of a text").ravel()
         index = self._indexes.get(seq)
         if index is None:
@@ -201,13 +204,6 @@ class Lookup(Proposer):
         context = self._orders[-1]
         if len(index) - n_same > context:
             self._others.add(index.tokens(max(0, n_same - context)))
-
-
-def _is_plain(tokens: object) -> bool:
-    """Say whether compiled code reads these as they are."""
-    if type(tokens) is not np.ndarray or tokens.dtype != np.int32:
-        return False
-    return tokens.ndim == 1 and tokens.flags.c_contiguous
 
 
 LOOKUP = DrafterSpec(
