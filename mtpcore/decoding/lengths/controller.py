@@ -23,11 +23,10 @@ _TRIES, _FIRST_TRIES, _MOST_TRIES = 0.005, 0.5, 6.0
 each text at once; and so many for each are saved up at most."""
 _SAID = 16
 """Rounds between two notes on one text."""
-_LOOKED = 4
-"""In one round of so many it is looked whether there is something to note."""
 _GLANCE, _RARELY = 4, 16
 """Of rounds in which nothing was found, one of so many is looked at: they are alike. If that goes
-on for long and may be tried for so long, it is one of the second number."""
+on for long and may be tried for so long, it is one of the second number. Notes are made in one of
+the first number."""
 
 
 class Turn(NamedTuple):
@@ -323,7 +322,7 @@ class Controller:
     def _note(self, done: Round) -> list[LengthDecision]:
         """Return the lengths that are others than were noted last, now and then, and why."""
         said: list[LengthDecision] = []
-        if self._turn.lost or self._round % _LOOKED or not self._longest:
+        if self._turn.lost or self._round % _GLANCE or not self._longest:
             return said
         for seq, asked in done.asked.items():
             text = self._texts.get(seq)

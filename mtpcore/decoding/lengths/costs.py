@@ -14,8 +14,6 @@ _STALE = 64
 """Rounds without a measurement of a size after which only the newest of its old ones counts."""
 _GLANCE = 8
 """Rounds in which what sizes may cost at least is taken to stay."""
-_LATE = 2
-"""Measurements after which the curve is drawn again at the latest; to begin with each time."""
 _LEAST = 1e-9
 """Seconds of anything: a clock that is too coarse to see it must not make it free."""
 _AGREEING = 5
@@ -56,7 +54,6 @@ class Curve:
         self._sizes: list[float] = []
         self._seconds: list[float] = []
         self._at: dict[float, float] = {}  # seconds of sizes that were asked for
-        self._n_observed = self._n_fitted = 0  # measurements so far, and when it was drawn
         self._floor: tuple[int, list[int], list[float]] = (-_GLANCE, [], [])  # from a round on
 
     def __len__(self) -> int:
@@ -84,10 +81,7 @@ class Curve:
         self._seen[kept] = seen
         (self._cold.discard if is_warm else self._cold.add)(kept)
         self._newest[kept], self._points[kept] = now, point
-        self._n_observed += 1
-        if point[:2] != before[:2] and (
-            not before[2] or self._n_observed - self._n_fitted >= min(self._n_fitted / 16, _LATE)
-        ):
+        if point[:2] != before[:2]:
             self._sizes = []
 
     def n_seen(self, size: int) -> int:
@@ -159,7 +153,7 @@ class Curve:
                 mean = (mean * weight + before * n) / (weight + n)
                 weight, sizes = weight + n, below + sizes
             pools.append((mean, weight, sizes))
-        self._floor, self._n_fitted, self._at = (-_GLANCE, [], []), self._n_observed, {}
+        self._floor, self._at = (-_GLANCE, [], []), {}
         # Sizes last: without them there is no curve, wherever a signal cuts this off.
         self._seconds = [0.0] * self._anchored + [pool[0] for pool in pools for _ in pool[2]]
         self._sizes = [0] * self._anchored + [size for pool in pools for size in pool[2]]

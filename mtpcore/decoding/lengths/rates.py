@@ -8,8 +8,6 @@ _PRIOR = 12.0
 """Trials that an expectation counts for."""
 _MEMORY, _TEXT_MEMORY = 1024.0, 128.0
 """Rounds after which a trial counts for 1/e: of all texts together, and of one."""
-_FRESH = 16
-"""Rounds in which rates fade too little to be worth another look."""
 _HIGHEST = 0.99
 _LEAST = 0.05
 """Drafts that are reached more rarely are not looked at."""
@@ -31,7 +29,7 @@ class Rates:
     def __init__(self, first: float) -> None:
         self._first, self._now = first, 0
         self._trials: list[tuple[float, float]] = []  # accepted and tried ones, by position
-        self._rates: tuple[int, list[float]] = (0, [])  # as they were from a round on
+        self._rates: tuple[int, list[float]] = (0, [])  # as they are in a round
 
     def observe(self, tried: int, accepted: int, now: int) -> None:
         """Count a draft of ``tried`` tokens in round ``now``, ``accepted`` of them in a row."""
@@ -46,7 +44,7 @@ class Rates:
     def rates(self, n: int, now: int) -> list[float]:
         """Return the rates of drafts 1 .. n in round ``now``."""
         at, rates = self._rates
-        if not at <= now < at + _FRESH or len(rates) < n:
+        if at != now or len(rates) < n:
             fade = (1.0 - 1.0 / _MEMORY) ** (now - self._now)
             rates, expected = [], self._first
             for i in range(n):
