@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mtpcore
-from mtpcore.errors import ModelFileError, MtpcoreError, PluginError
+from mtpcore.errors import ModelFileError
 from mtpcore.fitting import fit
 from mtpcore.fitting.fit import fit_head
 from mtpcore.fitting.pace import Pace
@@ -61,17 +61,6 @@ def test_it_lies_where_link_finds_it(fitted, folder):
     with mtpcore.load_model(folder / "model.gguf") as model:
         used = [one.path for one in model.sidecars if one.used]
         assert used == [fitted.path]
-
-
-def test_the_file_is_laid_out_as_one_that_others_read(fitted):
-    """As the packaged head, which llama.cpp loads: tests/plugins/test_drafters_llama_cpp.py."""
-
-    def layout(path):
-        with mtpcore.load_model(path, sidecars=False) as head:
-            keys = {k: type(v) for k, v in head.metadata.items() if not k.startswith("general.")}
-            return keys, {name: one.type_name for name, one in head.tensors.items()}
-
-    assert layout(fitted.path) == layout("demo:eagle3-draft")
 
 
 @pytest.fixture(scope="module")
@@ -134,13 +123,6 @@ def test_minutes_decide_only_how_many_tokens_are_read(fitted, folder, monkeypatc
     assert timed.settings == SETTINGS
     assert timed.path.read_bytes() == fitted.path.read_bytes()
     assert min(msgspec.structs.astuple(paces[0])) > 0
-
-
-def test_time_goes_into_reading_writing_and_each_epoch():
-    pace = Pace(reading=1e-3, writing=4e-3, training=2e-3)
-    settings = Settings(written=0.25, epochs=3, window=512)
-    assert pace.tokens_within(10, settings) == pytest.approx(0.9 * 600 / 8e-3, abs=1)
-    assert pace.tokens_within(1e-6, settings) == settings.window
 
 
 def test_an_interrupted_run_goes_on(fitted, folder, monkeypatch):
@@ -212,25 +194,3 @@ def test_a_head_of_another_shape_is_refused(folder, key):
     with pytest.raises(ModelFileError, match="not of the shape"):
         run(folder, "refused.gguf", start=start)
     assert not (folder / "refused.gguf").exists()
-
-
-@pytest.mark.parametrize("out", ["none/head.gguf", ".", "model.gguf"])
-def test_a_place_that_cannot_be_written_is_refused_at_once(folder, out):
-    before = (folder / "model.gguf").read_bytes()
-    with pytest.raises(ModelFileError, match="cannot be written there"):
-        fit_head(folder / "model.gguf", [], folder / out, SETTINGS, watch)
-    assert (folder / "model.gguf").read_bytes() == before
-
-
-def test_shapes_are_known_by_name(folder):
-    with pytest.raises(PluginError, match="eagle3"):
-        run(folder, "refused.gguf", shape="medusa")
-
-
-def test_a_missing_package_is_named(folder, monkeypatch):
-    def import_module(name):
-        raise ModuleNotFoundError("No module named 'jax'")
-
-    monkeypatch.setattr("mtpcore.fitting.shape.import_module", import_module)
-    with pytest.raises(MtpcoreError, match=r"jax[\s\S]*mtpcore\[fit\]"):
-        run(folder, "refused.gguf")

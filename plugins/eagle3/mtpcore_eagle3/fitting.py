@@ -1,6 +1,5 @@
-"""How an EAGLE-3 head is fitted to a target: its weights, and its graph in JAX.
+"""How an EAGLE-3 head is fitted to a target: its file, and its graph in JAX.
 
-Weights have the names of the file, and lie as in it, so that writing a head is writing its weights.
 Li, Wei, Zhang, Zhang: EAGLE-3, 2025 (arXiv 2503.01840): a head learns on rows of its own, as it
 drafts ("training-time test").
 """
@@ -12,69 +11,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from numpy.typing import NDArray
 
-from mtpcore_eagle3.first_weights import EPS, LayerSizes, TextSample, first_weights
+from mtpcore_eagle3.first_weights import EPS
+from mtpcore_eagle3.fitted_file import (
+    ARCHITECTURE,
+    BASE,
+    begin,
+    metadata,
+    scaled,
+    sizes_for,
+    taps,
+)
 
-F32 = NDArray[np.float32]
-
-ARCHITECTURE = "eagle3"
-
-_BASE = 10000.0
-
-
-def taps(target: Any) -> tuple[str, ...]:
-    """Return what the head reads of the target: the inputs of a low, a middle, the last layer."""
-    return tuple(f"layer_input:{layer}" for layer in _layers(target))
-
-
-def _layers(target: Any) -> list[int]:
-    n = target.hparams.n_layers
-    return [min(1, n // 3), n // 2, n - 1]
-
-
-def metadata(target: Any) -> dict[str, Any]:
-    """Return the entries of the head's file."""
-    sizes = _sizes(target)
-    entries = {
-        "block_count": 1,
-        "context_length": target.hparams.n_ctx_train,
-        "embedding_length": sizes.width,
-        "feed_forward_length": sizes.feed_forward,
-        "vocab_size": target.hparams.n_vocab,
-        "attention.head_count": sizes.n_heads,
-        "attention.head_count_kv": sizes.n_heads,
-        "attention.key_length": sizes.head_width,
-        "attention.value_length": sizes.head_width,
-        "attention.layer_norm_rms_epsilon": EPS,
-        "rope.dimension_count": sizes.n_rotated,
-        "rope.freq_base": _BASE,
-        "target_layers": _layers(target),
-        "target_hidden_size": sizes.width,
-        "norm_before_residual": False,
-        "norm_before_fc": False,
-    }
-    return {f"{ARCHITECTURE}.{key}": value for key, value in entries.items()}
-
-
-def begin(
-    target: Any, embeddings: F32, output: F32, sample: TextSample, seed: int
-) -> dict[str, F32]:
-    """Return the weights before the first step: the best linear guess, and heads that copy."""
-    norm = target.tensors["output_norm.weight"].array()
-    least = np.abs(norm).mean() / 100  # by which rows are divided
-    norm = np.where(np.abs(norm) < least, least, norm)
-    return first_weights(_sizes(target), norm, embeddings, output, sample, seed)
-
-
-def _sizes(target: Any) -> LayerSizes:
-    return LayerSizes.of(target.hparams.width)
-
-
-def scaled(weights: Mapping[str, F32], scale: F32) -> dict[str, F32]:
-    """Return weights that read taps as they are where these read taps times ``scale``."""
-    return {**weights, "fc.weight": weights["fc.weight"] * scale}
+__all__ = ["ARCHITECTURE", "begin", "draft", "metadata", "scaled", "taps"]
 
 
 def draft(
@@ -89,7 +38,7 @@ def draft(
     The first step's rows are what the head knows of a text. A later step sees those up to its
     draft's place, and the rows of its own draft since.
     """
-    sizes = _sizes(target)
+    sizes = sizes_for(target)
     row = taps @ weights["fc.weight"].T
     keys: list[jax.Array] = []
     values: list[jax.Array] = []
@@ -126,7 +75,7 @@ def _in_heads(x: jax.Array, head_width: int) -> jax.Array:
 def _rotate(x: jax.Array, places: jax.Array, n_rotated: int) -> jax.Array:
     """Rotate neighbouring pairs of the first values of [batch, heads, n, width]."""
     half = n_rotated // 2
-    angles = places[:, None] * _BASE ** (-jnp.arange(half) / half)
+    angles = places[:, None] * BASE ** (-jnp.arange(half) / half)
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     even, odd = x[..., :n_rotated:2], x[..., 1:n_rotated:2]
     rotated = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)

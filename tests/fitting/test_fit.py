@@ -1,0 +1,49 @@
+"""What is refused before a fit begins; JAX is not needed to say so."""
+
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import mtpcore
+from mtpcore.errors import ModelFileError, MtpcoreError, PluginError
+from mtpcore.fitting.fit import fit_head
+from mtpcore.fitting.settings import Settings
+
+
+@contextmanager
+def watch(title):
+    yield lambda done, total: None
+
+
+@pytest.fixture
+def folder(tmp_path):
+    shutil.copy(
+        Path(mtpcore.__file__).parent / "data" / "demo-eagle3.gguf", tmp_path / "model.gguf"
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize("out", ["none/head.gguf", ".", "model.gguf"])
+def test_a_place_that_cannot_be_written_is_refused_at_once(folder, out):
+    before = (folder / "model.gguf").read_bytes()
+    with pytest.raises(ModelFileError, match="cannot be written there"):
+        fit_head(folder / "model.gguf", [], folder / out, Settings(), watch)
+    assert (folder / "model.gguf").read_bytes() == before
+
+
+def test_shapes_are_known_by_name(folder):
+    with pytest.raises(PluginError, match="eagle3"):
+        fit_head(
+            folder / "model.gguf", [], folder / "refused.gguf", Settings(), watch, shape="medusa"
+        )
+
+
+def test_a_missing_package_is_named(folder, monkeypatch):
+    def import_module(name):
+        raise ModuleNotFoundError("No module named 'jax'")
+
+    monkeypatch.setattr("mtpcore.fitting.shape.import_module", import_module)
+    with pytest.raises(MtpcoreError, match=r"jax[\s\S]*mtpcore\[fit\]"):
+        fit_head(folder / "model.gguf", [], folder / "refused.gguf", Settings(), watch)
