@@ -4,6 +4,17 @@ import os
 
 import pytest
 
+ALL = "MTPCORE_ALL_OF_RAY"
+"""Set by ``scripts/cluster``: each process that Ray starts imports it, which takes seconds."""
+
+
+def pytest_collection_modifyitems(items):
+    """Leave to that script what other tests show in part."""
+    if ALL not in os.environ:
+        for item in items:
+            if item.get_closest_marker("many_processes"):
+                item.add_marker(pytest.mark.skip(reason="scripts/cluster runs it"))
+
 
 @pytest.fixture(scope="session")
 def ray():

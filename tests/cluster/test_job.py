@@ -57,6 +57,13 @@ def test_a_job_writes_the_text_of_each_row_once(ray, tmp_path, alone):
     assert (done.rows, done.already, done.written, done.failed, done.tokens) == (10, 0, 10, 0, 60)
     check(*read_lines(out), rows, alone)
     assert len([*out.glob("texts-*.jsonl")]) == 3
+
+
+@pytest.mark.many_processes
+def test_a_job_that_is_called_again_writes_what_is_missing(ray, tmp_path, alone):
+    rows, out = rows_of(10), tmp_path / "out"
+    write_lines(tmp_path / "rows.jsonl", rows)
+    write_texts(tmp_path / "rows.jsonl", out, lm={"n_ctx": 100}, **JOB)
     next(out.glob("texts-*.jsonl")).unlink()
     again = write_texts(tmp_path / "rows.jsonl", out, lm={"n_ctx": 100}, **JOB)
     assert 0 < again.written <= 4
@@ -68,6 +75,7 @@ def test_a_job_writes_the_text_of_each_row_once(ray, tmp_path, alone):
     assert (third.already, third.written) == (10, 0)
 
 
+@pytest.mark.many_processes
 def test_a_job_that_is_killed_goes_on_when_it_is_called_again(ray, tmp_path, alone):
     rows, out = rows_of(40), tmp_path / "out"
     write_lines(tmp_path / "rows.jsonl", rows)
@@ -92,6 +100,7 @@ def test_a_job_that_is_killed_goes_on_when_it_is_called_again(ray, tmp_path, alo
     check(*read_lines(out), rows, alone)
 
 
+@pytest.mark.many_processes
 def test_columns_of_parquet_files_stay_as_they_are(ray, tmp_path, alone):
     table = pyarrow.table(
         {
@@ -115,6 +124,7 @@ def test_columns_of_parquet_files_stay_as_they_are(ray, tmp_path, alone):
     assert "longer than the context" in found["error"][2].as_py()
 
 
+@pytest.mark.many_processes
 def test_what_a_job_refuses(ray, tmp_path):
     rows = tmp_path / "rows.jsonl"
     out = tmp_path / "out"

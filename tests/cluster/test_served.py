@@ -136,7 +136,7 @@ def test_a_client_that_goes_frees_its_sequence(http):
 
 
 def test_every_request_is_answered_when_a_replica_dies(ray, address, alone, http):
-    n, n_events = 24, [0] * 24
+    n, n_events = 12, [0] * 12
     expected = [
         alone.generate(f"x{i} = ", max_tokens=200, seed=i, ignore_eos=True).text for i in range(n)
     ]
@@ -171,12 +171,18 @@ def test_every_request_is_answered_when_a_replica_dies(ray, address, alone, http
             return await asyncio.gather(*asked)
 
     assert asyncio.run(ask_all()) == expected
+
+
+@pytest.mark.many_processes
+def test_another_replica_takes_the_place_of_one_that_died(http):
+    """The one that died is that of the test before."""
     end = time.monotonic() + 60
     while len({one["replica"] for one in slots_of(http)}) < 2 and time.monotonic() < end:
         time.sleep(0.2)
     assert len({one["replica"] for one in slots_of(http)}) == 2
 
 
+@pytest.mark.many_processes
 def test_the_page_s_code_runs(ray, address, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     text = PAGE.read_text("utf-8")

@@ -56,7 +56,7 @@ def test_readme_gives_the_commands_that_decide():
     text = README.read_text("utf-8")
     command = re.search(r"^ +(python3 -m venv .*)$", (ROOT / ".ci" / "run").read_text(), re.M)[1]
     assert f"```sh\n{command}\n```" in text
-    assert "[test,lint,docs,cuda,wheels]" in command  # or tests would skip
+    assert "[test,lint,docs,cuda,wheels,ray]" in command  # or tests would skip
     assert 'mtpcore run demo -p "def read_config(path):" --draft 3' in text
 
 
