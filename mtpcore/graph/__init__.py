@@ -1,6 +1,6 @@
 """Graphs: their types, the builder with which they are written, their rules, and drawings."""
 
-from mtpcore.graph.adapting import adapt_products, adapted_products, adapted_tables
+from mtpcore.graph.adapting import JOINT, adapt_products, adapted_products, adapted_tables
 from mtpcore.graph.builder import GraphBuilder
 from mtpcore.graph.draw import to_dot, to_mermaid
 from mtpcore.graph.exposing import ProductInput, delivered_products, expose_products
@@ -23,6 +23,7 @@ from mtpcore.graph.splitting import split_sources
 from mtpcore.graph.types import GraphType
 
 __all__ = [
+    "JOINT",
     "OUTPUTS",
     "SOURCES",
     "TOKENS",

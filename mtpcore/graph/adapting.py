@@ -8,6 +8,9 @@ scale[t, i] * B[k] (A[k] x), with k = adapters[t, i], in the order of i::
     %d  = expert_matmul(%h, %ids, B)          # [T, n_used, out]
     %y' = add_chosen(%y, %d, %ids, %scales)   # which later nodes read in place of %y
 
+The A of matrices that read the same x are one stack, [n + 1, sum of ranks, in], and each B reads
+its part of what that makes.
+
 Of a stack of experts W [E, out, in], whose ids a route chose, n_used such sums are made, of stacks
 A [n E + 1, rank, in] and B [n E + 1, out, rank] by pairs of ids (``pair_ids``).
 
@@ -31,7 +34,9 @@ import msgspec
 from mtpcore.graph.inference import check, infer
 from mtpcore.graph.program import OUTPUTS, TOKENS, Node, Program, Value, Weight
 
-__all__ = ["adapt_products", "adapted_products", "adapted_tables"]
+__all__ = ["JOINT", "adapt_products", "adapted_products", "adapted_tables"]
+
+JOINT = " and "
 
 
 def adapted_products(program: Program) -> dict[str, tuple[int, ...]]:
@@ -79,7 +84,7 @@ def adapt_products(
         How many a row has at most.
     names : (str, str)
         What follows a matrix's name in those of its stacks A [n + 1, rank, in] and B [n + 1, out,
-        rank].
+        rank]; A of several matrices has all of their names, with ``JOINT`` between them.
     """
     return _Adapting(program, ranks, n, n_used, names).finish()
 
@@ -101,8 +106,18 @@ class _Adapting:
         self._given = self._add_input("adapters", n_used, "i32")
         self._scales = self._add_input("adapter_scales", n_used, "f32")
         self._of_rows: dict[Any, tuple[Value, Value]] = {}
-        self._tables = adapted_tables(program)
         self._changed: dict[int, int] = {}
+        self._tables = adapted_tables(program)
+        self._siblings: dict[int, dict[str, Weight]] = {}
+        self._low: dict[int, Value] = {}
+        for node in program.nodes:
+            matrix = _matrix(program, node)
+            if node.op == "matmul" and matrix is not None and self._is_adapted(matrix):
+                self._siblings.setdefault(node.inputs[0], {})[matrix.wanted] = matrix
+
+    def _is_adapted(self, matrix: Weight) -> bool:
+        """Say whether products by a matrix are changed."""
+        return matrix.wanted in self._ranks and matrix.wanted not in self._tables
 
     def finish(self) -> Program:
         for node in self._program.nodes:
@@ -111,11 +126,14 @@ class _Adapting:
             matrix = _matrix(self._program, node)
             if matrix is None or matrix.wanted not in self._ranks:
                 continue
+            made = self._nodes[-1]
             if node.op == "embed":
-                self._changed[node.outputs[0]] = self._adapt_table(self._nodes[-1], matrix)
-            elif matrix.wanted not in self._tables:
-                adapt = self._adapt if node.op == "matmul" else self._adapt_experts
-                self._changed[node.outputs[0]] = adapt(self._nodes[-1], matrix)
+                self._changed[node.outputs[0]] = self._adapt_table(made, matrix)
+            elif node.op == "expert_matmul" and self._is_adapted(matrix):
+                self._changed[node.outputs[0]] = self._adapt_experts(made, matrix)
+            elif self._is_adapted(matrix):
+                siblings = [*self._siblings[node.inputs[0]].values()]
+                self._changed[node.outputs[0]] = self._adapt(made, matrix, siblings)
         outputs = {name: self._changed.get(i, i) for name, i in self._program.outputs.items()}
         program = msgspec.structs.replace(
             self._program,
@@ -127,12 +145,24 @@ class _Adapting:
         check(program)
         return program
 
-    def _adapt(self, node: Node, matrix: Weight) -> int:
-        """Add what adapters make of a product, and return the id of the sum."""
+    def _adapt(self, node: Node, matrix: Weight, siblings: list[Weight]) -> int:
+        """Add what adapters make of a product, and return the id of the sum.
+
+        ``siblings`` are all matrices that its input is multiplied by.
+        """
         x, y = (self._values[i] for i in (node.inputs[0], node.outputs[0]))
         ids, scales = self._rows_of(x)
-        down, up = self._stacks(matrix, self._n + 1)
-        low = self._add("expert_matmul", f"{node.name}.adapter_a", [x, ids], [down])
+        ranks = [self._ranks[one.wanted] for one in siblings]
+        if x.id not in self._low:
+            name = JOINT.join(one.wanted for one in siblings) + self._names[0]
+            down = Weight(name, name, (self._n + 1, sum(ranks), matrix.shape[1]))
+            self._low[x.id] = self._add("expert_matmul", f"{node.name}.adapter_a", [x, ids], [down])
+        low = self._low[x.id]
+        if len(siblings) > 1:
+            start = sum(ranks[: siblings.index(matrix)])
+            stop = start + self._ranks[matrix.wanted]
+            low = self._add("slice", f"{node.name}.adapter_part", [low], start=start, stop=stop)
+        _, up = self._stacks(matrix, self._n + 1)
         high = self._add("expert_matmul", f"{node.name}.adapter_b", [low, ids], [up])
         inputs = [y, high, ids, scales]
         return self._add("add_chosen", f"{node.name}.adapted", inputs, n=self._n).id

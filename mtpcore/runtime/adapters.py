@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from mtpcore.backends.base import WeightSource
 from mtpcore.boundary.arguments import expect
 from mtpcore.errors import BatchError, LinkError, StateError, spell
-from mtpcore.gguf.adapter import Adapter, is_scale
+from mtpcore.gguf.adapter import Adapter, AdapterMatrix, is_scale
 from mtpcore.gguf.held_tensor import HeldTensor
 from mtpcore.gguf.tensor import Tensor
-from mtpcore.graph import Program, adapt_products, adapted_products, adapted_tables
+from mtpcore.graph import JOINT, Program, adapt_products, adapted_products, adapted_tables
 from mtpcore.runtime.further_weights import FurtherWeights
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ _MOST_USED = 8
 _STACKS = (" of adapters, a", " of adapters, b")
 """What follows a matrix's name in those of its stacks."""
 
+F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 T = TypeVar("T")
 Chosen = tuple[tuple[int, float], ...]
@@ -150,19 +151,30 @@ class Adapters:
                 if matrices.get(name) != shape:
                     raise self._misfit(adapter, name, shape, matrices.get(name))
                 ranks[name] = max(ranks.get(name, 0), change.rank)
-        stacks: dict[str, Tensor] = {}
-        for name, rank in ranks.items():
-            make = self._tables if name in tables else self._stack
-            for suffix, tensor in zip(_STACKS, make(name, rank), strict=True):
-                stacks[name + suffix] = tensor.called(name + suffix)
+        halves = {
+            name: (self._tables if name in tables else self._stack)(name, rank)
+            for name, rank in ranks.items()
+        }
         adapted = adapt_products(program, ranks, len(self), self.n_used, _STACKS)
+        stacks: dict[str, Tensor] = {}
+        for name in adapted.weights():
+            for i, suffix in enumerate(_STACKS):
+                if name.endswith(suffix):
+                    joined = name.removesuffix(suffix).split(JOINT)
+                    values = np.concatenate([halves[one][i] for one in joined], axis=1)
+                    _, origin = self._pairs(joined[0])
+                    stacks[name] = HeldTensor.smallest(name, values, (origin.a, origin.b)[i])
         packed = _Packed(self._model.packed, frozenset(stacks))
         return adapted, FurtherWeights(self._model, stacks, packed)
 
-    def _stack(self, name: str, rank: int) -> tuple[Tensor, Tensor]:
-        """Return the matrices of all adapters, filled up with zeros to a common rank."""
+    def _pairs(self, name: str) -> tuple[list[AdapterMatrix | None], AdapterMatrix]:
+        """Return what each adapter adds to a matrix, and the first of these that there is."""
         pairs = [adapter.matrices.get(name) for adapter in self._adapters]
-        origin = next(pair for pair in pairs if pair is not None)
+        return pairs, next(pair for pair in pairs if pair is not None)
+
+    def _stack(self, name: str, rank: int) -> tuple[F32, F32]:
+        """Return the matrices of all adapters, filled up with zeros to a common rank."""
+        pairs, origin = self._pairs(name)
         stack = origin.a.shape[:-2]  # of experts, and the last of all is for rows without any
         n = len(pairs) * math.prod(stack) + 1
         a = np.zeros((n, rank, origin.a.shape[-1]), np.float32)
@@ -172,15 +184,14 @@ class Adapters:
             if pair is not None:
                 down, up = pair.factors()
                 own[0][i][..., : pair.rank, :], own[1][i][..., : pair.rank] = down, up
-        return HeldTensor.smallest(name, a, origin.a), HeldTensor.smallest(name, b, origin.b)
+        return a, b
 
-    def _tables(self, name: str, rank: int) -> tuple[Tensor, Tensor]:
+    def _tables(self, name: str, rank: int) -> tuple[F32, F32]:
         """Return the tables of all adapters, one after the other, and what their rows are sent by.
 
         The row after them, and the last matrix, are zeros.
         """
-        pairs = [adapter.matrices.get(name) for adapter in self._adapters]
-        origin = next(pair for pair in pairs if pair is not None)
+        pairs, origin = self._pairs(name)
         n_rows, width = origin.b.shape[0], origin.a.shape[1]
         rows = np.zeros((len(pairs) * n_rows + 1, rank), np.float32)
         b = np.zeros((len(pairs) + 1, width, rank), np.float32)
@@ -189,7 +200,7 @@ class Adapters:
                 down, up = pair.factors()
                 rows[i * n_rows : (i + 1) * n_rows, : pair.rank] = up
                 b[i, :, : pair.rank] = down.T
-        return HeldTensor.smallest(name, rows, origin.b), HeldTensor.smallest(name, b, origin.a)
+        return rows, b
 
     def _misfit(
         self, adapter: Adapter, name: str, got: tuple[int, ...], wanted: tuple[int, ...] | None

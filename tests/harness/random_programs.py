@@ -400,27 +400,18 @@ def random_programs(draw):
 
 def adapt(draw, drawn):
     """Let adapters change some products of a program, where it has any."""
-    tables = adapted_tables(drawn.program)
-    products = adapted_products(drawn.program) | tables
+    products = adapted_products(drawn.program) | adapted_tables(drawn.program)
     chosen = draw(st.sets(st.sampled_from(sorted(products)))) if products else ()
     if not chosen:
         return drawn
     n, n_used, rng = draw(few), draw(few), np.random.default_rng(draw(seeds))
     ranks = {name: draw(st.integers(1, 20)) for name in sorted(chosen)}
     program = adapt_products(drawn.program, ranks, n, n_used, (".a", ".b"))
-    for name, rank in ranks.items():
-        *stack, n_out, n_in = products[name]
-        if name in tables:
-            table = rng.normal(0, 0.3, (n * n_out + 1, rank))
-            up = rng.normal(0, 0.3, (n + 1, n_in, rank))
-            table[-1] = up[-1] = 0
-            drawn.tensors[name + ".a"], drawn.tensors[name + ".b"] = Tensor(table), Tensor(up)
-            continue
-        n_matrices = n * (stack[0] if stack else 1) + 1
-        for suffix, shape in ((".a", (rank, n_in)), (".b", (n_out, rank))):
-            stack = rng.normal(0, 0.3, (n_matrices, *shape))
+    for name, weight in program.weights().items():
+        if name.endswith((".a", ".b")):
+            stack = rng.normal(0, 0.3, weight.shape)
             stack[-1] = 0
-            drawn.tensors[name + suffix] = Tensor(stack)
+            drawn.tensors[name] = Tensor(stack)
     return drawn._replace(program=program)
 
 

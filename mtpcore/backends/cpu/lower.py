@@ -126,6 +126,14 @@ class Lowering:
         self.steps.append(ExecutorStep("copy", axis, [view], [copied]))
         return copied
 
+    def _closed_rows(self, view: View, axis: int) -> View:
+        """Return the heads of all rows at equal distances, copied if need be."""
+        if view.n_heads == 1:  # whose stride means nothing by itself
+            return view._replace(head_stride=view.row_stride)
+        if view.row_stride == view.n_heads * view.head_stride:
+            return view
+        return self._contiguous_rows(view, axis)
+
     def _flat(self, view: View, axis: int) -> View:
         """Return a row's heads as one."""
         view = self._contiguous_heads(view, axis)
@@ -368,7 +376,7 @@ class Lowering:
         weight = node.weights[0]
         assert weight is not None
         if self._is_by_rank(node):
-            x = self._contiguous_rows(x, axis)
+            x = self._closed_rows(x, axis)
         matrices = self.weights.stack(weight)
         if leaves_last := self._is_only_added(node.outputs[0], node.inputs[1]):
             matrices = matrices[:-1]
@@ -388,7 +396,7 @@ class Lowering:
     def _only_adds(self, node: Node, value_id: int, ids: int) -> bool:
         if node.op == "add_chosen":
             return node.inputs[1:3] == (value_id, ids) and node.inputs.count(value_id) == 1
-        goes_on = node.op == "scale" or (
+        goes_on = node.op in ("scale", "slice") or (
             node.op == "expert_matmul" and node.inputs == (value_id, ids)
         )
         return goes_on and self._is_only_added(node.outputs[0], ids)
