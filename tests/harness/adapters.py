@@ -5,7 +5,9 @@ import numpy as np
 from mtpcore.gguf import write_model_file
 
 
-def write_adapter(path, architecture, shapes, *, seed=0, rank=4, alpha=8.0, size=0.3, **metadata):
+def write_adapter(
+    path, architecture, shapes, *, seed=0, rank=4, alpha=8.0, size=0.3, outtype="F32", **metadata
+):
     """Write an adapter of matrices by name and shape ([experts,] outputs, inputs).
 
     ``rank`` may be given by name. Returns what it adds, alpha / rank * B A, float64.
@@ -22,7 +24,7 @@ def write_adapter(path, architecture, shapes, *, seed=0, rank=4, alpha=8.0, size
         tensors[f"{name}.lora_a"], tensors[f"{name}.lora_b"] = halves
         changes[name] = (alpha / own if alpha else 1.0) * (b.astype(np.float64) @ a)
     keys = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": alpha}
-    write_model_file(path, architecture, {**keys, **metadata}, tensors)
+    write_model_file(path, architecture, {**keys, **metadata}, tensors, outtype)
     return changes
 
 
