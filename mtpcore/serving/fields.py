@@ -182,6 +182,8 @@ def options_of(lm: LM, fields: SamplingFields) -> dict[str, Any]:
     for name, off in (("top_k", 0), ("top_n_sigma", 0), ("typical_p", 1)):
         if given[name] is not None and given[name] <= 0:  # as other servers spell it
             given[name] = off
+    if given["top_p"] == 0:  # the likeliest token alone
+        given["top_p"] = 1e-6
     if fields.seed is not None and fields.seed < 0:  # draw one
         given["seed"] = None
     if given["seed"] is None and lm.sampling.get("seed") is None:

@@ -87,11 +87,11 @@ async def form_of_answer(
         return find_form(
             *(service.lm.model, prompt, said),
             tools=tools,
-            choice=choice if tools else "none",
+            choice=choice,
             calls_several=most_calls != 1,
         )
 
-    is_free = not tools or choice in ("auto", "none")
+    is_free = choice in ("auto", "none")
     return await _in_thread(service, make, param if is_free else "tool_choice")
 
 

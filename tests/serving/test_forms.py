@@ -154,14 +154,33 @@ def test_strict_tools_are_called_as_they_say_or_not_at_all(client):
         read(done.message.tool_calls or ())
 
 
-def test_a_tool_that_is_not_there_cannot_be_called(client):
+@pytest.mark.parametrize(
+    ("tools", "choice"),
+    [
+        ([tool()], {"type": "function", "function": {"name": "dance"}}),
+        (None, {"type": "function", "function": {"name": "dance"}}),
+        (None, "required"),
+        ([], "required"),
+        (None, "sometimes"),
+    ],
+)
+def test_a_tool_that_is_not_there_cannot_be_called(client, tools, choice):
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(
-            **ASKED,
-            tools=[tool()],
-            tool_choice={"type": "function", "function": {"name": "dance"}},
-        )
+        client.chat.completions.create(**ASKED, tools=tools, tool_choice=choice)
     assert caught.value.param == "tool_choice"
+
+
+def test_a_tool_must_be_called_where_there_is_none_in_no_api(http):
+    talk = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    for path, body in (
+        ("/v1/messages", talk | {"tool_choice": {"type": "any"}}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 2, "tool_choice": "required"}),
+    ):
+        found = http.post(path, json=body)
+        assert found.status_code == 400
+        assert "no such tool" in found.json()["error"]["message"]
+        free = {**body, "tool_choice": {"type": "auto"} if path == "/v1/messages" else "auto"}
+        assert http.post(path, json=free).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,7 @@ def test_a_seed_gives_the_same_text_alone_and_among_32(client, lm):
         ({"top_n_sigma": 0.7, "temperature": 1.5}, None),
         ({"top_n_sigma": -1, "typical_p": 0, "top_k": -1}, {"top_k": 0}),
         ({"typ_p": 0.4}, {"typical_p": 0.4}),
+        ({"top_p": 0}, {"top_k": 1}),
         ({"xtc_probability": 1, "xtc_threshold": 0.05}, None),
         ({"dynatemp_range": 0.6, "dynatemp_exponent": 2}, None),
         ({"repeat_penalty": 1.8, "repeat_last_n": 3},
