@@ -3,6 +3,7 @@
 import pytest
 
 from mtpcore.graph import (
+    JOINT,
     GraphBuilder,
     Outputs,
     adapt_products,
@@ -81,3 +82,17 @@ def test_experts_are_paired_with_adapters(n_used):
     made_by = {value: node for node in after.nodes for value in node.outputs}
     mixed = next(node for node in after.nodes if node.name == "mix_4")
     assert made_by[mixed.inputs[0]].name == "up.adapted"
+
+
+def test_matrices_that_read_the_same_rows_share_a_product():
+    g = GraphBuilder("toy", {**TENSORS, "v": Shape(5, 8)})
+    x = g.embed(g.inputs.tokens, "table")
+    before = g.finish(Outputs(w=g.matmul(x, "w"), v=g.matmul(x, "v")))
+    after = adapt_products(before, {"w": 3, "v": 2}, 4, 2, (".a", ".b"))
+    weights = after.weights()
+    assert weights[f"w{JOINT}v.a"].shape == (5, 5, 8)
+    assert (weights["w.b"].shape, weights["v.b"].shape) == ((5, 6, 3), (5, 5, 2))
+    parts = [node.attrs for node in after.nodes if node.op == "slice"]
+    assert parts == [{"start": 0, "stop": 3}, {"start": 3, "stop": 5}]
+    alone = adapt_products(before, {"v": 2}, 4, 2, (".a", ".b"))
+    assert alone.weights()["v.a"].shape == (5, 2, 8)
