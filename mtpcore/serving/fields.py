@@ -53,6 +53,8 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "truncate_prompt_tokens": (-1,),
     "modalities": (["text"],),
+    "functions": ([],),  # what tools were called before there were other ones
+    "function_call": ("auto", "none"),
 }
 """Fields that would change a text and are not known here, with the values that change nothing."""
 

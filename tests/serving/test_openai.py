@@ -231,6 +231,8 @@ def test_samplers_are_those_of_the_library(client, lm, fields, options):
         ({"repeat_last_n": -2}, None),
         ({"min_keep": 1}, "min_keep"),
         ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"functions": [{"name": "clock", "parameters": {}}]}, "functions"),
+        ({"function_call": {"name": "clock"}}, "function_call"),
         ({"repetition_penalty": 1.1, "repeat_penalty": 1.2}, "repeat_penalty"),
         ({"repetition_penalty": 0}, None),
         ({"add_generation_prompt": False}, "add_generation_prompt"),
