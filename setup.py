@@ -2,7 +2,8 @@
 
 One static library for each instruction set of the machine's family (file suffix ``_avx2.c``,
 ``_avxvnni.c``, ``_avx512.c``, ``_amx.c``, ``_neon.c``, ``_i8mm.c``; everything else is portable C);
-which one runs is decided when the shared object is loaded.
+which one runs is decided when the shared object is loaded. What depends on the operating system is
+in files of its own, too (``_posix.c``, ``_linux.c``, ``_darwin.c``, ``_windows.c``).
 
 Environment, all of it unset in a release:
 ``MTPCORE_DEBUG=1`` keeps debug data, for ``perf annotate``, ``gdb`` and ``valgrind``;
@@ -79,6 +80,13 @@ ISAS = {
     "arm64": ("neon", "i8mm"),
 }
 CPU_SECONDS = 170  # of all files, on an AMD EPYC of 2024
+SYSTEMS = {
+    "linux": ("posix", "linux"),
+    "darwin": ("posix", "darwin"),
+    "win32": ("windows",),
+}
+if sys.platform not in SYSTEMS:
+    sys.exit(f"mtpcore knows Linux, macOS and Windows, and this is {sys.platform}")
 DIRECTIVES = {
     "language_level": "3",
     "boundscheck": True,  # of lists and tuples too: an index that is wrong is an error, no crash
@@ -99,11 +107,12 @@ if SANITIZE:
 def c_sources(isa):
     """Return the C files of one instruction set ("" is portable C), relative to the root."""
     files = sorted((ROOT / SOURCES).rglob("*.c"))
-    suffixes = {name: f"_{name}.c" for name in ISA_FLAGS}
     if isa:
-        chosen = [f for f in files if f.name.endswith(suffixes[isa])]
+        chosen = [f for f in files if f.name.endswith(f"_{isa}.c")]
     else:
-        chosen = [f for f in files if not f.name.endswith(tuple(suffixes.values()))]
+        systems = {name for names in SYSTEMS.values() for name in names}
+        others = {*ISA_FLAGS, *systems} - {*SYSTEMS[sys.platform]}
+        chosen = [f for f in files if not f.name.endswith(tuple(f"_{name}.c" for name in others))]
     return [str(f.relative_to(ROOT)) for f in chosen]
 
 

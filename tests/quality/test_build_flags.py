@@ -6,10 +6,14 @@ import re
 import runpy
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
+import Cython.Build  # noqa: F401  # here, while the system is still the real one
 import pytest
 import setuptools
+import setuptools.command.build_clib
+import setuptools.command.build_ext
 
 ROOT = Path(__file__).parents[2]
 C_FILES = ROOT / "mtpcore/_ext/c"
@@ -27,7 +31,8 @@ FORBIDDEN = {
     "-mrecip",
 }
 COMPUTE_NOTHING = {
-    *("clock.c", "cpu.c", "fetch_choice.c", "interrupt.c", "memory.c", "pace.c", "pool.c"),
+    *("cpu.c", "fetch_choice.c", "interrupt.c", "memory.c", "pace.c", "pool.c"),
+    *("clock_posix.c", "features_linux.c", "pages_linux.c", "threads_posix.c"),
     *("weight_types.c", "sorted_text.c", "text_index.c"),  # the last two of whole numbers
 }
 FLAGS_IN_SOURCE = re.compile(
@@ -36,28 +41,32 @@ FLAGS_IN_SOURCE = re.compile(
 
 
 MACHINES = ("x86_64", "aarch64")
+ALL = [*((machine, "linux") for machine in MACHINES), ("arm64", "darwin"), ("AMD64", "win32")]
 
 
 @pytest.fixture
 def build_on(monkeypatch):
-    """Call it with a machine: what setup.py hands to setuptools there, with nothing built."""
+    """Call it with a machine and a system: what setup.py hands to setuptools there, not built."""
     found = {}
     monkeypatch.chdir(ROOT)
     for name in ("MTPCORE_DEBUG", "MTPCORE_SANITIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(setuptools, "setup", lambda **given: found.update(given))
 
-    def build(machine):
-        monkeypatch.setattr(platform, "machine", lambda: machine)
-        runpy.run_path(str(ROOT / "setup.py"))
+    def build(machine, system=sys.platform):
+        monkeypatch.setenv("ARCHFLAGS", "")  # or what setup.py sets on macOS would stay
+        with monkeypatch.context() as patch:
+            patch.setattr(platform, "machine", lambda: machine)
+            patch.setattr(sys, "platform", system)
+            runpy.run_path(str(ROOT / "setup.py"))
         return dict(found)
 
     return build
 
 
-@pytest.fixture(params=MACHINES)
+@pytest.fixture(params=ALL, ids="-".join)
 def build(request, build_on):
-    return build_on(request.param)
+    return build_on(*request.param)
 
 
 def flags(build):
@@ -130,9 +139,33 @@ def test_portable_library_asks_for_no_instruction_set(build):
 def test_every_c_file_belongs_to_one_library(build_on):
     built = {
         (name, file)
-        for machine in MACHINES
-        for name, made in build_on(machine)["libraries"]
+        for machine, system in ALL
+        for name, made in build_on(machine, system)["libraries"]
         for file in made["sources"]
     }
     on_disk = [str(f.relative_to(ROOT)) for f in C_FILES.rglob("*.c")]
     assert sorted(file for _, file in built) == sorted(on_disk)
+
+
+def test_a_system_gets_its_own_files_and_no_others(build_on):
+    names = {}
+    for machine, system in ALL:
+        portable = dict(build_on(machine, system)["libraries"])["mtpcore_base"]["sources"]
+        names[system] = {Path(file).name for file in portable}
+    threads = {
+        system: sorted(n for n in found if n.startswith("threads"))
+        for system, found in names.items()
+    }
+    assert threads == {
+        "linux": ["threads_posix.c"],
+        "darwin": ["threads_posix.c"],
+        "win32": ["threads_windows.c"],
+    }
+    for file in ("clock", "features", "pages", "threads"):
+        for system, found in names.items():
+            assert len([name for name in found if name.startswith(f"{file}_")]) == 1, system
+
+
+def test_another_system_is_refused_by_name(build_on):
+    with pytest.raises(SystemExit, match="sunos5"):
+        build_on("x86_64", "sunos5")

@@ -1,6 +1,3 @@
-#if defined(__linux__)
-#define _DEFAULT_SOURCE /* syscall */
-#endif
 #include "core/cpu.h"
 
 #include <stdatomic.h>
@@ -10,15 +7,8 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
-#if defined(__x86_64__) && defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#elif defined(__aarch64__) && defined(__linux__)
-#include <asm/hwcap.h>
-#include <sys/auxv.h>
-#elif defined(__aarch64__) && defined(__APPLE__)
-#include <sys/sysctl.h>
-#endif
+
+#include "core/features.h"
 
 static const char *const names[MTP_ISA_COUNT] = {"base", "avx2", "avxvnni", "avx512",
                                                  "amx",  "neon", "i8mm"};
@@ -54,56 +44,13 @@ const char *mtp_isa_name(int isa) { return isa >= 0 && isa < MTP_ISA_COUNT ? nam
 int mtp_isa_named(const char *name) { return place_of(name, names, MTP_ISA_COUNT); }
 
 #if defined(__x86_64__)
-/* Whether the processor has tiles and the system lets this process use them: Linux wants to be
- * asked, once for all threads. The bits of the processor are read here, as not every compiler's
- * builtin knows their names. */
+/* The bits of the processor are read here, as not every compiler's builtin knows their names. */
 static int has_tiles(void)
 {
-#if defined(__linux__)
-    enum { ASK_FOR_STATE = 0x1023, TILE_DATA = 18 };      /* ARCH_REQ_XCOMP_PERM */
     const unsigned int wanted_bits = 1u << 24 | 1u << 25; /* tiles, products of bytes */
     unsigned int a, b, c, d;
     return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & wanted_bits) == wanted_bits &&
-           syscall(SYS_arch_prctl, ASK_FOR_STATE, TILE_DATA) == 0;
-#else
-    return 0;
-#endif
-}
-#endif
-
-#if defined(__aarch64__)
-#if defined(__APPLE__)
-static int has_feature(const char *name)
-{
-    int has = 0;
-    size_t size = sizeof has;
-    return sysctlbyname(name, &has, &size, NULL, 0) == 0 && has;
-}
-#endif
-
-/* Dot products are an extension of Armv8.2, and the compiler may use all of that. */
-static int has_dot_products(void)
-{
-#if defined(__linux__)
-    const unsigned long wanted_bits = HWCAP_CRC32 | HWCAP_ATOMICS | HWCAP_ASIMDRDM | HWCAP_ASIMDDP;
-    return (getauxval(AT_HWCAP) & wanted_bits) == wanted_bits;
-#elif defined(__APPLE__)
-    return has_feature("hw.optional.arm.FEAT_DotProd");
-#else
-    return 0;
-#endif
-}
-
-static int has_matrix_products(void)
-{
-#if defined(__linux__)
-    const unsigned long i8mm = 1ul << 13; /* HWCAP2_I8MM, which older headers lack */
-    return (getauxval(AT_HWCAP2) & i8mm) != 0;
-#elif defined(__APPLE__)
-    return has_feature("hw.optional.arm.FEAT_I8MM");
-#else
-    return 0;
-#endif
+           mtp_may_use_tiles();
 }
 #endif
 
@@ -136,9 +83,9 @@ int mtp_isa_supported(int isa)
     case MTP_ISA_BASE:
         return 1;
     case MTP_ISA_NEON:
-        return has_dot_products();
+        return mtp_has_dot_products();
     case MTP_ISA_I8MM:
-        return has_dot_products() && has_matrix_products();
+        return mtp_has_dot_products() && mtp_has_matrix_products();
     default:
         return 0;
     }

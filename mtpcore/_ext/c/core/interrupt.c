@@ -1,13 +1,14 @@
 #include "core/interrupt.h"
 
 #include "core/clock.h"
+#include "core/threads.h"
 
 /* Who asks may have to wait for other threads of the program, so not too often. */
 static const int64_t PAUSE_NS = 100 * 1000 * 1000;
 
 void mtp_interrupt_begin(mtp_interrupt *self)
 {
-    self->asking = pthread_self();
+    self->asking = mtp_thread_id();
     self->asked_ns = 0;
     atomic_store_explicit(&self->is_set, 0, memory_order_relaxed);
     atomic_store_explicit(&self->n_begun, 0, memory_order_relaxed);
@@ -28,7 +29,7 @@ static void ask(mtp_interrupt *self)
 int mtp_interrupt_check(mtp_interrupt *self)
 {
     const int is_set = atomic_load_explicit(&self->is_set, memory_order_relaxed);
-    if (is_set || !pthread_equal(self->asking, pthread_self()))
+    if (is_set || self->asking != mtp_thread_id())
         return is_set;
     ask(self);
     return atomic_load_explicit(&self->is_set, memory_order_relaxed);
@@ -36,7 +37,7 @@ int mtp_interrupt_check(mtp_interrupt *self)
 
 int mtp_interrupt_skips(mtp_interrupt *self, int64_t n_begun)
 {
-    if (pthread_equal(self->asking, pthread_self()))
+    if (self->asking == mtp_thread_id())
         atomic_store_explicit(&self->n_begun, n_begun, memory_order_relaxed);
     return mtp_interrupt_check(self);
 }

@@ -10,7 +10,6 @@
 #ifndef MTPCORE_INTERRUPT_H
 #define MTPCORE_INTERRUPT_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -18,7 +17,7 @@
 typedef struct {
     int (*is_wanted)(void *argument); /* whether to end */
     void *argument;
-    pthread_t asking; /* the thread that began the run, and asks */
+    uintptr_t asking; /* the thread that began the run, and asks */
     int64_t asked_ns; /* when it asked lastly; 0: not yet */
     _Atomic int is_set;
     _Atomic int64_t n_begun; /* operations that it has begun */

@@ -1,15 +1,13 @@
-#define _GNU_SOURCE
 #include "core/pool.h"
 
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 
 #include "core/clock.h"
+#include "core/memory.h"
 #include "core/rounding.h"
+#include "core/threads.h"
 
 /* Who waits longer than a phase's threads differ by yields: a sibling may be waiting for this
  * core. It sleeps only much later: a virtual core that rests is woken through the host, which
@@ -26,9 +24,9 @@ enum {
 struct mtp_pool {
     int n_threads;
     int has_workers;
-    pthread_mutex_t region; /* held while a region runs */
-    pthread_mutex_t sleep;
-    pthread_cond_t wake;
+    mtp_mutex region; /* held while a region runs */
+    mtp_mutex sleep;
+    mtp_condition wake;
     mtp_task task;
     void *argument;
     int order; /* of this region's threads */
@@ -40,7 +38,7 @@ struct mtp_pool {
 };
 
 static mtp_pool *pools[MTP_MAX_THREADS + 1];
-static pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER;
+static mtp_mutex pools_lock = MTP_MUTEX_NEW;
 
 static void pause_core(void)
 {
@@ -68,24 +66,24 @@ static void wait_for_change(mtp_pool *pool, _Atomic uint32_t *counter, uint32_t 
         else if (now > begin + yield_ns)
             break;
         else if (now > begin + SPIN_NS)
-            sched_yield();
+            mtp_thread_yield();
     }
-    pthread_mutex_lock(&pool->sleep);
+    mtp_mutex_lock(&pool->sleep);
     atomic_fetch_add(&pool->n_asleep,
                      1); /* before the check: whoever changes it looks here after */
     while (atomic_load(counter) == seen)
-        pthread_cond_wait(&pool->wake, &pool->sleep);
+        mtp_condition_wait(&pool->wake, &pool->sleep);
     atomic_fetch_sub(&pool->n_asleep, 1);
-    pthread_mutex_unlock(&pool->sleep);
+    mtp_mutex_unlock(&pool->sleep);
 }
 
 static void change(mtp_pool *pool, _Atomic uint32_t *counter)
 {
     atomic_fetch_add(counter, 1);
     if (atomic_load(&pool->n_asleep) > 0) {
-        pthread_mutex_lock(&pool->sleep);
-        pthread_cond_broadcast(&pool->wake);
-        pthread_mutex_unlock(&pool->sleep);
+        mtp_mutex_lock(&pool->sleep);
+        mtp_condition_wake_all(&pool->wake);
+        mtp_mutex_unlock(&pool->sleep);
     }
 }
 
@@ -96,18 +94,18 @@ int mtp_pool_order(int order) { return atomic_exchange(&wanted_order, order); }
 
 static void take_turn(mtp_pool *pool)
 {
-    pthread_mutex_lock(&pool->sleep);
+    mtp_mutex_lock(&pool->sleep);
     while (pool->turn != rank)
-        pthread_cond_wait(&pool->wake, &pool->sleep);
-    pthread_mutex_unlock(&pool->sleep);
+        mtp_condition_wait(&pool->wake, &pool->sleep);
+    mtp_mutex_unlock(&pool->sleep);
 }
 
 static void pass_turn(mtp_pool *pool)
 {
-    pthread_mutex_lock(&pool->sleep);
+    mtp_mutex_lock(&pool->sleep);
     pool->turn = (rank + 1) % pool->n_threads;
-    pthread_cond_broadcast(&pool->wake);
-    pthread_mutex_unlock(&pool->sleep);
+    mtp_condition_wake_all(&pool->wake);
+    mtp_mutex_unlock(&pool->sleep);
 }
 
 static void meet(mtp_pool *pool)
@@ -178,25 +176,16 @@ static void *work(void *argument)
 /* Workers of a team that could not be completed wait for ever; nothing else can be done. */
 static int start_workers(mtp_pool *pool)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals belong to the program's own threads */
     int started = 1;
     for (int i = 1; i < pool->n_threads && started; i++) {
         worker *self = malloc(sizeof *self);
-        pthread_t id;
-        if (self == NULL) {
-            started = 0;
-            break;
-        }
+        if (self == NULL)
+            return 0;
         *self = (worker){pool, i, atomic_load(&pool->n_regions)};
-        started = pthread_create(&id, NULL, work, self) == 0;
-        if (started)
-            pthread_detach(id);
-        else
+        started = mtp_thread_start(work, self);
+        if (!started)
             free(self);
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     return started;
 }
 
@@ -208,7 +197,7 @@ void mtp_pool_run(mtp_pool *pool, mtp_task task, void *argument)
         return;
     }
     is_inside = 1;
-    pthread_mutex_lock(&pool->region);
+    mtp_mutex_lock(&pool->region);
     if (pool->has_workers == 0)
         pool->has_workers = pool->n_threads > 1 && start_workers(pool) ? 1 : -1;
     if (pool->has_workers < 0) {
@@ -221,15 +210,15 @@ void mtp_pool_run(mtp_pool *pool, mtp_task task, void *argument)
         change(pool, &pool->n_regions);
         take_part(pool, 0);
     }
-    pthread_mutex_unlock(&pool->region);
+    mtp_mutex_unlock(&pool->region);
     is_inside = 0;
 }
 
 static void clear(mtp_pool *pool)
 {
-    pthread_mutex_init(&pool->region, NULL);
-    pthread_mutex_init(&pool->sleep, NULL);
-    pthread_cond_init(&pool->wake, NULL);
+    mtp_mutex_new(&pool->region);
+    mtp_mutex_new(&pool->sleep);
+    mtp_condition_new(&pool->wake);
     pool->has_workers = 0;
     atomic_store(&pool->n_arrived, 0);
     atomic_store(&pool->n_asleep, 0);
@@ -238,22 +227,20 @@ static void clear(mtp_pool *pool)
 /* Only the thread that forked lives in the child. */
 static void forget_workers(void)
 {
-    pthread_mutex_init(&pools_lock, NULL);
+    mtp_mutex_new(&pools_lock);
     for (int n = 0; n <= MTP_MAX_THREADS; n++)
         if (pools[n] != NULL)
             clear(pools[n]);
 }
 
-static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_workers); }
+__attribute__((constructor)) static void watch_forks(void) { mtp_after_forks(forget_workers); }
 
 mtp_pool *mtp_pool_of(int n_threads)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, watch_forks);
-    pthread_mutex_lock(&pools_lock);
+    mtp_mutex_lock(&pools_lock);
     mtp_pool *pool = pools[n_threads];
     if (pool == NULL) {
-        pool = aligned_alloc(LINE, (sizeof *pool + LINE - 1) / LINE * LINE);
+        pool = mtp_memory_new(sizeof *pool);
         if (pool != NULL) {
             pool->n_threads = n_threads;
             atomic_store(&pool->n_regions, 0);
@@ -262,6 +249,6 @@ mtp_pool *mtp_pool_of(int n_threads)
             pools[n_threads] = pool;
         }
     }
-    pthread_mutex_unlock(&pools_lock);
+    mtp_mutex_unlock(&pools_lock);
     return pool;
 }

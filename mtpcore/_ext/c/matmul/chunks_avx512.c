@@ -26,9 +26,9 @@ typedef struct {
 /* Four bits of each byte of `low`, and above them two of `high`. */
 MTP_ALWAYS_INLINE __m512i join_six_bits(__m512i low, __m512i high)
 {
-    const int or_masked = 0xf8; /* first | (second & third) */
+    enum { OR_MASKED = 0xf8 }; /* first | (second & third) */
     const __m512i upper = _mm512_and_si512(high, _mm512_set1_epi8(0x30));
-    return _mm512_ternarylogic_epi32(upper, low, _mm512_set1_epi8(15), or_masked);
+    return _mm512_ternarylogic_epi32(upper, low, _mm512_set1_epi8(15), OR_MASKED);
 }
 
 MTP_ALWAYS_INLINE six_bits unpack_six_bits(const mtp_six_bit_scales *scales)

@@ -50,8 +50,8 @@ static inline __m512i mtp_high_nibbles(__m512i line)
 /* Codes of four bits with the fifth, which is bit 4 of `bits`. */
 static inline __m512i mtp_add_fifth(__m512i codes, __m512i bits)
 {
-    const int or_masked = 0xf8; /* first | (second & third) */
-    return _mm512_ternarylogic_epi32(codes, bits, _mm512_set1_epi8(16), or_masked);
+    enum { OR_MASKED = 0xf8 }; /* first | (second & third) */
+    return _mm512_ternarylogic_epi32(codes, bits, _mm512_set1_epi8(16), OR_MASKED);
 }
 
 /* Values + offset four times over: whatever bits 4 and 5 of an index are, it finds its value. */

@@ -1,17 +1,13 @@
-#define _DEFAULT_SOURCE
 #include "matmul/packing.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__linux__)
-#include <sys/mman.h>
-#include <unistd.h>
-#endif
 
 #include "core/clock.h"
+#include "core/pages.h"
+#include "core/threads.h"
 #include "matmul/layout.h"
 #include "matmul/pack.h"
 
@@ -40,7 +36,7 @@ static void change_mark(void)
     atomic_store(&mark, before == UINT8_MAX ? FIRST_MARK : before + 1);
 }
 
-static void watch_forks(void) { pthread_atfork(NULL, NULL, change_mark); }
+__attribute__((constructor)) static void watch_forks(void) { mtp_after_forks(change_mark); }
 
 static int64_t n_groups(const mtp_matrix *w)
 {
@@ -51,8 +47,6 @@ static int64_t row_bytes(const mtp_matrix *w) { return mtp_row_bytes(w->type, w-
 
 mtp_packing *mtp_packing_new(const mtp_matrix *mapped, void *packed, int64_t offset)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, watch_forks);
     mtp_packing *self = calloc(1, sizeof *self + (size_t)n_groups(mapped));
     if (self == NULL)
         return NULL;
@@ -102,22 +96,16 @@ const void *mtp_packing_group(const mtp_packing *self, int64_t row)
  * first rows; what is read again is mapped again. */
 static void give_back(const mtp_packing *self, int64_t begin_group, int64_t end_group)
 {
-#if defined(__linux__)
     if (self->offset < 0)
         return;
-    const int64_t page = sysconf(_SC_PAGESIZE);
     const int64_t group_bytes = row_bytes(&self->mapped) * MTP_GROUP_ROWS;
     const int64_t rows_bytes = row_bytes(&self->mapped) * self->mapped.n_rows;
     const int64_t stop =
         end_group * group_bytes < rows_bytes ? end_group * group_bytes : rows_bytes;
     const int64_t begin =
         (self->offset + begin_group * group_bytes) / MAPPED_TOGETHER * MAPPED_TOGETHER;
-    const int64_t end = (self->offset + stop + page - 1) / page * page;
     char *file = (char *)self->mapped.data - self->offset;
-    (void)madvise(file + begin, (size_t)(end - begin), MADV_DONTNEED);
-#else
-    (void)self, (void)begin_group, (void)end_group;
-#endif
+    mtp_give_back_pages(file + begin, (size_t)(self->offset + stop - begin));
 }
 
 /* Whether this thread is to pack a group; if so nobody else does. */

@@ -49,7 +49,7 @@ MTP_ALWAYS_INLINE void scale_codes(const int type, const mtp_unpacked *block, sc
 {
     const int n_words = mtp_is_of_chunks(type) ? 8 : 4;
     const __m512i lower = _mm512_set1_epi16(0xff), offset = _mm512_set1_epi16(offset_of(type));
-    const int or_masked = 0xf8, or_unmasked = 0xf4; /* first | (second & third), second & ~third */
+    enum { OR_MASKED = 0xf8, OR_UNMASKED = 0xf4 }; /* first | (second & third), second & ~third */
     for (int row = 0; row < 32; row += 16)
         for (int sub = 0; sub < 64 / n_words; sub++) {
             const __m512i scale = load_scale_twice(type, block, sub, row);
@@ -61,9 +61,9 @@ MTP_ALWAYS_INLINE void scale_codes(const int type, const mtp_unpacked *block, sc
                 even = _mm512_mullo_epi16(_mm512_sub_epi16(even, offset), scale);
                 odd = _mm512_mullo_epi16(_mm512_sub_epi16(odd, offset), scale);
                 const __m512i low =
-                    _mm512_ternarylogic_epi32(_mm512_slli_epi16(odd, 8), even, lower, or_masked);
+                    _mm512_ternarylogic_epi32(_mm512_slli_epi16(odd, 8), even, lower, OR_MASKED);
                 const __m512i high =
-                    _mm512_ternarylogic_epi32(_mm512_srli_epi16(even, 8), odd, lower, or_unmasked);
+                    _mm512_ternarylogic_epi32(_mm512_srli_epi16(even, 8), odd, lower, OR_UNMASKED);
                 _mm512_store_si512(out->low[j] + row, low);
                 _mm512_store_si512(out->high[j] + row, high);
             }
