@@ -44,37 +44,83 @@ const char *mtp_isa_name(int isa) { return isa >= 0 && isa < MTP_ISA_COUNT ? nam
 int mtp_isa_named(const char *name) { return place_of(name, names, MTP_ISA_COUNT); }
 
 #if defined(__x86_64__)
-/* The bits of the processor are read here, as not every compiler's builtin knows their names. */
+typedef struct {
+    unsigned int a, b, c, d;
+} words;
+
+/* What the processor says of itself. Compilers have builtins for it, which say no to everything
+ * where a program is linked with Zig's library, as wheels are. */
+static words ask(unsigned int leaf, unsigned int part)
+{
+    words said = {0, 0, 0, 0};
+    if (!__get_cpuid_count(leaf, part, &said.a, &said.b, &said.c, &said.d))
+        return (words){0, 0, 0, 0};
+    return said;
+}
+
+static int has_all(unsigned int word, unsigned int wanted) { return (word & wanted) == wanted; }
+
+/* Whether the system saves these registers when threads take turns. */
+static int saves(unsigned int wanted)
+{
+    const unsigned int asks_system = 1u << 27; /* OSXSAVE */
+    if (!has_all(ask(1, 0).c, asks_system))
+        return 0;
+    unsigned int low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return has_all(low, wanted);
+}
+
+enum {
+    YMM = 1 << 1 | 1 << 2,
+    ZMM = YMM | 1 << 5 | 1 << 6 | 1 << 7,
+};
+
+static int has_avx2(void)
+{
+    const unsigned int fma_avx_f16c = 1u << 12 | 1u << 28 | 1u << 29, avx2_bmi2 = 1u << 5 | 1u << 8;
+    return saves(YMM) && has_all(ask(1, 0).c, fma_avx_f16c) && has_all(ask(7, 0).b, avx2_bmi2);
+}
+
+static int has_avxvnni(void) { return has_avx2() && has_all(ask(7, 1).a, 1u << 4); }
+
+static int has_avx512(void)
+{
+    const unsigned int f_dq_bw_vl = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
+    const unsigned int vbmi_vnni = 1u << 1 | 1u << 11;
+    const words said = ask(7, 0);
+    return has_avx2() && saves(ZMM) && has_all(said.b, f_dq_bw_vl) && has_all(said.c, vbmi_vnni);
+}
+
 static int has_tiles(void)
 {
-    const unsigned int wanted_bits = 1u << 24 | 1u << 25; /* tiles, products of bytes */
-    unsigned int a, b, c, d;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & wanted_bits) == wanted_bits &&
-           mtp_may_use_tiles();
+    const unsigned int tiles_of_bytes = 1u << 24 | 1u << 25;
+    return has_avx512() && has_all(ask(7, 0).d, tiles_of_bytes) && mtp_may_use_tiles();
+}
+
+static int is_from_intel(void)
+{
+    const words name = ask(0, 0);
+    return name.b == 0x756e6547 && name.d == 0x49656e69 && name.c == 0x6c65746e;
 }
 #endif
 
-/* Every extension that the flags of the set's C files let the compiler use must be present; the
- * builtin also asks whether the operating system saves the registers. */
+/* Every extension that the flags of the set's C files let the compiler use must be present, and
+ * the operating system must save the registers. */
 int mtp_isa_supported(int isa)
 {
 #if defined(__x86_64__)
-    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-               __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
-    int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                 __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
     switch (isa) {
     case MTP_ISA_BASE:
         return 1;
     case MTP_ISA_AVX2:
-        return avx2;
+        return has_avx2();
     case MTP_ISA_AVXVNNI:
-        return avx2 && __builtin_cpu_supports("avxvnni");
+        return has_avxvnni();
     case MTP_ISA_AVX512:
-        return avx512;
+        return has_avx512();
     case MTP_ISA_AMX:
-        return avx512 && has_tiles();
+        return has_tiles();
     default:
         return 0;
     }
@@ -108,9 +154,6 @@ int mtp_isa_refused(void) { return refused; }
 
 __attribute__((constructor)) static void choose_isa(void)
 {
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-#endif
     const char *name = wanted("MTPCORE_ISA");
     if (name != NULL) {
         refused = mtp_isa_use(mtp_isa_named(name)) != 0;
@@ -152,8 +195,7 @@ int mtp_fetch_default(void)
 __attribute__((constructor)) static void choose_fetch(void)
 {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    is_intel = __builtin_cpu_is("intel") != 0;
+    is_intel = is_from_intel();
 #endif
     const char *name = wanted("MTPCORE_FETCH");
     fetch_refused = name != NULL && mtp_fetch_use(mtp_fetch_named(name)) != 0;
