@@ -21,12 +21,12 @@ from mtpcore._ext._interrupt cimport mtp_interrupt, mtp_interrupt_begin
 from mtpcore._ext._matmul cimport PackedMatrix, mtp_matrix, mtp_packed_bytes
 from mtpcore._ext._sampling cimport Sampler, mtp_winner
 
-import os
 from threading import main_thread
 
 import numpy as np
 
 from mtpcore.errors import BackendError, BatchError, CapacityError, SamplingError
+from mtpcore.system.forks import after_forks
 
 KV_TYPES = {"f32": MTP_KV_F32, "f16": MTP_KV_F16, "q8_0": MTP_KV_Q8_0}
 KINDS = {mtp_kind_name(kind).decode(): kind for kind in range(MTP_KINDS)}
@@ -79,7 +79,7 @@ def note_main_thread():
 
 
 note_main_thread()
-os.register_at_fork(after_in_child=note_main_thread)
+after_forks(note_main_thread)
 
 
 cdef int run_signal_handlers(void *executor) noexcept nogil:

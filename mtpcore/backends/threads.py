@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from mtpcore._ext._plan import MAX_THREADS
+from mtpcore.system.processors import count_processors
 
 __all__ = ["default_threads"]
 
@@ -22,8 +23,7 @@ def default_threads() -> int:
 
 def _granted(root: Path) -> int:
     """Return the same with the system's files below another folder."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    n = len(affinity(0)) if affinity else os.cpu_count() or 1
+    n = count_processors()
     for text in _limits(root):
         try:
             quota, period = map(int, text.split())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import secrets
 import shutil
@@ -12,6 +11,8 @@ from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import BinaryIO
+
+from mtpcore.system.held_files import hold_file, remove_unless_held, rename_held
 
 __all__ = ["replacing"]
 
@@ -51,7 +52,7 @@ def replacing(path: str | PathLike[str]) -> Iterator[Path]:
             os.fsync(file.fileno())
             with suppress(FileNotFoundError):
                 shutil.copymode(whole, part)
-            os.replace(part, whole)
+            rename_held(file, part, whole)
             with suppress(OSError):  # some file systems cannot do this for folders
                 _settle_names(whole.parent)
         finally:
@@ -65,12 +66,12 @@ def _prefix(whole: Path) -> str:
 
 
 def _create_part(whole: Path) -> tuple[Path, BinaryIO]:
-    """Create a part; it is locked as long as the file is open, and no longer than the process."""
+    """Create a part; it is held as long as the file is open, and no longer than the process."""
     while True:
         part = whole.with_name(f"{_prefix(whole)}{secrets.token_hex(8)}.part")
         file = open(part, "xb")  # noqa: SIM115  # the caller closes it
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            hold_file(file)
         except BlockingIOError:  # a process that looks for abandoned parts came between
             file.close()
             continue
@@ -87,9 +88,8 @@ def _remove_abandoned(whole: Path) -> None:
         for entry in entries:
             is_part = entry.name.startswith(_prefix(whole)) and entry.name.endswith(".part")
             if is_part and entry.is_file(follow_symlinks=False):
-                with suppress(OSError), open(entry.path, "r+b") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.unlink(entry.path)
+                with suppress(OSError):
+                    remove_unless_held(entry.path)
 
 
 def _settle_names(folder: Path) -> None:

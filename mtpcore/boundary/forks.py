@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from itertools import count
 from weakref import ref
+
+from mtpcore.system.forks import after_forks
 
 __all__ = ["give_lock"]
 
@@ -33,4 +34,4 @@ def _renew() -> None:
             setattr(owner, name, make())
 
 
-os.register_at_fork(after_in_child=_renew)
+after_forks(_renew)

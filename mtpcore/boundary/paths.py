@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mtpcore.errors import ModelFileError, spell
+from mtpcore.system.opening import READING, READING_AT_ONCE
 
 __all__ = [
     "cache_folder",
@@ -135,7 +136,7 @@ def _open(path: Path, kinds: tuple[int, ...], wanted: str, fix: str) -> BinaryIO
     pipes = stat.S_IFIFO in kinds
     try:
         # Opened without waiting for a pipe's writer, unless a pipe is what is wanted.
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if pipes else os.O_NONBLOCK))
+        handle = os.open(path, READING if pipes else READING_AT_ONCE)
         kind = stat.S_IFMT(os.fstat(handle).st_mode)
     except (OSError, ValueError) as error:
         raise _unreadable(path, error, fix) from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
@@ -42,6 +41,7 @@ from mtpcore.decoding import (
 from mtpcore.errors import SamplingError
 from mtpcore.runtime.model import Model
 from mtpcore.sampling import Sampling
+from mtpcore.system.memory import peak_bytes
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 
@@ -133,7 +133,7 @@ def execute(options: argparse.Namespace) -> int:
         if named:
             result["drafters"] = [compare_drafter(one) for one in results]
         result["shapes"] = _shapes(options, model, next(iter(prompts.values())))
-        result["peak_bytes"] = _peak_bytes()
+        result["peak_bytes"] = peak_bytes()
     if options.picture:
         with replacing(options.picture) as part:
             part.write_text(draw_speeds(result), "utf-8")
@@ -141,16 +141,6 @@ def execute(options: argparse.Namespace) -> int:
         json.dumps(result) if options.json else harmless(describe(result, verbose=options.verbose))
     )
     return 0
-
-
-def _peak_bytes() -> int | None:
-    """Return the most memory that this process had so far; None where that is not told."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such thing
-        return None
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _shapes(

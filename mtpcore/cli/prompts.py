@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import select
 import stat
 import sys
 from contextlib import nullcontext
@@ -18,6 +17,7 @@ from mtpcore.cli.terminal import note
 from mtpcore.errors import MtpcoreError
 from mtpcore.gguf import Tokenizer
 from mtpcore.runtime.model import Model
+from mtpcore.system.opening import is_silent
 
 __all__ = ["BUILT_IN", "TokenizedPrompt", "encode", "read_prompt"]
 
@@ -84,7 +84,7 @@ def _is_piped() -> bool:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (OSError, ValueError):
         return False
-    if stat.S_ISFIFO(mode) and not select.select([sys.stdin], [], [], _PATIENCE)[0]:
+    if stat.S_ISFIFO(mode) and is_silent(sys.stdin.fileno(), _PATIENCE):
         note("reading standard input until it ends; </dev/null if there is none to read")
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 

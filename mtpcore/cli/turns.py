@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,7 @@ class Turns:
         if not self.is_terminal:
             return
         with suppress(ImportError):
-            import readline
-
+            readline: Any = import_module("readline")  # Windows has none
             # Since 3.10 Python switches off what tells a pasted line from one that was entered.
             if os.environ.get("TERM", "dumb") != "dumb":
                 readline.parse_and_bind("set enable-bracketed-paste on")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import signal
 import socket
 import struct
 import subprocess
@@ -21,6 +19,7 @@ from typing import Any, NamedTuple
 
 from mtpcore.acts.guards import holding
 from mtpcore.errors import MtpcoreError
+from mtpcore.system import children
 
 __all__ = ["MAX_MEMORY", "MAX_SECONDS", "MAX_TEXT", "Limits", "RefusalError", "Renderer"]
 
@@ -42,11 +41,9 @@ MAX_TEXT = 4 << 20
 _PATIENCE = 30.0  # seconds by the clock for each of computing: the machine may be busy
 _PROGRAM = Path(__file__).with_name("sandbox.py")
 _PACKAGES = ("jinja2", "markupsafe")
-_PASSED_ON = ("LD_LIBRARY_PATH", "PYTHONHOME")  # an interpreter may need them to start
 _READY = b"ready"
 _HEAD = struct.Struct("!QdQ")
 _LENGTH = struct.Struct("!Q")
-_OUT_OF_MEMORY = 75  # the exit status by which ``sandbox.py`` says so
 
 
 class RefusalError(MtpcoreError):
@@ -194,16 +191,16 @@ class _Process:
 
     def has_ended(self) -> bool:
         """Say whether the process was ended."""
-        return self._status() is not None
+        return children.status_of(self._process) is not None
 
     def end(self) -> None:
         """End the process; a fork of its parent only drops its connection."""
         self._connection.close()
         if self._owner != os.getpid():
             self._process.returncode = 0  # or Popen would look after it
-        elif self._status() is None:
-            os.kill(self._process.pid, signal.SIGKILL)
-            self._status(options=0)
+        elif children.status_of(self._process) is None:
+            children.end(self._process)
+            children.status_of(self._process, waits=True)
 
     def wait_until_ready(self) -> None:
         """Wait until it is ready; raise OSError where it fails to start."""
@@ -223,8 +220,7 @@ class _Process:
         try:
             self._connection.settimeout(patience)
             head = _HEAD.pack(len(message), *limits)
-            # Where the process has ended, an error is enough: a host may die of the signal.
-            self._connection.sendall(head + message, socket.MSG_NOSIGNAL)
+            children.send(self._connection, head + message)
             (n_bytes,) = _LENGTH.unpack(self._receive(_LENGTH.size, deadline))
             if n_bytes > 4 * (MAX_TEXT + len(message)) + len(b"text"):
                 raise _NoAnswer("an answer longer than any text may be")
@@ -249,40 +245,23 @@ class _Process:
     def _reason(self, limits: Limits) -> _NoAnswer:
         """Say what ended it."""
         deadline = time.monotonic() + 1.0
-        while (status := self._status()) is None:
+        while (status := children.status_of(self._process)) is None:
             if time.monotonic() > deadline:
                 return _NoAnswer("no answer")
             time.sleep(1e-3)
-        if status == -signal.SIGPROF:
+        if status in children.OUT_OF_TIME:
             return _NoAnswer(
                 f"more than {limits.seconds:.3g} seconds of computing",
                 "if you trust the template: chat_template.max_seconds = (a larger number)",
             )
-        if status != _OUT_OF_MEMORY:
+        if status != children.OUT_OF_MEMORY:
             return _NoAnswer(f"its process ended with status {status}")
         reason = f"more than {limits.n_bytes >> 20} MB of memory"
-        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        if hard != resource.RLIM_INFINITY:
+        if (hard := children.memory_bound()) is not None:
             reason += f", or than fits into the {hard >> 20} MB of a process (ulimit -v)"
         return _NoAnswer(
             reason, "if you trust the template: chat_template.max_memory = (more bytes)"
         )
-
-    def _status(self, options: int = os.WNOHANG) -> int | None:
-        """Return the exit status of the process, or None while it runs.
-
-        Not by the methods of Popen: they take a lock, and an interrupt right after that would
-        leave it taken, so that the next call would wait for ever.
-        """
-        if self._process.returncode is None:
-            try:
-                pid, status = os.waitpid(self._process.pid, options)
-            except ChildProcessError:  # the host waits for all its children, or ignores their ends
-                self._process.returncode = 0
-            else:
-                if pid:
-                    self._process.returncode = os.waitstatus_to_exitcode(status)
-        return self._process.returncode
 
 
 def _end(running: list[_Process]) -> None:
@@ -306,18 +285,11 @@ def _start() -> _Process:
     specs = [find_spec(name) for name in _PACKAGES]
     places = [place for spec in specs if spec for place in spec.submodule_search_locations or ()]
     folders = dict.fromkeys(str(Path(place).parent) for place in places)
-    ours, theirs = socket.socketpair()
+    command = [python, "-s", "-P", "-S", str(_PROGRAM), str(MAX_TEXT), *folders]
+    ours, theirs = children.connect()
     try:
         with theirs:
-            process = subprocess.Popen(
-                [python, "-s", "-P", "-S", str(_PROGRAM), str(MAX_TEXT), *folders],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                env={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
-                start_new_session=True,  # Ctrl-C is for this process
-            )
+            process = children.start(command, theirs)
     except BaseException:
         ours.close()
         raise

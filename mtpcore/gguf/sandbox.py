@@ -7,26 +7,31 @@ sorting, long numbers and the folding of constants are all ways to it. The opera
 whatever happens here.
 
 Arguments are the characters of the longest text (see ``renderer.py``), then folders where Jinja is.
-Standard input is a socket. A message is its length, the seconds and the bytes of memory that its
-answer may take, eight bytes each, then its bytes. This side says "ready"; then the template comes,
-and then, as JSON, what each rendering takes. The answer is its length, then "text" and a text, or
-"fail" and why; at a limit this process ends.
+The connection and the limits are those of ``mtpcore/system/children.py``. A message is its length,
+the seconds and the bytes of memory that its answer may take, eight bytes each, then its bytes. This
+side says "ready"; then the template comes, and then, as JSON, what each rendering takes. The answer
+is its length, then "text" and a text, or "fail" and why; at a limit this process ends.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
-import signal
-import socket
 import struct
 import sys
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, NoReturn
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 sys.path += sys.argv[2:]
+if TYPE_CHECKING:
+    from mtpcore.system import children
+else:
+    spec = spec_from_file_location("children", Path(__file__).parents[1] / "system/children.py")
+    children = module_from_spec(spec)
+    spec.loader.exec_module(children)
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension
@@ -35,7 +40,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 HEAD = struct.Struct("!QdQ")
 LENGTH = struct.Struct("!Q")
-OUT_OF_MEMORY = 75  # exit status, which nothing else here ends with
 MAX_REASON = 1000  # characters
 BYTES_PER_BYTE = 8  # of memory for each of the variables: as JSON, as objects, as parts, as a text
 WARM_UP = r"""{{ '\n' | tojson }}{{ lipsum(n=1) | pprint | urlize | striptags | wordwrap }}
@@ -126,54 +130,23 @@ class SandboxRenderer:
         return text
 
 
-def bound(kind: int, most: int) -> tuple[int, int]:
-    """Return ``most`` and the bound of a resource: what the host may have set, for good."""
-    hard = resource.getrlimit(kind)[1]
-    finite = [value for value in (most, hard) if value != resource.RLIM_INFINITY]
-    return min(finite, default=resource.RLIM_INFINITY), hard
-
-
-def limit_files() -> None:
-    """Let this process open and write no more files, and dump no core."""
-    for kind, most in (
-        (resource.RLIMIT_NOFILE, 3),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        most, _ = bound(kind, most)
-        resource.setrlimit(kind, (most, most))
-
-
-def heed_the_timer() -> None:
-    """Let the timer's signal end this process; it inherits what the host does with its own."""
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
-
-
-def limit_work(seconds: float, n_bytes: int) -> None:
-    """Limit this process's CPU time (a signal ends it) and its address space."""
-    resource.setrlimit(resource.RLIMIT_AS, bound(resource.RLIMIT_AS, n_bytes))
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-
-
 def main(max_text: int) -> None:
     """Answer until the other side goes away."""
     with suppress(TemplateError):
         make_environment().from_string(WARM_UP).render()
     renderer = SandboxRenderer(max_text)
-    with open("/proc/self/statm") as file:
-        in_use = int(file.read().split()[0]) * resource.getpagesize()
-    limit_files()
-    heed_the_timer()
-    connection = socket.socket(fileno=0)
+    connection = children.take_connection()
+    children.prepare()
+    in_use = children.memory_in_use()
+    children.limit_files()
     incoming = connection.makefile("rb")
     connection.sendall(b"ready")
     while len(head := incoming.read(HEAD.size)) == HEAD.size:
         n, seconds, n_bytes = HEAD.unpack(head)
         message = incoming.read(n)
-        limit_work(seconds, in_use + n_bytes + BYTES_PER_BYTE * n)
+        children.limit_work(seconds, in_use + n_bytes + BYTES_PER_BYTE * n)
         answer = renderer.answer(message)
-        limit_work(0, resource.RLIM_INFINITY)
+        children.stop_limiting()
         connection.sendall(LENGTH.pack(len(answer)) + answer)
 
 
@@ -181,4 +154,4 @@ if __name__ == "__main__":
     try:
         main(int(sys.argv[1]))
     except MemoryError:
-        os._exit(OUT_OF_MEMORY)
+        os._exit(children.OUT_OF_MEMORY)

@@ -18,6 +18,7 @@ from mtpcore.boundary.copies import Uncopied
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import NOT_GGUF, TensorInfo
 from mtpcore.gguf.types import BLOCKS, F16, F32, PLAIN, dequantize, type_name
+from mtpcore.system.memory import give_back
 
 __all__ = ["MappedFile", "Tensor"]
 
@@ -27,7 +28,6 @@ RowTaker = Callable[[int, np.ndarray], None]
 """Takes rows: the number of the first, and uint8[rows, row_bytes]."""
 
 _CHUNK = 1 << 18  # values converted at once, so that the float32 stage stays small
-_MAPPED_TOGETHER = 1 << 21  # bytes: touching a page maps its neighbours, too, where they are cached
 _F16_RANGE = (2.0**-12, 65504.0)  # largest magnitudes of a tensor that float16 serves well
 _EXACT_IN_F32 = 1 << 24
 
@@ -109,9 +109,8 @@ class MappedFile(Uncopied):
 
     def release(self, begin: int, n_bytes: int) -> None:
         """Let the system take back the pages of these bytes; they are read again when needed."""
-        if self.data is not None and hasattr(mmap, "MADV_DONTNEED"):
-            first = max(begin - _MAPPED_TOGETHER, 0) // mmap.PAGESIZE * mmap.PAGESIZE
-            self.data.madvise(mmap.MADV_DONTNEED, first, begin + n_bytes - first)
+        if self.data is not None:
+            give_back(self.data, begin, n_bytes)
 
     def close(self) -> None:
         """Drop the map; the system unmaps it when the last array of it is gone."""

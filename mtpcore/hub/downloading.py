@@ -259,7 +259,8 @@ def _fetch(there: Repository, one: Offered, folder: Path, tell: Callable[[int], 
         if blob.exists():
             return
         partial = blob.with_name(blob.name + PARTIAL)
-        with open(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b") as file:
+        partial.touch()
+        with open(partial, "r+b") as file:
             n_there = file.seek(0, os.SEEK_END)
             if n_there > one.n_bytes:
                 n_there = file.seek(0)

@@ -19,6 +19,7 @@ from mtpcore.gguf.tokenizer import Tokenizer
 from mtpcore.gguf.vocabulary import SPECIAL
 from mtpcore.sampling.grammar import Grammar
 from mtpcore.sampling.trial import may_take_long, try_grammar
+from mtpcore.system.processors import count_processors
 
 __all__ = ["GrammarCompiler", "GrammarMatcher", "fill_masks"]
 
@@ -327,7 +328,7 @@ def _executor() -> Any:
     process = os.getpid()
     if process not in _executors:
         _executors.clear()
-        threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+        threads = min(count_processors(), _MOST_THREADS)
         _executors[process] = _import("llguidance").LLExecutor(threads)
     return _executors[process]
 

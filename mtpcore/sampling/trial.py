@@ -14,6 +14,7 @@ from multiprocessing import spawn
 from pathlib import Path
 
 from mtpcore.errors import SamplingError
+from mtpcore.system import children
 
 __all__ = ["may_take_long", "try_grammar"]
 
@@ -26,9 +27,10 @@ _MOST_PATTERNS = 4
 _PATTERN = re.compile(r'"(?:pattern|format|patternProperties|propertyNames)')
 _TOGETHER = re.compile(r'"(?:allOf|\$ref|patternProperties)|&')
 _PROGRAM = f"""
-import resource, sys
-resource.setrlimit(resource.RLIMIT_CPU, ({_SECONDS}, {_SECONDS}))
-resource.setrlimit(resource.RLIMIT_AS, ({_MEMORY}, {_MEMORY}))
+import runpy, sys
+limits = runpy.run_path(sys.argv[2])
+limits["prepare"]()
+limits["limit_work"]({_SECONDS}, {_MEMORY})
 sys.path.append(sys.argv[1])
 from llguidance import LLMatcher
 LLMatcher.validate_grammar(sys.stdin.read())
@@ -53,7 +55,7 @@ def try_grammar(source: str) -> None:
     folders = [*(spec.submodule_search_locations or ())] if spec else []
     python = os.fsdecode(spawn.get_executable() or "python3")
     folder = str(Path(folders[0]).parent) if folders else ""
-    command = [python, "-s", "-P", "-S", "-c", _PROGRAM, folder]
+    command = [python, "-s", "-P", "-S", "-c", _PROGRAM, folder, children.__file__]
     try:
         done = subprocess.run(
             command, input=source.encode(), capture_output=True, timeout=_PATIENCE, cwd="/"

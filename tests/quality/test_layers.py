@@ -15,6 +15,7 @@ CORE = ROOT / "mtpcore"
 
 STOREYS = [
     "version errors",
+    "system",
     "_ext",
     "boundary",
     "acts declarations",
@@ -141,7 +142,9 @@ def test_every_module_has_a_storey():
 
 
 CIMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+c?import|c?import\s+([\w.]+))", re.M)
-MAY_CIMPORT = re.compile(r"(libc|cpython|cython|numpy|mtpcore\._ext|mtpcore\.errors)(\.|$)")
+MAY_CIMPORT = re.compile(
+    r"(libc|cpython|cython|numpy|mtpcore\._ext|mtpcore\.errors|mtpcore\.system)(\.|$)"
+)
 
 
 @pytest.mark.parametrize("path", sources("*.pyx", "*.pxd"), ids=relative)

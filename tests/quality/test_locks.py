@@ -27,6 +27,8 @@ ALLOWED = {
     ("Event", "cli/progress.py"): "a new one for each bar, which ends with its command",
     ("Thread", "cli/progress.py"): "as its event",
     ("ThreadPoolExecutor", "lm/engine.py"): "asyncio's own way to wait for a thread",
+    ("Event", "system/children.py"): "macOS's: in a process that hears no Ctrl-C",
+    ("Thread", "system/children.py"): "as its event",
     ("acquire", "backends/workers.py"): "locks that nobody else knows yet",
     ("acquire", "lm/engine.py"): "a lock that is waited for and never held",
     ("with", "backends/cpu/weights.py"): "its Condition",

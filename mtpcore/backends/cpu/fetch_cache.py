@@ -7,9 +7,7 @@ that is missing, damaged or foreign is as good as none, and one that cannot be w
 from __future__ import annotations
 
 import atexit
-import fcntl
 import math
-import os
 import platform
 import time
 from contextlib import suppress
@@ -23,6 +21,7 @@ from mtpcore._ext._cpu import isa
 from mtpcore.boundary.atomic import replacing
 from mtpcore.boundary.paths import cache_folder, read_regular
 from mtpcore.errors import ModelFileError
+from mtpcore.system.held_files import hold_folder
 
 __all__ = ["Measurement", "load", "load_once", "save"]
 
@@ -94,12 +93,8 @@ def save() -> None:
     with suppress(OSError, RuntimeError):  # no home, or none that can be written to
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with hold_folder(folder):
             _write(new)
-        finally:
-            os.close(descriptor)
         _note_known()
 
 
