@@ -3,17 +3,13 @@
 import os
 import platform
 import re
-import runpy
 import shutil
 import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
-import Cython.Build  # noqa: F401  # here, while the system is still the real one
 import pytest
-import setuptools
-import setuptools.command.build_clib
-import setuptools.command.build_ext
+from harness.core_programs import described
 
 ROOT = Path(__file__).parents[2]
 C_FILES = ROOT / "mtpcore/_ext/c"
@@ -46,22 +42,10 @@ ALL = [*((machine, "linux") for machine in MACHINES), ("arm64", "darwin"), ("AMD
 
 @pytest.fixture
 def build_on(monkeypatch):
-    """Call it with a machine and a system: what setup.py hands to setuptools there, not built."""
-    found = {}
-    monkeypatch.chdir(ROOT)
+    """Call it with a machine and a system: what setup.py hands to setuptools there."""
     for name in ("MTPCORE_DEBUG", "MTPCORE_SANITIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(setuptools, "setup", lambda **given: found.update(given))
-
-    def build(machine, system=sys.platform):
-        monkeypatch.setenv("ARCHFLAGS", "")  # or what setup.py sets on macOS would stay
-        with monkeypatch.context() as patch:
-            patch.setattr(platform, "machine", lambda: machine)
-            patch.setattr(sys, "platform", system)
-            runpy.run_path(str(ROOT / "setup.py"))
-        return dict(found)
-
-    return build
+    return partial(described, monkeypatch)
 
 
 @pytest.fixture(params=ALL, ids="-".join)
@@ -93,7 +77,7 @@ def refused(build, flag):
         for file in made["sources"]:
             includes = [f"-I{folder}" for folder in made["include_dirs"]]
             command = ["cc", flag, *made["cflags"], *includes, "-E", "-o", os.devnull, file]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 assert "take -ffast-math and its parts out of CFLAGS" in done.stderr
                 yield Path(file).name

@@ -28,6 +28,8 @@ enum { LINE = 64, ANYWHERE = 1 };
 void *zeros(size_t n_bytes, int alignment);
 void release(void *memory);
 
+void check_memory(void);
+void check_threads(void);
 void compare_matmuls(void);
 void compare_choices(void);
 void compare_encoded(void);

@@ -1,12 +1,9 @@
-#define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include "compare.h"
 
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "core/cpu.h"
 #include "core/float16.h"
@@ -29,42 +26,13 @@ float random_float(void)
 
 float random_bits(void) { return mtp_float_from_bits(random_word()); }
 
-/* What was mapped is noted right before what is handed out. */
-typedef struct {
-    void *begin;
-    size_t n_bytes;
-} mapped;
-
-void *zeros(size_t n_bytes, int alignment)
-{
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    const size_t aligned =
-        (n_bytes + (size_t)alignment - 1) / (size_t)alignment * (size_t)alignment;
-    const size_t n_pages = (sizeof(mapped) + aligned + page - 1) / page;
-    const size_t whole = (n_pages + 1) * page;
-    char *begin = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (begin == MAP_FAILED || mprotect(begin + n_pages * page, page, PROT_NONE) != 0)
-        abort();
-    char *memory = begin + n_pages * page - aligned;
-    const mapped all = {begin, whole};
-    memcpy(memory - sizeof all, &all, sizeof all);
-    return memory;
-}
-
-void release(void *memory)
-{
-    mapped all;
-    memcpy(&all, (char *)memory - sizeof all, sizeof all);
-    munmap(all.begin, all.n_bytes);
-}
-
 /* What is being compared, for a signal that ends the program. */
 static char now[200];
 
 static void name_and_end(int number)
 {
-    psignal(number, now);
-    _exit(1);
+    fprintf(stderr, "signal %d: %s\n", number, now);
+    _Exit(1);
 }
 
 static void make_nans_one(uint32_t *words, size_t n)
@@ -138,8 +106,12 @@ int main(int n_arguments, char **arguments)
             printf("no instruction set %s here\n", arguments[i]);
             return 2;
         }
-    signal(SIGSEGV, name_and_end);    /* beside a buffer */
-    signal(SIGTRAP, name_and_end);    /* an overflow, where these are looked for */
+    signal(SIGSEGV, name_and_end); /* beside a buffer */
+#if defined(SIGTRAP)
+    signal(SIGTRAP, name_and_end); /* an overflow, where these are looked for */
+#endif
+    check_memory();
+    check_threads();
     mtp_run_alone(compare_all, NULL); /* rounds as the threads of a run do */
     printf("%d comparisons, %d wrong\n", n_compared, n_wrong);
     return n_wrong != 0 || n_compared == 0;
