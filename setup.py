@@ -87,6 +87,12 @@ SYSTEMS = {
 }
 if sys.platform not in SYSTEMS:
     sys.exit(f"mtpcore knows Linux, macOS and Windows, and this is {sys.platform}")
+IS_WINDOWS = sys.platform == "win32"
+# The usual compiler there knows neither GCC's builtins nor the flags above, and Zig brings a Clang.
+ZIG = [Path(sys.executable).as_posix(), "-m", "ziglang"]
+if IS_WINDOWS and not os.environ.get("CC"):
+    os.environ["CC"] = shlex.join([*ZIG, "cc", "-target", "x86_64-windows-gnu"])
+COMPILER = "mingw32" if IS_WINDOWS else None  # as setuptools calls those with GCC's flags
 DIRECTIVES = {
     "language_level": "3",
     "boundscheck": True,  # of lists and tuples too: an index that is wrong is an error, no crash
@@ -97,7 +103,9 @@ DIRECTIVES = {
     "embedsignature": True,
 }
 MODULE_CFLAGS = ["-std=c11", "-O2", "-ffp-contract=off", "-Wno-unused-function", DEBUG_DATA]
-LINK = ["-lm", "-pthread"]
+LINK = [] if IS_WINDOWS else ["-lm", "-pthread"]
+# CPython's header knows by Microsoft's compiler alone that this is Windows of 64 bits.
+MODULE_MACROS = [("MS_WIN64", None)] if IS_WINDOWS else []
 if SANITIZE:
     watch = [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer", "-g1", "-O1"]
     CFLAGS, MODULE_CFLAGS = [*CFLAGS, *watch], [*MODULE_CFLAGS, *watch]
@@ -184,6 +192,7 @@ class BuildClib(build_clib):
 
     def finalize_options(self):
         self.build_clib = self.build_temp = self.build_temp or objects(self)
+        self.compiler = self.compiler or COMPILER
         super().finalize_options()
 
     def run(self):
@@ -193,6 +202,8 @@ class BuildClib(build_clib):
 
     def build_libraries(self, libraries):
         build_all = super().build_libraries
+        if IS_WINDOWS:
+            self.compiler.set_executable("archiver", [*ZIG, "ar", "-cr"])
         with (
             ThreadPoolExecutor(os.cpu_count()) as pool,
             ThreadPoolExecutor(len(ISA_FLAGS)) as waiting,
@@ -229,6 +240,7 @@ class BuildExt(build_ext):
 
     def finalize_options(self):
         self.build_temp = self.build_temp or objects(self)
+        self.compiler = self.compiler or COMPILER
         super().finalize_options()
 
     def run(self):
@@ -266,7 +278,7 @@ native = Extension(
     "mtpcore._ext._native",
     [str(pyx.relative_to(ROOT)) for pyx in sorted((ROOT / "mtpcore/_ext").glob("*.pyx"))],
     include_dirs=[str(SOURCES)],
-    define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+    define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"), *MODULE_MACROS],
     extra_compile_args=MODULE_CFLAGS,
     extra_link_args=LINK,
     depends=[

@@ -26,7 +26,8 @@ def described(monkeypatch, machine, system=sys.platform):
     found = {}
     with monkeypatch.context() as patch:
         patch.chdir(ROOT)
-        patch.setenv("ARCHFLAGS", "")  # or what setup.py sets on macOS would stay
+        for name in ("ARCHFLAGS", "CC"):  # what setup.py sets on other systems would stay
+            patch.setenv(name, os.environ.get(name, ""))
         patch.setattr(platform, "machine", lambda: machine)
         patch.setattr(sys, "platform", system)
         patch.setattr(setuptools, "setup", lambda **given: found.update(given))

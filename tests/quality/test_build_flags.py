@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import setuptools
 from harness.core_programs import described
 
 ROOT = Path(__file__).parents[2]
@@ -153,3 +154,15 @@ def test_a_system_gets_its_own_files_and_no_others(build_on):
 def test_another_system_is_refused_by_name(build_on):
     with pytest.raises(SystemExit, match="sunos5"):
         build_on("x86_64", "sunos5")
+
+
+def test_windows_is_built_by_a_compiler_with_these_flags(build_on):
+    """Microsoft's has none of them; CPython's header does not know another as one for 64 bits."""
+    built = build_on("AMD64", "win32")
+    (native,) = built["ext_modules"]
+    assert ("MS_WIN64", None) in native.define_macros
+    assert native.extra_link_args == []
+    for name in ("build_clib", "build_ext"):
+        command = built["cmdclass"][name](setuptools.Distribution())
+        command.ensure_finalized()
+        assert command.compiler == "mingw32"

@@ -49,7 +49,7 @@ typedef struct {
 } words;
 
 /* What the processor says of itself. Compilers have builtins for it, which say no to everything
- * where a program is linked with Zig's library, as wheels are. */
+ * where Zig's library is linked, as on Windows. */
 static words ask(unsigned int leaf, unsigned int part)
 {
     words said = {0, 0, 0, 0};
