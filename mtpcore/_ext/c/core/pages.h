@@ -8,7 +8,7 @@
 void *mtp_aligned_new(size_t boundary, size_t bytes);
 void mtp_aligned_free(void *memory);
 
-/* Ask for huge pages behind memory that begins and ends on boundaries of them, where a system has
+/* Ask for huge pages for memory that begins and ends on boundaries of them, where a system has
  * them for the asking. */
 enum { MTP_HUGE_PAGE = 2 * 1024 * 1024 };
 void mtp_want_huge_pages(void *memory, size_t bytes);
