@@ -54,7 +54,10 @@ def test_readme_plugin_drafts_as_the_packaged_one(monkeypatch, tmp_path):
 
 def test_readme_gives_the_commands_that_decide():
     text = README.read_text("utf-8")
-    command = re.search(r"^ +(python3 -m venv .*)$", (ROOT / ".ci" / "run").read_text(), re.M)[1]
+    run = (ROOT / ".ci" / "run").read_text()
+    install = re.search(r"^ +(python3 -m venv .*)$", run, re.M)[1]
+    test = re.search(r"^(\.venv/bin/pytest .*) </dev/null$", run, re.M)[1]
+    command = f"{install} && {test}"
     assert f"```sh\n{command}\n```" in text
     assert "[test,lint,docs,cuda,wheels,ray]" in command  # or tests would skip
     assert 'mtpcore run demo -p "def read_config(path):" --draft 3' in text
