@@ -361,7 +361,8 @@ class Generator(RequestQueue[Request]):
     def _learn(self, cost: Round, seconds: float) -> None:
         """Let what chooses lengths see what a round of drafts brought, and its ``seconds``."""
         pass_seconds = seconds - cost.draft_seconds - cost.choose_seconds
-        said = self.lengths.observe(msgspec.structs.replace(cost, pass_seconds=pass_seconds))
+        msgspec.structs.force_setattr(cost, "pass_seconds", pass_seconds)  # nobody has seen it yet
+        said = self.lengths.observe(cost)
         if type(said) is not list or said:  # mostly there is nothing
             self.stats.note(said)
 

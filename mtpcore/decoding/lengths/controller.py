@@ -126,7 +126,7 @@ class Controller:
             turn = self._turn = self._ask_graphs(turn, limits)
         is_long = self._round - self._found_at > _GLANCE * _RARELY
         rounds = [_RARELY] * is_long + [_GLANCE]
-        may_lose = max(self._tries, 0.0)
+        may_lose = max(self._tries, _FIRST_TRIES)
         self._look_every = next((n for n in rounds if n * turn.lost <= may_lose), 1)
         return turn.plans
 
