@@ -190,7 +190,7 @@ def test_what_nobody_in_particular_raised_is_for_whoever_runs_the_round():
     def broken(*_):
         raise Broken
 
-    lm.generator.cross.drafters["draft"].draft = broken
+    lm.generator.cross.drafters["draft"].propose = broken
     stream = lm.stream(PROMPT, max_tokens=9)
     next(stream)
     for _ in range(2):
