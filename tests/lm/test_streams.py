@@ -196,7 +196,7 @@ def test_what_nobody_in_particular_raised_is_for_whoever_runs_the_round():
     for _ in range(2):
         with pytest.raises(Broken):
             next(stream)
-    del lm.generator.cross.drafters["draft"].draft
+    del lm.generator.cross.drafters["draft"].propose
     assert "".join(stream) == Letters().text(TRUTH[1:9])
 
 
