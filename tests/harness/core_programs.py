@@ -50,7 +50,21 @@ def program_sources(libraries):
 
 
 def build(compiler, libraries, folder, *last, flag=lambda flag: flag, link=("-lm", "-pthread")):
-    """Compile everything with warnings as errors, and with these last flags; return the program.
+    """Compile everything and link it with these last flags; return the program.
+
+    As ``compile_all``.
+    """
+    objects = compile_all(compiler, libraries, folder, *last, flag=flag)
+    compiler = [compiler] if isinstance(compiler, str) else compiler
+    program = str(folder / "compare")
+    # What watches memory in a sanitizer's build has to be linked as well.
+    watch = [flag for flag in libraries[0][1]["cflags"] if flag.startswith("-fsanitize=")]
+    run([*compiler, *last, *watch, *objects, "-o", program, *link])
+    return program
+
+
+def compile_all(compiler, libraries, folder, *last, flag=lambda flag: flag):
+    """Compile everything with warnings as errors, and with these last flags; return the objects.
 
     ``flag`` gives what a compiler calls a flag of setup.py. With -Og: it takes half the time of
     -O1, and warns of the same.
@@ -68,12 +82,7 @@ def build(compiler, libraries, folder, *last, flag=lambda flag: flag, link=("-lm
         return str(made)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(compile_one, enumerate(jobs)))
-    program = str(folder / "compare")
-    # What watches memory in a sanitizer's build has to be linked as well.
-    watch = [flag for flag in libraries[0][1]["cflags"] if flag.startswith("-fsanitize=")]
-    run([*compiler, *last, *watch, *objects, "-o", program, *link])
-    return program
+        return list(pool.map(compile_one, enumerate(jobs)))
 
 
 def run(command, code=0, **environment):
