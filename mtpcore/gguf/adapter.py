@@ -3,7 +3,7 @@
 Beside a matrix W [out, in] an adapter has A [rank, in] and B [out, rank]; the adapted product is
 W x + scale * alpha / rank * B (A x). The layout is that of llama.cpp's ``convert_lora_to_gguf.py``:
 tensors ``<name>.lora_a`` and ``<name>.lora_b``, and one ``adapter.lora.alpha`` for all, where 0
-stands for alpha / rank = 1.
+stands for alpha / rank = 1. A vector [n] is a matrix of one row, with A [rank, n] and B [1, rank].
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TOLD = ("general.", "adapter.lora.task_name", "adapter.lora.prompt_prefix", "sp
 _REFUSED = {
     "adapter.alora.invocation_tokens": "an adapter that begins to act after certain tokens (aLoRA)"
 }
-_MOST_RANK = 1 << 12
+_MOST_RANK = 1 << 14
 _EMBEDDINGS = "token_embd.weight"
 
 
@@ -164,8 +164,7 @@ def _read_matrices(file: ModelFile) -> dict[str, AdapterMatrix]:
                 "a tensor that is no half of a pair",
                 where=f"{file.path}: tensor {name[:80]!r}",
                 wanted=f"names that end in {_A} or {_B}",
-                fix="write the adapter again without what it replaces as a whole (norms, biases, "
-                "modules_to_save)",
+                fix="write the adapter again: mtpcore convert ADAPTER_DIR --base HF_DIR",
             )
         other = file.tensors.get(stem + (_B if ending == _A else _A))
         if other is None:

@@ -1,6 +1,12 @@
 """Graphs: their types, the builder with which they are written, their rules, and drawings."""
 
-from mtpcore.graph.adapting import JOINT, adapt_products, adapted_products, adapted_tables
+from mtpcore.graph.adapting import (
+    JOINT,
+    adapt_products,
+    adapted_biases,
+    adapted_products,
+    adapted_tables,
+)
 from mtpcore.graph.builder import GraphBuilder
 from mtpcore.graph.draw import to_dot, to_mermaid
 from mtpcore.graph.exposing import ProductInput, delivered_products, expose_products
@@ -41,6 +47,7 @@ __all__ = [
     "Value",
     "Weight",
     "adapt_products",
+    "adapted_biases",
     "adapted_products",
     "adapted_tables",
     "delivered_products",

@@ -18,6 +18,9 @@ Of a table W [V, width] of embeddings a token's row is changed, by its row of A 
 which tables lie one after the other, and B [n + 1, width, rank]. A product by the same matrix is
 another one, even where the file holds it once.
 
+A vector that is added to rows, as a product's bias [out], is changed by the adapter's row of a
+table [n + 1, out].
+
 ``adapters`` and ``adapter_scales`` are inputs. Where a row has fewer than n_used adapters the
 others are n, and matrix n of the stacks is zeros; their products, which are no numbers where x is
 infinite, are not added. So a row without adapters has the bits of the graph without this change,
@@ -34,7 +37,7 @@ import msgspec
 from mtpcore.graph.inference import check, infer
 from mtpcore.graph.program import OUTPUTS, TOKENS, Node, Program, Value, Weight
 
-__all__ = ["JOINT", "adapt_products", "adapted_products", "adapted_tables"]
+__all__ = ["JOINT", "adapt_products", "adapted_biases", "adapted_products", "adapted_tables"]
 
 JOINT = " and "
 
@@ -53,6 +56,12 @@ def adapted_tables(program: Program) -> dict[str, tuple[int, ...]]:
     return _adapted(program, "embed")
 
 
+def adapted_biases(program: Program) -> dict[str, tuple[int, ...]]:
+    """Return the vectors that can be adapted, in the same way, each as a matrix of one row."""
+    biases = [bias for node in program.nodes if (bias := _bias(program, node)) is not None]
+    return {bias.wanted: (1, *bias.shape) for bias in biases}
+
+
 def _adapted(program: Program, *ops: str) -> dict[str, tuple[int, ...]]:
     weights = (_matrix(program, node) for node in program.nodes if node.op in ops)
     return {weight.wanted: weight.shape for weight in weights if weight is not None}
@@ -65,6 +74,15 @@ def _matrix(program: Program, node: Node) -> Weight | None:
     return node.weights[0] if of_batch else None
 
 
+def _bias(program: Program, node: Node) -> Weight | None:
+    """Return the vector that a node adds to rows of a batch, if it does."""
+    is_added = node.op == "shift_by" or (node.op == "matmul" and len(node.weights) > 1)
+    if not is_added or program.values[node.inputs[0]].shape[0] not in (TOKENS, OUTPUTS):
+        return None
+    bias = node.weights[-1]
+    return bias if bias is not None and len(bias.shape) == 1 else None
+
+
 def adapt_products(
     program: Program, ranks: dict[str, int], n: int, n_used: int, names: tuple[str, str]
 ) -> Program:
@@ -74,12 +92,12 @@ def adapt_products(
     ----------
     program : Program
     ranks : dict of str to int
-        By the name that is asked for of each matrix or table that adapters change, the largest of
-        their ranks.
+        By the name that is asked for of each matrix, table or bias that adapters change, the
+        largest of their ranks.
     n : int
         How many adapters there are; stacks have n + 1 matrices, the last one zeros, and of a stack
         of experts n times as many as it has, and one more. Of a table A has n times as many rows,
-        and one more.
+        and one more. Of a bias A is a table of n + 1 rows, and there is no B.
     n_used : int
         How many a row has at most.
     names : (str, str)
@@ -123,17 +141,7 @@ class _Adapting:
         for node in self._program.nodes:
             inputs = tuple(self._changed.get(i, i) for i in node.inputs)
             self._nodes.append(msgspec.structs.replace(node, inputs=inputs))
-            matrix = _matrix(self._program, node)
-            if matrix is None or matrix.wanted not in self._ranks:
-                continue
-            made = self._nodes[-1]
-            if node.op == "embed":
-                self._changed[node.outputs[0]] = self._adapt_table(made, matrix)
-            elif node.op == "expert_matmul" and self._is_adapted(matrix):
-                self._changed[node.outputs[0]] = self._adapt_experts(made, matrix)
-            elif self._is_adapted(matrix):
-                siblings = [*self._siblings[node.inputs[0]].values()]
-                self._changed[node.outputs[0]] = self._adapt(made, matrix, siblings)
+            self._adapt_node(node, self._nodes[-1])
         outputs = {name: self._changed.get(i, i) for name, i in self._program.outputs.items()}
         program = msgspec.structs.replace(
             self._program,
@@ -144,6 +152,20 @@ class _Adapting:
         )
         check(program)
         return program
+
+    def _adapt_node(self, node: Node, made: Node) -> None:
+        """Change what a node of the program makes, whose copy in the new one is ``made``."""
+        matrix, bias = _matrix(self._program, node), _bias(self._program, node)
+        if matrix is not None and matrix.wanted in self._ranks:
+            if node.op == "embed":
+                self._changed[node.outputs[0]] = self._adapt_table(made, matrix)
+            elif node.op == "expert_matmul" and self._is_adapted(matrix):
+                self._changed[node.outputs[0]] = self._adapt_experts(made, matrix)
+            elif self._is_adapted(matrix):
+                siblings = [*self._siblings[node.inputs[0]].values()]
+                self._changed[node.outputs[0]] = self._adapt(made, matrix, siblings)
+        if bias is not None and bias.wanted in self._ranks:
+            self._changed[node.outputs[0]] = self._adapt_bias(node, bias)
 
     def _adapt(self, node: Node, matrix: Weight, siblings: list[Weight]) -> int:
         """Add what adapters make of a product, and return the id of the sum.
@@ -181,6 +203,18 @@ class _Adapting:
             high = self._add("scale", f"{name}.adapter_scaled", [high], factor=factor)
         inputs = [y, high, ids, scales]
         return self._add("add_chosen", f"{name}.adapted", inputs, n=self._n).id
+
+    def _adapt_bias(self, node: Node, bias: Weight) -> int:
+        """Add what adapters add to a bias, and return the id of the sum."""
+        (made,) = node.outputs
+        y = self._values[self._changed.get(made, made)]
+        ids, scales = self._rows_of(y)
+        (width,) = bias.shape
+        name = bias.wanted + self._names[0]
+        table = Weight(name, name, (self._n + 1, width))
+        rows = self._add("embed_ids", f"{node.name}.adapter_bias", [ids], [table])
+        inputs = [y, rows, ids, scales]
+        return self._add("add_chosen", f"{node.name}.adapted_bias", inputs, n=self._n).id
 
     def _adapt_experts(self, node: Node, matrix: Weight) -> int:
         """Add what adapters make of products by experts, and return the id of the sum."""

@@ -19,8 +19,16 @@ from mtpcore.boundary.arguments import expect
 from mtpcore.errors import BatchError, LinkError, StateError, spell
 from mtpcore.gguf.adapter import Adapter, AdapterMatrix, is_scale
 from mtpcore.gguf.held_tensor import HeldTensor
+from mtpcore.gguf.merged_adapters import add_product
 from mtpcore.gguf.tensor import Tensor
-from mtpcore.graph import JOINT, Program, adapt_products, adapted_products, adapted_tables
+from mtpcore.graph import (
+    JOINT,
+    Program,
+    adapt_products,
+    adapted_biases,
+    adapted_products,
+    adapted_tables,
+)
 from mtpcore.runtime.further_weights import FurtherWeights
 
 if TYPE_CHECKING:
@@ -72,7 +80,7 @@ class Adapters:
     ------
     LinkError
         Too many, or one that is for other models, or that changes what the graph does not multiply
-        by as a matrix or a stack of experts, nor looks tokens up in.
+        by as a matrix or a stack of experts, nor looks tokens up in, nor adds as a bias.
 
     Attributes
     ----------
@@ -142,8 +150,8 @@ class Adapters:
         LinkError
             An adapter does not fit.
         """
-        tables = adapted_tables(program)
-        matrices = adapted_products(program) | tables
+        tables, biases = adapted_tables(program), adapted_biases(program)
+        matrices = adapted_products(program) | tables | biases
         ranks: dict[str, int] = {}
         for adapter in self._adapters:
             for name, change in adapter.matrices.items():
@@ -151,10 +159,8 @@ class Adapters:
                 if matrices.get(name) != shape:
                     raise self._misfit(adapter, name, shape, matrices.get(name))
                 ranks[name] = max(ranks.get(name, 0), change.rank)
-        halves = {
-            name: (self._tables if name in tables else self._stack)(name, rank)
-            for name, rank in ranks.items()
-        }
+        made = {name: self._tables for name in tables} | {name: self._biases for name in biases}
+        halves = {name: made.get(name, self._stack)(name, rank) for name, rank in ranks.items()}
         adapted = adapt_products(program, ranks, len(self), self.n_used, _STACKS)
         stacks: dict[str, Tensor] = {}
         for name in adapted.weights():
@@ -202,6 +208,16 @@ class Adapters:
                 b[i, :, : pair.rank] = down.T
         return rows, b
 
+    def _biases(self, name: str, rank: int) -> tuple[F32, F32]:
+        """Return what all adapters add to a bias, a row for each, and one of zeros; and nothing."""
+        pairs, origin = self._pairs(name)
+        rows = np.zeros((len(pairs) + 1, origin.a.shape[1]), np.float32)
+        for i, pair in enumerate(pairs):
+            if pair is not None:
+                a, b = pair.factors()
+                add_product(rows[i : i + 1], a, b)
+        return rows, np.zeros((0, 0), np.float32)
+
     def _misfit(
         self, adapter: Adapter, name: str, got: tuple[int, ...], wanted: tuple[int, ...] | None
     ) -> LinkError:
@@ -222,7 +238,8 @@ class Adapters:
             )
         return LinkError(
             "an adapter of what the model does not multiply by as a matrix or a stack of experts, "
-            "nor looks tokens up in: matrices of heads, or a drafter's weight",
+            "nor looks tokens up in, nor adds as a bias: a norm's weight, matrices of heads, or a "
+            "drafter's weight",
             where=where,
             fix="merge it into the model: mtpcore quantize --lora, or --lora-merge",
         )

@@ -7,6 +7,7 @@ from mtpcore.graph import (
     GraphBuilder,
     Outputs,
     adapt_products,
+    adapted_biases,
     adapted_products,
     adapted_tables,
 )
@@ -47,6 +48,20 @@ def test_a_table_is_changed_where_tokens_are_looked_up():
     assert [node.op for node in after.nodes].count("scale") == 1  # what is added is scaled, too
     assert made_by[product.inputs[0]].inputs[0] in made_by
     assert made_by[made_by[product.inputs[0]].inputs[0]].op == "add_chosen"
+
+
+def test_biases_are_changed_after_their_products():
+    g = GraphBuilder("biased", {**TENSORS, "b": Shape(6), "s": Shape(8)})
+    x = g.shift_by(g.embed(g.inputs.tokens, "table"), "s")
+    before = g.finish(Outputs(logits=g.matmul(g.output_rows(g.matmul(x, "w", "b")), "out")))
+    assert adapted_biases(before) == {"b": (1, 6), "s": (1, 8)}
+    after = adapt_products(before, {"w": 3, "b": 1, "s": 1}, 4, 2, (".a", ".b"))
+    assert (after.weights()["b.a"].shape, after.weights()["s.a"].shape) == ((5, 6), (5, 8))
+    assert not {"b.b", "s.b"} & after.weights().keys()
+    chosen = [node.name for node in after.nodes if node.op == "add_chosen"]
+    assert chosen == ["s.adapted_bias", "w.adapted", "w.adapted_bias"]
+    product = next(node for node in after.nodes if node.name == "w")
+    assert after.nodes[[*after.nodes].index(product) - 1].name == "s.adapted_bias"
 
 
 def test_later_nodes_read_the_sum():

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from programs import Raw, Tensor
 
 from harness.generated import FLOATS, QUANTISED, random_matrix
-from mtpcore.graph import GraphBuilder, Outputs, adapt_products, adapted_products, adapted_tables
+from mtpcore.graph import (
+    GraphBuilder,
+    Outputs,
+    adapt_products,
+    adapted_biases,
+    adapted_products,
+    adapted_tables,
+)
 from mtpcore.graph.ops import ACTIVATIONS
 from mtpcore.graph.program import Program
 from mtpcore.memory import LOG
@@ -399,8 +406,9 @@ def random_programs(draw):
 
 
 def adapt(draw, drawn):
-    """Let adapters change some products of a program, where it has any."""
-    products = adapted_products(drawn.program) | adapted_tables(drawn.program)
+    """Let adapters change some products and biases of a program, where it has any."""
+    program = drawn.program
+    products = adapted_products(program) | adapted_tables(program) | adapted_biases(program)
     chosen = draw(st.sets(st.sampled_from(sorted(products)))) if products else ()
     if not chosen:
         return drawn
