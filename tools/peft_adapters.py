@@ -2,8 +2,9 @@
 
     python tools/peft_adapters.py
 
-The checkpoints are those of ``tests/harness/published_families.py``. Each gets a LoRA adapter of
-all its linear layers, whose tensors have values that their names give; the logits of a text, and
+The checkpoints are those of ``tests/harness/published_families.py``. Each gets a LoRA adapter,
+of all its linear layers where not said, whose tensors have values that their names give; the logits
+of a text, and
 the configuration and shapes that PEFT saves, are kept in ``tests/data/published``. Needs torch,
 transformers 5 and peft.
 """
@@ -19,9 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from peft import LoraConfig, get_peft_model
-from safetensors import safe_open
-from safetensors.numpy import save_file
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.numpy import load_file, save_file
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests")]
@@ -47,6 +47,7 @@ OF_TABLE = {"r": 3, "lora_alpha": 5, "target_modules": ["embed_tokens", "v_proj"
 OF_BOTH = {**OF_TABLE, "target_modules": ["embed_tokens", "lm_head", "v_proj"]}
 OF_MAMBA = {**PLAIN, "target_modules": ["q_proj", "in_proj", "down_proj"]}
 """PEFT refuses the others of such layers, which are never called as layers."""
+QV: dict[str, Any] = {"r": 2, "lora_alpha": 3, "target_modules": ["q_proj", "v_proj"]}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{
         name: (name, PLAIN)
@@ -64,6 +65,34 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "Olmo2ForCausalLM, table": ("Olmo2ForCausalLM", OF_TABLE),
     "Gemma2ForCausalLM, table": ("Gemma2ForCausalLM", OF_TABLE),  # whose rows are scaled
     "Gemma2ForCausalLM, tied": ("Gemma2ForCausalLM", OF_BOTH),
+    "Gemma2ForCausalLM, one table": (
+        "Gemma2ForCausalLM",
+        {**QV, "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+    ),
+    "Gemma2ForCausalLM, rows": ("Gemma2ForCausalLM", {**QV, "trainable_token_indices": [3, 40]}),
+    "Gemma2ForCausalLM, saved": ("Gemma2ForCausalLM", {**QV, "modules_to_save": ["embed_tokens"]}),
+    "Olmo2ForCausalLM, rows": (
+        "Olmo2ForCausalLM",
+        {**QV, "trainable_token_indices": {"embed_tokens": [5], "lm_head": [1, 9, 60]}},
+    ),
+    "Olmo2ForCausalLM, saved": (
+        "Olmo2ForCausalLM",
+        {**QV, "modules_to_save": ["embed_tokens", "lm_head"]},
+    ),
+    "Olmo2ForCausalLM, norms": (
+        "Olmo2ForCausalLM",
+        {**QV, "modules_to_save": ["norm", "post_attention_layernorm"]},
+    ),
+    "SmolLM3ForCausalLM, saved": (
+        "SmolLM3ForCausalLM",
+        {**QV, "modules_to_save": ["lm_head", "k_proj"]},
+    ),
+    "Starcoder2ForCausalLM, biases": ("Starcoder2ForCausalLM", {**PLAIN, "bias": "lora_only"}),
+    "Starcoder2ForCausalLM, all biases": ("Starcoder2ForCausalLM", {**PLAIN, "bias": "all"}),
+    "Starcoder2ForCausalLM, shifts": ("Starcoder2ForCausalLM", {**PLAIN, "lora_bias": True}),
+    "GPT2LMHeadModel, biases": ("GPT2LMHeadModel", {**PLAIN, "bias": "lora_only"}),
+    "SmolLM3ForCausalLM, lengths": ("SmolLM3ForCausalLM", {**PATTERNS, "use_dora": True}),
+    "Phi3ForCausalLM, lengths": ("Phi3ForCausalLM", {**PLAIN, "use_dora": True}),
 }
 
 
@@ -76,23 +105,18 @@ def computed(name: str, given: dict[str, Any]) -> tuple[dict[str, Any], np.ndarr
         save_file(data.tensors(family["shapes"]), folder / "model.safetensors", {"format": "pt"})
         cls = getattr(transformers, family["config"]["architectures"][0])
         base = cls.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-        model = get_peft_model(base, LoraConfig(**given))
-        model.save_pretrained(folder / "adapter")
+        get_peft_model(base, LoraConfig(**given)).save_pretrained(folder / "adapter")
         config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
         config["base_model_name_or_path"] = "base"
         path = folder / "adapter" / "adapter_model.safetensors"
-        with safe_open(path, "numpy") as file:
-            shapes = {one: list(file.get_slice(one).get_shape()) for one in file.keys()}  # noqa: SIM118
-        values = data.tensors(shapes)
-        named = dict(model.named_parameters())
-        for one, array in values.items():
-            if ".base_layer." in one:  # PEFT saves copies of tables beside adapters of them
-                continue
-            of_table = one.endswith(("lora_embedding_A", "lora_embedding_B"))
-            parameter = named[
-                f"{one}.default" if of_table else one.replace(".weight", ".default.weight")
-            ]
-            parameter.data = torch.from_numpy(array)
+        saved = load_file(path)
+        shapes = {one: list(array.shape) for one, array in saved.items()}
+        # PEFT saves copies of tables beside adapters of them, which are the base model's.
+        own = {one: shape for one, shape in shapes.items() if ".base_layer.w" not in one}
+        values = data.adapter_tensors(config, own)
+        save_file({**saved, **values}, path, {"format": "pt"})
+        base = cls.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        model = PeftModel.from_pretrained(base, folder / "adapter")
         with torch.no_grad():
             logits = model(torch.from_numpy(data.tokens()[None]).long()).logits[0]
     return {"config": config, "shapes": shapes}, logits.float().numpy()

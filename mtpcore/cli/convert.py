@@ -25,6 +25,7 @@ EXAMPLES = """examples:
   mtpcore convert owner/Some-Model-7B    (of the Hugging Face hub, where there is no such folder)
   mtpcore convert Some-Model-7B trunk.gguf --mtp drop
   mtpcore convert Some-Model-7B mtp-model.gguf --mtp only    (run it: --mtp-path mtp-model.gguf)
+  mtpcore convert Some-Model-7B tuned.gguf --lora Some-Adapter    (merged; apart: see --base)
   mtpcore convert Some-Drafter drafter.gguf --target Some-Model-7B --mtp-type q8_0
 """
 
@@ -53,8 +54,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--base",
         metavar="HF_DIR",
-        help="for an adapter that PEFT saved: the folder of its base model (default: the one that "
-        "it names)",
+        help="for an adapter that PEFT saved: the folder of its base model, of which config.json "
+        "is enough where it replaces no tensors (default: the one that it names)",
+    )
+    group.add_argument(
+        "--lora",
+        action="append",
+        default=[],
+        metavar="ADAPTER_DIR",
+        help="merge an adapter that PEFT saved into the model; repeatable: one after the other",
     )
     group.add_argument(
         "--ignore",
@@ -92,6 +100,7 @@ def execute(options: argparse.Namespace) -> int:
             mtp=options.mtp,
             target=target,
             ignore=options.ignore,
+            lora=[_find_folder(one)[0] for one in options.lora],
             response_template=options.response_template,
             report=report,
         )
@@ -104,6 +113,8 @@ def _convert_adapter(options: argparse.Namespace, folder: str | Path, name: str)
     """Convert an adapter."""
     if options.response_template is not None:
         options.parser.error("--response-template is for a model, and this is an adapter")
+    if options.lora:
+        options.parser.error("--lora is for a model, and this is an adapter")
     out = options.out or f"{name}-lora.gguf"
     base = None if options.base is None else _find_folder(options.base)[0]
     convert_adapter(folder, out, base=base, outtype=options.outtype or "f32")

@@ -16,6 +16,7 @@ import numpy as np
 from mtpcore.boundary.paths import take_path
 from mtpcore.boundary.sizes import Count
 from mtpcore.conversion.around import choose_response_template
+from mtpcore.conversion.changed import change_tensors
 from mtpcore.conversion.declared import ask
 from mtpcore.conversion.family import (
     Family,
@@ -34,6 +35,7 @@ from mtpcore.conversion.metadata import (
 from mtpcore.conversion.mixes import Described, MixName
 from mtpcore.conversion.output import Report, write_checked
 from mtpcore.conversion.parts import MTP, check_parts
+from mtpcore.conversion.peft import read_saved
 from mtpcore.conversion.plan import ConversionPlan, ExpertCount, PlannedTensor, make_plan
 from mtpcore.conversion.published import PublishedTensor, check_folder, convert_json, read_tensors
 from mtpcore.conversion.tokenizer import tokenizer_metadata, with_control_tokens
@@ -66,6 +68,7 @@ def convert(
     target: str | PathLike[str] | None = None,
     ignore: Collection[str] = (),
     response_template: str | None = None,
+    lora: Sequence[str | PathLike[str]] = (),
     plugins: Registry | None = None,
     report: Report | None = None,
 ) -> dict[str, str]:
@@ -99,6 +102,8 @@ def convert(
     response_template : str, optional
         How answers are parsed, as JSON, in place of what ``tokenizer_config.json`` says of it;
         ``family``: as the plugin of the family declares it; ``none``: the file does not say it.
+    lora : sequence of path
+        Folders of adapters that PEFT saved, which are merged into the tensors, one after the other.
     plugins : Registry, optional
         The plugins to ask; default: all that are installed.
     report : callable, optional
@@ -113,8 +118,8 @@ def convert(
     ------
     ModelFileError
         An architecture that no plugin declares, settings that the file would not hold, missing or
-        unknown tensors (all are named), a tensor of the wrong shape, a malformed file. No file is
-        left behind.
+        unknown tensors (all are named), a tensor of the wrong shape, a malformed file, an adapter
+        that does not fit. No file is left behind.
     PluginError
         As ``registry``.
     """
@@ -158,6 +163,8 @@ def convert(
         spelled: published[name]
         for spelled, name in canonical_names(family.main, published).items()
     }
+    saved = [read_saved(take_path(adapter)) for adapter in lora]
+    tensors = change_tensors(saved, family, tensors)
     held, taken = held_metadata(family.main, config, tensors)
     tensors = {name: tensor for name, tensor in tensors.items() if name not in taken}
     plan = make_plan(family, config, tensors, n_experts, mtp)

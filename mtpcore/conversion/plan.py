@@ -26,6 +26,7 @@ __all__ = [
     "Wish",
     "apply_change",
     "make_plan",
+    "plan_tensor",
     "wishes_of",
 ]
 
@@ -165,7 +166,7 @@ def make_plan(
         for name in wish.names:
             if name not in scales:
                 _refuse_float8(tensors[name])
-    planned = [_planned(wish, tensors, config) for wish in chosen.values()]
+    planned = [plan_tensor(wish, tensors, config) for wish in chosen.values()]
     planned += _made(family.main, config)
     by_source = {tensors[name].name: one for name, one in scales.items()}
     return ConversionPlan(tuple(sorted(planned, key=_place)), by_source, left_out)
@@ -308,7 +309,16 @@ def _spelt(name: str) -> str:
     return name if name.isprintable() else repr(name)
 
 
-def _planned(wish: Wish, tensors: Mapping[str, PublishedTensor], config: Config) -> PlannedTensor:
+def plan_tensor(
+    wish: Wish, tensors: Mapping[str, PublishedTensor], config: Config
+) -> PlannedTensor:
+    """Return what becomes of a wish, whose sources are all among the tensors.
+
+    Raises
+    ------
+    ModelFileError
+        Sources that no file can hold, or of different shapes where they are stacked.
+    """
     sources = tuple(tensors[name] for name in wish.names)
     n_sources = len(sources) - len(wish.rename.further)
     sources, also = sources[:n_sources], sources[n_sources:]

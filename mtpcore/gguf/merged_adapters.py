@@ -17,7 +17,7 @@ from mtpcore.gguf.held_tensor import HeldTensor
 from mtpcore.gguf.tensor import Tensor
 from mtpcore.gguf.writer import can_write, encode
 
-__all__ = ["Merging", "merge_adapters", "pieces_of", "read_merged"]
+__all__ = ["Merging", "add_product", "merge_adapters", "pieces_of", "read_merged"]
 
 _PIECE = 1 << 18  # values that are changed at once
 
@@ -98,8 +98,7 @@ class Merging:
         for a, b in self._changes.get(tensor.name, ()):
             if a.ndim > 2:
                 a, b = a[begin // n_rows], b[begin // n_rows]
-            for low, high in zip(a, b[begin - first : end - first].T, strict=True):
-                values += np.multiply.outer(high, low)
+            add_product(values, a, b[begin - first : end - first])
         return values
 
     def merge(self, tensor: Tensor) -> Tensor:
@@ -117,6 +116,15 @@ class Merging:
     def names(self) -> Sequence[str]:
         """Return the names of what is changed."""
         return [*self._changes]
+
+
+def add_product(values: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+    """Add b a to float32 values [rows, width], of a [rank, width] and b [rows, rank].
+
+    Sums are in the order of the rank, so that they are the same on every machine.
+    """
+    for low, high in zip(a, b.T, strict=True):
+        values += np.multiply.outer(high, low)
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -6,13 +6,21 @@ import numpy as np
 import pytest
 from harness.adapters import change_of
 from harness.published import tokenizer, write_checkpoint
-from harness.published_families import FOLDER, N_VOCAB, known, logits, tensors, tokens
+from harness.published_families import (
+    FOLDER,
+    N_VOCAB,
+    adapter_tensors,
+    known,
+    logits,
+    tensors,
+    tokens,
+)
 from safetensors.numpy import save_file
 
 from mtpcore import Batch, Context, load_adapter, load_model
 from mtpcore.cli import main
 from mtpcore.conversion import convert, convert_adapter
-from mtpcore.errors import ModelFileError
+from mtpcore.errors import LinkError, ModelFileError
 
 FAMILIES = known()
 CASES = json.loads((FOLDER / "adapters.json").read_text())
@@ -23,6 +31,12 @@ APPROXIMATE = dict.fromkeys(
     ("GPTNeoXForCausalLM", "FalconForCausalLM", "MptForCausalLM", "BloomForCausalLM"), 1e-6
 )
 """Where files mean GELU's approximation by tanh and the class GELU itself."""
+
+
+NO_FILE = ("SmolLM3ForCausalLM, lengths", "Phi3ForCausalLM, lengths")
+"""Which no adapter's file holds."""
+MERGED = ("Olmo2ForCausalLM, norms", "Starcoder2ForCausalLM, all biases")
+"""Of which such a file is merged into a model, and does not run beside it."""
 
 
 def wanted_of(case):
@@ -39,7 +53,8 @@ def write_adapter(folder, case, **changed):
     folder.mkdir()
     config = CASES[case]["config"] | changed
     (folder / "adapter_config.json").write_text(json.dumps(config))
-    save_file(tensors(CASES[case]["shapes"]), folder / "adapter_model.safetensors")
+    values = adapter_tensors(config, CASES[case]["shapes"])
+    save_file(values, folder / "adapter_model.safetensors")
 
 
 def made(path, adapters=None):
@@ -49,42 +64,63 @@ def made(path, adapters=None):
         return context.process(Batch.of(tokens(), outputs="all")).logits
 
 
+def check_near(found, case):
+    """Hold logits against PEFT's."""
+    wanted, name = wanted_of(case), CASES[case]["family"]
+    size = np.square(wanted).mean()
+    assert np.square(logits(name) - wanted).mean() > 0.01 * size  # it changes much
+    assert np.square(found - wanted).mean() < APPROXIMATE.get(name, NEAR) * size
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_logits_are_those_of_peft(tmp_path, case):
-    name = CASES[case]["family"]
-    write_base(tmp_path / "base", name)
+def test_logits_of_a_merged_checkpoint_are_those_of_peft(tmp_path, case):
+    write_base(tmp_path / "base", CASES[case]["family"])
+    write_adapter(tmp_path / "adapter", case)
+    out = tmp_path / "model.gguf"
+    convert(tmp_path / "base", out, outtype="f32", lora=[tmp_path / "adapter"])
+    check_near(made(out), case)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in NO_FILE])
+def test_logits_beside_a_model_are_those_of_peft(tmp_path, case):
+    write_base(tmp_path / "base", CASES[case]["family"])
     write_adapter(tmp_path / "adapter", case)
     convert(tmp_path / "base", tmp_path / "model.gguf", outtype="f32")
     convert_adapter(tmp_path / "adapter", tmp_path / "a.gguf", base=tmp_path / "base")
-    wanted, near = wanted_of(case), APPROXIMATE.get(name, NEAR)
-    size = np.square(wanted).mean()
-    assert np.square(logits(name) - wanted).mean() > 0.01 * size  # it changes much
     adapter = load_adapter(tmp_path / "a.gguf")
-    found = made(tmp_path / "model.gguf", {"a": adapter})
-    assert np.square(found - wanted).mean() < near * size
+    if case in MERGED:
+        with pytest.raises(LinkError, match="a norm's weight"):
+            made(tmp_path / "model.gguf", {"a": adapter})
+    else:
+        check_near(made(tmp_path / "model.gguf", {"a": adapter}), case)
     with load_model(tmp_path / "model.gguf") as model:
         is_tied = "output.weight" not in model.tensors
-    if is_tied and "token_embd.weight" in adapter.matrices:
-        return  # merged, it would change the output, too
+    is_of_output = "output.weight" in adapter.matrices
+    if is_tied and is_of_output != ("token_embd.weight" in adapter.matrices):
+        return  # merged, it would change both
+    if is_tied and is_of_output:
+        with pytest.raises(ModelFileError, match="shares its table"):
+            load_model(tmp_path / "model.gguf", adapters=[(adapter, 1.0)])
+        return
     with load_model(tmp_path / "model.gguf", adapters=[(adapter, 1.0)]) as merged:
         context = Context(merged, n_ctx=64, kv_dtype="f32", threads=1)
         found = context.process(Batch.of(tokens(), outputs="all")).logits
-    assert np.square(found - wanted).mean() < near * size
+    check_near(found, case)
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"peft_type": "LOHA"}, "another kind than LoRA"),
-        ({"use_dora": True}, "use_dora"),
-        ({"lora_bias": True}, "lora_bias"),
+        ({"use_dora": True}, "wanted A, B, magnitude"),
+        ({"lora_bias": True}, "wanted A, B, bias"),
         ({"layer_replication": [[0, 1]]}, "layer_replication"),
         ({"target_parameters": ["mlp.experts"]}, "target_parameters"),
         ({"trainable_token_indices": [3]}, "trainable_token_indices"),
+        ({"modules_to_save": ["lm_head"]}, "tensors are missing"),
         ({"alora_invocation_tokens": [3]}, "alora_invocation_tokens"),
         ({"something_new": 3}, "something_new"),
-        ({"bias": "all"}, "biases"),
-        ({"modules_to_save": ["lm_head"]}, "whole modules"),
+        ({"bias": "some"}, "kind of biases"),
         ({"init_lora_weights": "pissa_niter_4"}, "was changed, too"),
         ({"r": "four"}, "not the configuration"),
     ],
@@ -101,10 +137,10 @@ def test_settings_that_no_file_holds_are_refused(tmp_path, changed, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector", "no adapter"),
-        ("base_model.model.model.norm.weight", "no adapter"),
-        ("base_model.model.model.layers.0.self_attn.q_proj.lora_C.weight", "no adapter"),
-        ("base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight", "half of a pair"),
+        ("base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector", "do not speak"),
+        ("base_model.model.model.norm.weight", "do not speak"),
+        ("base_model.model.model.layers.0.self_attn.q_proj.lora_C.weight", "do not speak"),
+        ("base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight", "part of the change"),
     ],
 )
 def test_tensors_that_no_file_holds_are_refused(tmp_path, name, message):
@@ -115,6 +151,81 @@ def test_tensors_that_no_file_holds_are_refused(tmp_path, name, message):
     save_file(held, tmp_path / "adapter" / "adapter_model.safetensors")
     with pytest.raises(ModelFileError, match=message):
         convert_adapter(tmp_path / "adapter", tmp_path / "a.gguf", base=tmp_path / "base")
+
+
+def test_a_row_that_was_trained_is_one_of_the_rank(tmp_path):
+    """And a table that was trained as a whole has the rank of its width."""
+    write_base(tmp_path / "base", "Olmo2ForCausalLM")
+    ranks = {}
+    for kind in ("rows", "saved"):
+        write_adapter(tmp_path / kind, f"Olmo2ForCausalLM, {kind}")
+        convert_adapter(tmp_path / kind, tmp_path / "a.gguf", base=tmp_path / "base")
+        matrices = load_adapter(tmp_path / "a.gguf").matrices
+        ranks[kind] = [matrices[f"{name}.weight"].rank for name in ("token_embd", "output")]
+    width = FAMILIES["Olmo2ForCausalLM"]["config"]["hidden_size"]
+    assert ranks == {"rows": [1, 3], "saved": [width, width]}
+
+
+def test_differences_need_the_base_model_s_tensors(tmp_path):
+    for case in ("Olmo2ForCausalLM, saved", "Gemma2ForCausalLM, rows"):
+        folder = tmp_path / case
+        folder.mkdir()
+        write_base(folder / "base", CASES[case]["family"])
+        (folder / "base" / "model.safetensors").unlink()
+        write_adapter(folder / "adapter", case)
+        with pytest.raises(ModelFileError, match="base model"):
+            convert_adapter(folder / "adapter", folder / "a.gguf", base=folder / "base")
+
+
+def test_an_adapter_of_another_model_is_not_merged(tmp_path):
+    name = "SmolLM3ForCausalLM"
+    write_base(tmp_path / "base", "Olmo2ForCausalLM")
+    write_adapter(tmp_path / "adapter", "GPT2LMHeadModel")
+    out = tmp_path / "model.gguf"
+    with pytest.raises(ModelFileError, match="does not have"):
+        convert(tmp_path / "base", out, lora=[tmp_path / "adapter"])
+    write_adapter(tmp_path / "longer", f"{name}, saved")
+    path = tmp_path / "longer" / "adapter_model.safetensors"
+    held = adapter_tensors({}, CASES[f"{name}, saved"]["shapes"])
+    head = "base_model.model.lm_head.weight"
+    save_file({**held, head: np.ones((N_VOCAB + 1, held[head].shape[1]), np.float32)}, path)
+    write_base(tmp_path / "other", name)
+    with pytest.raises(ModelFileError, match=r"another shape.*\n.*vocabulary grew"):
+        convert(tmp_path / "other", out, lora=[tmp_path / "longer"])
+    assert not out.exists()
+
+
+def test_matrices_of_eight_bits_are_not_changed(tmp_path):
+    case = "SmolLM3ForCausalLM, patterns"
+    write_base(tmp_path / "base", CASES[case]["family"])
+    write_adapter(tmp_path / "adapter", case)
+    name, values = (
+        "model.layers.0.mlp.up_proj.weight",
+        tensors(FAMILIES["SmolLM3ForCausalLM"]["shapes"]),
+    )
+    values[f"{name}_scale_inv"] = np.ones((1, 1), np.float32)
+    save_file(values, tmp_path / "base" / "model.safetensors")
+    with pytest.raises(ModelFileError, match=rf"{name}: an adapter of a matrix of eight bits"):
+        convert(tmp_path / "base", tmp_path / "model.gguf", lora=[tmp_path / "adapter"])
+
+
+def test_adapters_are_merged_one_after_the_other(tmp_path):
+    """Of both the changes add, and a table that one replaced is what the other changes."""
+    name = "Olmo2ForCausalLM"
+    write_base(tmp_path / "base", name)
+    folders = [tmp_path / kind for kind in ("saved", "output")]
+    for folder in folders:
+        write_adapter(folder, f"{name}, {folder.name}")
+    found = {}
+    for i, given in enumerate(([], folders[:1], folders[1:], folders)):
+        out = tmp_path / f"{i}.gguf"
+        convert(tmp_path / "base", out, outtype="f32", lora=given)
+        with load_model(out) as model:
+            found[i] = {n: t.array().astype(np.float64) for n, t in model.tensors.items()}
+    for tensor, values in found[0].items():
+        changes = sum(found[i][tensor] - values for i in (1, 2))
+        np.testing.assert_allclose(found[3][tensor], values + changes, rtol=0, atol=1e-5)
+    assert any((found[1][n] != found[2][n]).any() for n in found[0])
 
 
 def test_an_adapter_of_another_model_is_refused(tmp_path):
@@ -145,3 +256,8 @@ def test_the_command(tmp_path, capsys):
     assert "stored as floats" in capsys.readouterr().err
     assert main(["run", "demo", "x", "--lora", str(tmp_path / "adapter")]) == 1
     assert "mtpcore convert" in capsys.readouterr().err
+    merged, words = tmp_path / "m.gguf", ["--outtype", "f32", "--lora", str(tmp_path / "adapter")]
+    assert main(["convert", str(tmp_path / "base"), str(merged), *words]) == 0
+    check_near(made(merged), case)
+    assert main(["convert", str(tmp_path / "adapter"), str(out), *words]) == 2
+    assert "--lora is for a model" in capsys.readouterr().err

@@ -17,7 +17,7 @@ import numpy as np
 FOLDER = Path(__file__).parents[1] / "data" / "published"
 N_VOCAB, N_TOKENS = 64, 16
 
-__all__ = ["FOLDER", "N_VOCAB", "known", "logits", "tensors", "tokens"]
+__all__ = ["FOLDER", "N_VOCAB", "adapter_tensors", "known", "logits", "tensors", "tokens"]
 
 
 def known() -> dict[str, dict[str, Any]]:
@@ -43,6 +43,18 @@ def tokens() -> np.ndarray:
 def tensors(shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
     """Return random weights; those of norms lie around one."""
     return {name: _values(name, shape) for name, shape in shapes.items()}
+
+
+def adapter_tensors(config: dict[str, Any], shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
+    """Return random tensors of an adapter that PEFT saved.
+
+    An output matrix that is tied to a table of embeddings is the same there.
+    """
+    values = tensors(shapes)
+    if config.get("ensure_weight_tying"):
+        table = "base_model.model.model.embed_tokens.weight"
+        values["base_model.model.lm_head.weight"] = values[table]
+    return values
 
 
 def _values(name: str, shape: list[int]) -> np.ndarray:

@@ -1,0 +1,330 @@
+"""Adapters as PEFT saves them: what a folder says becomes of a base model's tensors.
+
+Each change is of one tensor of the base model's checkpoint. ``mtpcore.conversion.adapter`` makes
+an adapter's file of them, ``mtpcore.conversion.changed`` a model's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from mtpcore.conversion.published import PublishedTensor, read_json, read_tensors
+from mtpcore.errors import ModelFileError
+
+__all__ = [
+    "CONFIG",
+    "MERGE",
+    "WeightChange",
+    "LowRank",
+    "NewRows",
+    "NewValues",
+    "SavedAdapter",
+    "Shift",
+    "read_saved",
+]
+
+CONFIG = "adapter_config.json"
+MERGE = "merge it into the model with PEFT (merge_and_unload), and convert that"
+_TENSORS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_KEPT = ".modules_to_save.default"
+_HALF = re.compile(r"(.+)\.lora_(A|B)(?:\.default)?\.weight")
+_OF_EMBEDDINGS = re.compile(r"(.+)\.lora_embedding_(A|B)(?:\.default)?")
+_MAGNITUDE = re.compile(r"(.+)\.lora_magnitude_vector(?:\.default)?(?:\.weight)?")
+_SHIFT = re.compile(r"(.+)\.lora_B(?:\.default)?\.bias")
+_ROWS = re.compile(r"(.+)\.token_adapter\.trainable_tokens_delta(?:\.default)?")
+
+_COPY = ".base_layer.weight"
+"""The end of names of the base model's own matrices, which PEFT saves beside adapters of tables of
+embeddings and of the output: nothing trains them."""
+
+_INFORMS = frozenset(
+    (
+        *("auto_mapping", "base_model_name_or_path", "inference_mode", "task_type", "revision"),
+        *("lora_dropout", "target_modules", "exclude_modules", "layers_to_transform"),
+        *("layers_pattern", "init_lora_weights", "peft_version", "megatron_config"),
+        *("megatron_core", "loftq_config", "eva_config", "corda_config", "arrow_config"),
+        *("runtime_config", "lora_ga_config", "monteclora_config"),
+        *("qalora_group_size", "velora_config", "trainable_token_indices_mapping"),
+    )
+)
+"""Settings that change no number once the adapter is trained, or are told elsewhere."""
+_CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Ways to begin that change the base model's own weights, too."""
+
+
+class LowRank(NamedTuple):
+    """W [out, in] becomes W + ``scale`` b a, with a [rank, in] and b [out, rank].
+
+    With a ``magnitude`` [out] each row is brought to that length (DoRA: Liu et al. 2024).
+    """
+
+    a: np.ndarray
+    b: np.ndarray
+    scale: float
+    magnitude: np.ndarray | None = None
+
+
+class NewValues(NamedTuple):
+    """The tensor is replaced."""
+
+    tensor: PublishedTensor
+
+
+class NewRows(NamedTuple):
+    """Some rows are replaced, by those of a tensor [ids, ...]."""
+
+    ids: tuple[int, ...]
+    tensor: PublishedTensor
+
+
+class Shift(NamedTuple):
+    """Values are added: to a bias."""
+
+    values: np.ndarray
+
+
+WeightChange = LowRank | NewValues | NewRows | Shift
+"""What becomes of one tensor."""
+
+
+class _AdapterSettings(msgspec.Struct):
+    """What of an adapter's configuration changes numbers."""
+
+    peft_type: str
+    r: int
+    lora_alpha: float
+    use_rslora: bool = False
+    use_dora: bool = False
+    lora_bias: bool = False
+    fan_in_fan_out: bool = False
+    bias: str = "none"
+    rank_pattern: dict[str, int] = {}
+    alpha_pattern: dict[str, float] = {}
+    modules_to_save: list[str] | None = None
+    trainable_token_indices: list[int] | dict[str, list[int]] | None = None
+    ensure_weight_tying: bool = False
+    init_lora_weights: bool | str = True
+    base_model_name_or_path: str | None = None
+
+    def scale(self, module: str, rank: int) -> float:
+        """Return what B A of a module is multiplied by: alpha / rank, or alpha / sqrt(rank)."""
+        alpha = next(
+            (a for key, a in self.alpha_pattern.items() if re.match(rf"(.*\.)?({key})$", module)),
+            self.lora_alpha,
+        )
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+    def replaces(self, name: str) -> bool:
+        """Say whether a tensor of the base model was trained as a whole.
+
+        PEFT takes whatever module's name ends in one that is given, and what is in that module; and
+        an output matrix with a table that is tied to it.
+        """
+        module, _, last = name.rpartition(".")
+        if self.bias != "none" and last.endswith("bias"):
+            return True
+        names = self.modules_to_save
+        parts = module.split(".")
+        around = [".".join(parts[: n + 1]) for n in range(len(parts))]
+        is_named = any(one.endswith(key) for one in around for key in names or ())
+        return is_named or bool(names and self.ensure_weight_tying)
+
+    def rows_of(self, module: str) -> list[int] | None:
+        """Return which rows of a table were trained, if the settings speak of it."""
+        given = self.trainable_token_indices
+        if not isinstance(given, dict):
+            return given
+        return next((ids for key, ids in given.items() if f".{module}".endswith(f".{key}")), None)
+
+
+class SavedAdapter(NamedTuple):
+    """A folder that PEFT saved.
+
+    Attributes
+    ----------
+    folder : Path
+    changes : dict of str to tuple of WeightChange
+        By the name of the base model's tensor as its class has it, in the order in which they
+        apply.
+    is_tied : bool
+        Whether what changes a table of embeddings changes an output matrix that is the same one,
+        too.
+    base : str or None
+        What the configuration calls the base model.
+    """
+
+    folder: Path
+    changes: dict[str, tuple[WeightChange, ...]]
+    is_tied: bool
+    base: str | None
+
+
+def read_saved(folder: Path) -> SavedAdapter:
+    """Read a folder with ``adapter_config.json`` and ``adapter_model.safetensors``.
+
+    Raises
+    ------
+    ModelFileError
+        Something that is no LoRA adapter, settings or tensors that are not known, damaged files.
+    """
+    settings = _read_settings(folder)
+    halves: dict[str, dict[str, PublishedTensor]] = {}
+    changes: dict[str, list[WeightChange]] = {}
+    embeddings, kinds = set(), set()
+    for name, tensor in _read_tensors(folder).items():
+        if name.endswith(_COPY):
+            continue
+        own = name.removeprefix(_PREFIX).replace(_KEPT, "").replace(".base_layer", "")
+        if found := _HALF.fullmatch(own) or _OF_EMBEDDINGS.fullmatch(own):
+            halves.setdefault(found[1], {})[found[2]] = tensor
+            if ".lora_embedding_" in own:
+                embeddings.add(found[1])
+        elif settings.use_dora and (found := _MAGNITUDE.fullmatch(own)):
+            halves.setdefault(found[1], {})["magnitude"] = tensor
+        elif settings.lora_bias and (found := _SHIFT.fullmatch(own)):
+            halves.setdefault(found[1], {})["bias"] = tensor
+        elif found := _ROWS.fullmatch(own):
+            changes.setdefault(f"{found[1]}.weight", []).append(_rows(found[1], tensor, settings))
+            kinds.add("trainable_token_indices")
+        elif settings.replaces(own):
+            changes.setdefault(own, []).append(NewValues(tensor))
+            kinds.add("bias" if own.endswith("bias") else "modules_to_save")
+        else:
+            raise ModelFileError(
+                "a tensor of which the settings of the adapter do not speak",
+                where=f"{folder / _TENSORS}: {name}",
+                wanted="lora_A and lora_B of modules, and what bias and modules_to_save name",
+                fix=MERGE,
+            )
+    for kind in ("modules_to_save", "trainable_token_indices"):
+        if (named := getattr(settings, kind)) and kind not in kinds:
+            raise ModelFileError(
+                "tensors are missing of which the settings of the adapter speak",
+                where=f"{folder / CONFIG}: {kind}",
+                got=named,
+                fix="save the adapter again with PEFT",
+            )
+    for module, parts in halves.items():
+        pair = _pair(module, parts, settings, module in embeddings)
+        changes.setdefault(f"{module}.weight", []).append(pair)
+        if "bias" in parts:
+            shift = np.float32(pair.scale) * parts["bias"].rows()
+            changes.setdefault(f"{module}.bias", []).append(Shift(shift))
+    return SavedAdapter(
+        folder,
+        {name: tuple(found) for name, found in changes.items()},
+        settings.ensure_weight_tying or "trainable_token_indices" in kinds,
+        settings.base_model_name_or_path,
+    )
+
+
+def _read_settings(folder: Path) -> _AdapterSettings:
+    path = folder / CONFIG
+    given: dict[str, Any] = read_json(path)
+    known = _INFORMS.union(_AdapterSettings.__struct_fields__)
+    refused = {
+        name: value
+        for name, value in given.items()
+        if name not in known and value not in (None, False, [], {}, 0)
+    }
+    if refused:
+        name = sorted(refused)[0]
+        raise ModelFileError(
+            "a setting that is not supported",
+            where=f"{path}: {name}",
+            got=refused[name],
+            fix=MERGE,
+        )
+    try:
+        settings = msgspec.convert(
+            {k: v for k, v in given.items() if v is not None}, _AdapterSettings
+        )
+    except msgspec.ValidationError as error:
+        raise ModelFileError(
+            "not the configuration of an adapter",
+            where=str(path),
+            got=error,
+            fix="save the adapter again with PEFT",
+        ) from None
+    begun = str(settings.init_lora_weights).lower()
+    for what, is_so, got in (
+        ("an adapter of another kind than LoRA", settings.peft_type != "LORA", settings.peft_type),
+        (
+            "an adapter whose base model was changed, too, as it began",
+            begun.startswith(_CHANGED_BASE),
+            settings.init_lora_weights,
+        ),
+        (
+            "an unknown kind of biases",
+            settings.bias not in ("none", "all", "lora_only"),
+            settings.bias,
+        ),
+    ):
+        if is_so:
+            raise ModelFileError(what, where=str(path), got=got, fix=MERGE)
+    return settings
+
+
+def _read_tensors(folder: Path) -> dict[str, PublishedTensor]:
+    if not (folder / _TENSORS).is_file():
+        raise ModelFileError(
+            "the adapter's tensors are missing",
+            where=str(folder),
+            wanted=_TENSORS,
+            fix="save the adapter with safe_serialization=True",
+        )
+    return read_tensors(folder, _TENSORS)
+
+
+def _pair(
+    module: str, parts: Mapping[str, PublishedTensor], settings: _AdapterSettings, is_table: bool
+) -> LowRank:
+    where = f"{next(iter(parts.values())).file}: {module}"
+    wanted = {"A", "B"} | ({"magnitude"} if settings.use_dora else set())
+    wanted |= {"bias"} if settings.lora_bias and not is_table else set()
+    if parts.keys() != wanted:
+        raise ModelFileError(
+            "a part of the change of a module is missing",
+            where=where,
+            wanted=", ".join(sorted(wanted)),
+            got=", ".join(parts),
+            fix="save the adapter again with PEFT",
+        )
+    a, b = parts["A"].rows(), parts["B"].rows()
+    if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
+        raise ModelFileError(
+            "halves of a pair do not fit each other",
+            where=where,
+            wanted="[rank, in] and [out, rank]",
+            got=f"{list(a.shape)} and {list(b.shape)}",
+            fix="save the adapter again with PEFT",
+        )
+    scale = settings.scale(module, len(a))
+    # A table has a row for each token, and a layer of GPT-2's kind a column for each output.
+    is_transposed = is_table or settings.fan_in_fan_out
+    if settings.use_dora and is_transposed:
+        raise ModelFileError("lengths of columns (DoRA)", where=where, fix=MERGE)
+    if is_transposed:
+        return LowRank(b.T, a.T, scale)
+    return LowRank(a, b, scale, parts["magnitude"].rows() if settings.use_dora else None)
+
+
+def _rows(module: str, tensor: PublishedTensor, settings: _AdapterSettings) -> NewRows:
+    ids = settings.rows_of(module)
+    if ids is None or len(ids) != tensor.n_rows or len({*ids}) < len(ids) or min(ids) < 0:
+        raise ModelFileError(
+            "rows of a table that the settings do not number",
+            where=f"{tensor.file}: {tensor.name}",
+            wanted=f"trainable_token_indices, {tensor.n_rows} of this table",
+            got=ids,
+            fix="save the adapter again with PEFT",
+        )
+    return NewRows(tuple(ids), tensor)
