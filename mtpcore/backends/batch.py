@@ -166,8 +166,9 @@ class Verification(msgspec.Struct, kw_only=True):
 
     ``batch`` has of the schedule's text i, from row ``first[i]`` on, the pending token and its
     drafts, whose tokens are filled in, in the texts before its choices, too; its places are
-    reserved in ``memory``. ``arrays`` are what ``plan.run`` returns of it, if it was run: not where
-    a draft is missing.
+    reserved in ``memory``. They are a chain; where the drafts are trees, the batch that was run is
+    put in its place, but for the tokens. ``arrays`` are what ``plan.run`` returns of it, if it was
+    run: not where a draft is missing.
     """
 
     plan: RunsBatches

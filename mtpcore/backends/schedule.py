@@ -234,6 +234,21 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return found
 
     @cached_property
+    def verified(self) -> Mapping[int, list[int]]:
+        """The numbers of the drafts of each text that has any, as far as they are verified.
+
+        They are the best ones that nothing comes after, where there are such; else all but the best
+        ones, which are others once more.
+        """
+        last = [draft for best in self.bests if not best.goes_on for draft in best.drafts]
+        found: dict[int, list[int]] = {}
+        for draft in last or range(len(self.drafts)):
+            text, parent = self.drafts[draft]
+            if last or parent != BEST:
+                found.setdefault(text, []).append(draft)
+        return found
+
+    @cached_property
     def depths(self) -> list[int]:
         """How many drafts come before each; of the best ones, before their first candidate."""
         of = {best: at.candidates[0] for at in self.bests for best in at.drafts if at.candidates}
@@ -255,6 +270,29 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             last = max(best.candidates, key=lambda draft: chosen_at.get(draft, PENDING))
             found.setdefault(last, []).append(best)
         return found
+
+    def tree_of(self, text: int, drafted: Drafts) -> tuple[list[int], list[int]]:
+        """Return the tree that a text is verified with.
+
+        Parameters
+        ----------
+        text : int
+        drafted : Drafts
+            What was made of this round.
+
+        Returns
+        -------
+        list of int, list of int
+            Its tokens, and the number of the one that each comes after; -1: the pending token.
+        """
+        there = [n for n in self.verified.get(text, ()) if drafted.tokens[n] >= 0]
+        nodes = [drafted.best_of[n] for n in there]
+        number = {node: i for i, node in enumerate(nodes)}
+        parents = [self.drafts[node].parent for node in nodes]
+        return (
+            [drafted.tokens[node] for node in nodes],
+            [number[drafted.best_of[before]] if before >= 0 else -1 for before in parents],
+        )
 
     def after(self, draft: int) -> Iterator[int]:
         """Yield a draft that was chosen, and the best ones that are found with it."""

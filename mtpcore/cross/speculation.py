@@ -374,11 +374,11 @@ class Speculation:
         made: dict[int, Draft] = {seq: [] for seq in verified}
         for seq, n in zip(seqs, n_drafts, strict=True):
             made[seq] = [0] * n  # the backend writes its drafts there
-        rows = self._draft_rows(made, verified, {})
-        fused = self._fused_sampling(rows, rows.batch(), verified, {})
-        if fused is None or None in fused.samplers:  # logits are wanted as well
-            return None
         try:
+            rows = self._draft_rows(made, verified, {})
+            fused = self._fused_sampling(rows, rows.batch(), verified, {})
+            if fused is None or None in fused.samplers:  # logits are wanted as well
+                return None
             self._ahead = VerificationAhead(self.target, rows, fused, seqs)
         except CapacityError:
             return None

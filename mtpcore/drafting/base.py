@@ -155,8 +155,8 @@ class RoundDrafter(Drafter):
         room = tuple([min(n, self._most_room) for n in rows.room])
         built = self._rounds(tuple(rows.wanted), room)
         verification = None
-        if verify and not built.is_ranked:  # of trees it is known afterwards which
-            n_drafts = [len(built.drafts_of.get(i, ())) for i in range(len(jobs))]
+        if verify:
+            n_drafts = [len(built.verified.get(i, ())) for i in range(len(jobs))]
             verification = verify([job.seq for job in jobs], n_drafts)
         schedule = Schedule(
             round=built,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from mtpcore.backends.schedule import BEST, CHOICE, Drafts, Round, Schedule
+from mtpcore.backends.schedule import CHOICE, Drafts, Round, Schedule
 from mtpcore.declarations.draft_tree import Draft, DraftTree
 from mtpcore.declarations.spec import TreeShape
 from mtpcore.graph.program import Program
@@ -53,30 +53,11 @@ BuildRound = Callable[[RoundInput], Round]
 
 
 def drafts_of(schedule: Schedule, drafted: Drafts) -> list[Draft]:
-    """Return the drafts of each text: a list of tokens, or a tree where any is ranked.
-
-    A tree has the drafts that nothing comes after, if there are such, the best ones; else all.
-    """
+    """Return the drafts of each text: a list of tokens, or a tree where any is ranked."""
     built = schedule.round
     if not built.is_ranked:
         return list(schedule.by_text(drafted.tokens))
-    last = [draft for best in built.bests if not best.goes_on for draft in best.drafts]
-    nodes: list[list[int]] = [[] for _ in schedule.texts]
-    for draft in last or range(len(built.drafts)):
-        text, parent = built.drafts[draft]
-        if drafted.tokens[draft] >= 0 and (last or parent != BEST):
-            nodes[text].append(drafted.best_of[draft])
-    return [_tree(built, drafted, its) for its in nodes]
-
-
-def _tree(built: Round, drafted: Drafts, nodes: Sequence[int]) -> DraftTree:
-    """Return a tree of these drafts."""
-    number = {node: i for i, node in enumerate(nodes)}
-    parents = [built.drafts[node].parent for node in nodes]
-    return DraftTree(
-        [drafted.tokens[node] for node in nodes],
-        [number[drafted.best_of[parent]] if parent >= 0 else -1 for parent in parents],
-    )
+    return [DraftTree(*built.tree_of(text, drafted)) for text in range(len(schedule.texts))]
 
 
 def find_missing(schedule: Schedule, drafted: Drafts) -> dict[int, int]:

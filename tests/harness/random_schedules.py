@@ -26,6 +26,7 @@ from mtpcore.sampling import Sampler, Scratch
 
 HEADS = [head(seed=30), head(factor=None, seed=31), head(factor=None, seed=32)]
 FEEDS = {"hidden": ("hidden",)}
+SETTINGS = [GREEDY, *SAMPLINGS]
 
 # A stage as it is drawn: the plan, and of each text its rows. A row is what is known of its token
 # and its slots: None, or the number of an earlier draft, and of an earlier stage. In a tree it says
@@ -54,17 +55,21 @@ class Drawn(msgspec.Struct, frozen=True):
     is_broken: bool
     has_ids: bool = False
     bests: list[tuple[list[int], list[int], bool]] = []
+    verified: tuple[list[int], int] | None = None  # rows that texts hold, and by which sampling
 
 
 class Drawing:
-    """What is drawn so far: stages, drafts and bests."""
+    """What is drawn so far: stages, drafts and bests.
+
+    What is to be verified is such that a device can run most of it, and that no draft is missing.
+    """
 
     def __init__(self, draw):
         self.draw, self.n_texts = draw, draw(st.integers(1, 3))
         self.stages, self.drafts, self.bests = [], [], []
         self.newest = dict.fromkeys(range(self.n_texts), PENDING)
         self.ranked, self.depths, self.anew = set(), {PENDING: -1}, set()
-        self.branches = draw(st.booleans())
+        self.verifies, self.branches = draw(st.booleans()), draw(st.integers(0, 3)) > 0
 
     def own(self, text):
         return [n for n, (of, _) in enumerate(self.drafts) if of == text]
@@ -86,7 +91,7 @@ class Drawing:
             draft = self.draw(st.sampled_from(after if after and self.draw(st.booleans()) else own))
             if draft in used or any(draft in self.before(of) for of in used):
                 draft = None  # a row of a tree comes after rows before it
-        if number and self.draw(st.booleans()):
+        if number and (self.verifies or self.draw(st.booleans())):
             if draft is not None and not again and self.draw(st.booleans()):
                 stage = OF_DRAFT
             elif self.stages[0].rows:
@@ -100,9 +105,12 @@ class Drawing:
 
     def rank(self, text, output, picks):
         """Draw drafts that an output ranks, after one or two others, and perhaps their best."""
-        for _ in range(self.draw(st.integers(1, 2))):
-            parent = self.draw(st.sampled_from([PENDING, *self.own(text)]))
+        for _ in range(1 if self.verifies else self.draw(st.integers(1, 2))):
+            own = [n for n in self.own(text) if not self.verifies or n < self.n_before]
+            parent = self.draw(st.sampled_from([PENDING, *own]))
             ranks = self.draw(st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True))
+            if self.verifies:  # all outputs of a stage rank as many tokens
+                ranks = [*(rank for rank in ranks if rank < 3), 3]
             its = []
             for rank in ranks:
                 its.append(self.add_draft(text, parent))
@@ -116,7 +124,7 @@ class Drawing:
 
     def add_rows(self, number):
         """Draw a stage of new rows after those of an earlier one."""
-        draw = self.draw
+        draw, self.n_before = self.draw, len(self.drafts)
         given = [n for n, stage in enumerate(self.stages) if stage.form == "given"]
         after = draw(st.sampled_from(given))
         form = draw(st.sampled_from(["chain", "tree"] if self.branches else ["chain"]))
@@ -139,7 +147,7 @@ class Drawing:
                     picks=picks,
                     repeats=0,
                     runs_whole=draw(st.booleans()),
-                    ends_at_nan=draw(st.booleans()),
+                    ends_at_nan=not self.verifies and draw(st.booleans()),
                     form=form,
                     after=after,
                     ahead=ahead,
@@ -148,7 +156,7 @@ class Drawing:
 
     def choose(self, text, output, picks):
         """Draw what an output chooses."""
-        if self.branches and self.draw(st.booleans()):
+        if self.branches and (self.verifies or self.draw(st.booleans())):
             self.rank(text, output, picks)
             return
         n = self.add_draft(text, self.newest[text])
@@ -156,7 +164,7 @@ class Drawing:
         self.newest[text] = n
 
     def stage(self, number):
-        draw = self.draw
+        draw, self.n_before = self.draw, len(self.drafts)
         again = number > 0 and bool(self.drafts) and draw(st.booleans()) and draw(st.booleans())
         again = again and not self.ranked
         rows, picks, parent = [], [], []
@@ -182,18 +190,34 @@ class Drawing:
                 picks=picks,
                 repeats=draw(st.integers(1, 4)) if again else 0,
                 runs_whole=draw(st.booleans()),
-                ends_at_nan=draw(st.booleans()),
+                ends_at_nan=not self.verifies and draw(st.booleans()),
                 parent=parent if self.branches and not again and draw(st.booleans()) else None,
                 is_relative=draw(st.booleans()),
             )
         )
 
+    def rooted(self, drafts):
+        """Return the drafts that come after none but the others, down to the pending token."""
+        of, kept = {n: candidates for candidates, its, _ in self.bests for n in its}, set()
+        for n in drafts:
+            parent = self.drafts[n][1]
+            if parent == PENDING or kept.issuperset(of.get(parent, [parent])):
+                kept.add(n)
+        return sorted(kept)
+
     def end(self):
-        """Draw the best of all ranked drafts of a text, which nothing comes after."""
+        """Draw the best of all ranked drafts of a text, which nothing comes after.
+
+        To be verified they are a tree.
+        """
         for text in range(self.n_texts):
             candidates = [n for n in self.own(text) if n in self.ranked]
+            if self.verifies:
+                candidates = self.rooted(candidates)
             if candidates and self.draw(st.booleans()):
-                best = [self.add_draft(text, BEST, 0) for _ in range(self.draw(st.integers(1, 4)))]
+                most = min(4, len(candidates)) if self.verifies else 4  # none is to be missing
+                n = self.draw(st.integers(1, most))
+                best = [self.add_draft(text, BEST, 0) for _ in range(n)]
                 self.bests.append((candidates, best, False))
         order = {
             pick[1]: (s, i) for s, one in enumerate(self.stages) for i, pick in enumerate(one.picks)
@@ -205,8 +229,9 @@ class Drawing:
 def schedules(draw):
     """Draw chains, heads, blocks, posts and trees of any mixture: each reads what comes before."""
     drawing = Drawing(draw)
+    verifies, least = drawing.verifies, st.sampled_from([0.0, 0.0, 0.06, 0.2])
     texts = [
-        (draw(st.integers(0, len(SAMPLINGS))), draw(st.sampled_from([0.0, 0.0, 0.06, 0.2])))
+        (draw(st.integers(0, len(SAMPLINGS))), 0.0 if verifies else draw(least))
         for _ in range(drawing.n_texts)
     ]
     for number in range(draw(st.integers(1, 4))):
@@ -215,13 +240,19 @@ def schedules(draw):
         else:
             drawing.stage(number if drawing.stages else 0)
     drawing.end()
+    verified = None
+    if drawing.verifies:
+        n_held = st.integers(1, 5)
+        held = [draw(n_held) for _ in range(drawing.n_texts)]
+        verified = held, draw(st.integers(-1, len(SAMPLINGS)))
     return Drawn(
         drawing.stages,
         drawing.drafts,
         texts,
-        draw(st.integers(0, 2)) == 0,
-        draw(st.booleans()),
+        not verifies and draw(st.integers(0, 2)) == 0,
+        not verifies and draw(st.booleans()),
         drawing.bests,
+        verified,
     )
 
 
@@ -232,7 +263,6 @@ def make(drawn, runners, n_before=0):
     """
     scratch, lengths = Scratch(N_LOGITS, N_VOCAB + 3), {}
     stages, passes, given = [], [], {}
-    settings = [GREEDY, *SAMPLINGS]
     for number, stage in enumerate(drawn.stages):
         if stage.form == "given":
             given[number] = len(passes)
@@ -271,7 +301,7 @@ def make(drawn, runners, n_before=0):
         ),
         passes=passes,
         texts=[
-            Text(Sampler(settings[which], scratch), HISTORY[:5], 2, 5, p_min)
+            Text(Sampler(SETTINGS[which], scratch), HISTORY[:5], 2, 5, p_min)
             for which, p_min in drawn.texts
         ],
         token_ids=IDS if drawn.has_ids else None,  # some have no embedding

@@ -18,7 +18,7 @@ from mtpcore.backends.cuda.runs import DevicePlan
 from mtpcore.backends.schedule import CHOICE, KNOWN, OF_DRAFT, Fill, Pick, Schedule, Text
 from mtpcore.memory.base import LOG
 
-__all__ = ["DraftOrder", "DraftStep", "KeptRows"]
+__all__ = ["DraftOrder", "DraftStep", "KeptRows", "can_walk", "trees_of"]
 
 _NONE = -1
 
@@ -151,7 +151,7 @@ class DraftOrder:
         if batch.parent is None or not draft_of:
             return True
         plan = self._plan(number)
-        if plan.program.sees_ahead or (plan.walks and not _can_walk(batch)):
+        if plan.program.sees_ahead or (plan.walks and not can_walk(batch)):
             return False
         here = {*draft_of.values()}
         for row, draft in draft_of.items():
@@ -340,7 +340,7 @@ class DraftOrder:
                 if fill.draft != KNOWN:
                     told["fills of drafts"][fill.draft] = i
             if self._plan(step.stage).walks:
-                told["trees"] = _trees(batch)
+                told["trees"] = trees_of(batch)
         return told
 
     def _kept_for(self, fill: Fill) -> int:
@@ -378,7 +378,7 @@ def _above(batch: CheckedBatch, row: int) -> Iterator[int]:
         yield row
 
 
-def _can_walk(batch: CheckedBatch) -> bool:
+def can_walk(batch: CheckedBatch) -> bool:
     """Say whether rows of a sequence are together, and no more than are logged."""
     seq = batch.seq.tolist()
     n = Counter(seq)
@@ -386,7 +386,7 @@ def _can_walk(batch: CheckedBatch) -> bool:
     return n_changes == len(n) - 1 and max(n.values()) <= LOG
 
 
-def _trees(batch: CheckedBatch) -> NDArray[np.void]:
+def trees_of(batch: CheckedBatch) -> NDArray[np.void]:
     """Return ``TREE`` of the sequences of a batch, each with its rows together."""
     n = Counter(batch.seq.tolist())
     firsts = accumulate(n.values(), initial=0)

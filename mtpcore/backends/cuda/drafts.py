@@ -33,9 +33,10 @@ from mtpcore.backends.cuda.launch.passes import (
 from mtpcore.backends.cuda.launch.rows import copy_rows, mark_not_finite
 from mtpcore.backends.cuda.launch.step import Launch
 from mtpcore.backends.cuda.launch.tokens import Drafted
-from mtpcore.backends.cuda.launch.trees import NODE, take_best, write_paths
+from mtpcore.backends.cuda.launch.trees import NODE, follow, take_best, write_paths
 from mtpcore.backends.cuda.rounds import EVERY_TOKEN, DeviceStage, Rounds
 from mtpcore.backends.cuda.runs import DevicePlan, PlannedRun, plan_choice, plan_runs
+from mtpcore.backends.cuda.verified_trees import VerifiedTrees, can_verify
 from mtpcore.backends.draft import run_schedule
 from mtpcore.backends.schedule import Drafts, Pass, Schedule
 from mtpcore.graph.program import OUTPUTS
@@ -50,11 +51,12 @@ Take = Callable[[], PlannedRun]
 class DraftShape(NamedTuple):
     """What the launches of a round depend on besides its stages.
 
-    ``kept`` are all kinds of rows that are kept, ``n_kept`` of each. Tokens below ``n_readable``
-    are read by any pass. ``n_wanted`` drafts are to be there for what verifies them; 0: it is not
-    in the round.
+    There are ``n_drafts``. ``kept`` are all kinds of rows that are kept, ``n_kept`` of each. Tokens
+    below ``n_readable`` are read by any pass. ``n_wanted`` drafts are to be there for what verifies
+    them; 0: it is not in the round.
     """
 
+    n_drafts: int
     kept: tuple[KeptRows, ...]
     n_kept: int
     n_readable: int
@@ -103,8 +105,12 @@ class DraftLoop:
         shape, stages = self._planned(schedule, order, verification)
         self._rounds.start(shape, stages, partial(self._launches, shape))
         drafted = self._read(schedule)
-        if verification and 0 <= min(drafted.tokens) <= max(drafted.tokens) < shape.n_readable:
-            verification.arrays = stages[-1].plan.result(verification.batch)
+        if verification:
+            verified = [drafted.tokens[n] for n in _wanted(schedule)]
+            if 0 <= min(verified) <= max(verified) < shape.n_readable:
+                verification.arrays = stages[-1].plan.result(verification.batch)
+                if schedule.round.is_ranked:
+                    verification.batch = VerifiedTrees(schedule, verification).found(drafted)
         return drafted
 
     def _read(self, schedule: Schedule) -> Drafts:
@@ -131,9 +137,12 @@ class DraftLoop:
     def _verification(self, schedule: Schedule) -> Verification | None:
         """Return the verification, if the device can run it after a schedule."""
         asked = schedule.verification
-        if asked and all(one.plan is not asked.plan for one in schedule.passes):
-            return asked if self._rounds.is_here(asked.plan) else None
-        return None
+        if not asked or any(one.plan is asked.plan for one in schedule.passes):
+            return None
+        plan, is_tree = asked.plan, schedule.round.is_ranked
+        if not self._rounds.is_here(plan) or (is_tree and not can_verify(plan, asked.batch)):
+            return None
+        return asked
 
     # What the host plans
 
@@ -148,9 +157,7 @@ class DraftLoop:
         if verification:
             made.append(self._verifying(schedule, verification))
             n_readable = made[-1][0].n_readable
-            parents = {parent for _, parent in drafts}
-            last = [number for number in range(len(drafts)) if number not in parents]
-            first["wanted"] = np.array(last, np.int32)
+            first["wanted"] = np.array(_wanted(schedule), np.int32)
             n_wanted = len(first["wanted"])  # the last draft looks at them
         kept = tuple(sorted({one for keeps in order.keeps for one in keeps}))
         n_kept = order.first_kept[-1]
@@ -159,12 +166,13 @@ class DraftLoop:
         first["marks"] = np.zeros(len(kept) * n_kept, np.int32)
         first["drafts"] = np.array([(NO_DRAFT, 0)] * n_entries, DRAFT)
         first |= order.known()
+        self._rounds.room("rows of drafts", len(drafts), np.int32)
         n_filled = max(stage.n_filled for stage, _ in made)
         for name, dtype in (("pairs of rows", PAIR), ("found", FOUND), ("is dead", np.int32)):
             self._rounds.room(name, n_filled, dtype)
         runs = plan_runs([(stage.plan, take) for stage, take in made])
         stages = [stage._replace(run=run) for (stage, _), run in zip(made, runs, strict=True)]
-        return DraftShape(kept, n_kept, n_readable, n_wanted), stages
+        return DraftShape(len(drafts), kept, n_kept, n_readable, n_wanted), stages
 
     def _stage(
         self, schedule: Schedule, order: DraftOrder, step: DraftStep
@@ -206,18 +214,20 @@ class DraftLoop:
     ) -> tuple[DeviceStage, Take]:
         """Return the pass of the target, and what plans it."""
         plan, memory = cast(DevicePlan, verification.plan), verification.memory
-        numbers = schedule.by_text(range(len(schedule.round.drafts)))
-        rows, fills = dict[int, list[int]](), list[tuple[int, ...]]()
-        for first, drafts in zip(verification.first, numbers, strict=True):
-            rows |= {first + n: drafts[:n] for n in range(len(drafts) + 1)}
-            fills += [(first + n, draft, -1, -1, -1) for n, draft in enumerate(drafts, start=1)]
-        outputs = enumerate(verification.batch.outputs.tolist())
-        texts = {output: rows[row] for output, row in outputs if row in rows}
-        lengths = {output: len(drafts) for output, drafts in texts.items()}
-        batch = _without_drafts(verification.batch, lengths)
+        batch, trees = verification.batch, None
+        if schedule.round.is_ranked:
+            trees = VerifiedTrees(schedule, verification)
+            batch, texts = trees.batch, trees.paths
+        else:
+            texts = _texts(schedule, verification)
+        batch = _without_drafts(batch, {output: len(drafts) for output, drafts in texts.items()})
         plan.check(batch, memory)
         drafted, parts = list_drafts(texts)
-        brought = {"drafted": drafted, "fills": np.array(fills, FILL)}
+        brought: dict[str, NDArray[Any]] = {"drafted": drafted}
+        if trees:
+            brought |= trees.told(parts, has_states=plan.walks is not None)
+        else:
+            brought["fills"] = _fills(schedule, verification)
         n_readable = plan.program.n_embeddings or EVERY_TOKEN
         n_readable = min(schedule.n_tokens or EVERY_TOKEN, n_readable)
         stage = DeviceStage(plan, brought, n_readable=n_readable)
@@ -232,6 +242,8 @@ class DraftLoop:
         plan, arrays = stage.plan, self._rounds.arrays
         if stage.n_filled:
             yield from self._filling(shape, stage)
+        if n := len(stage.brought.get("rows of trees", ())):
+            yield from self._following(shape, stage, n)
         if n := len(stage.brought.get("paths", ())):
             yield write_paths(arrays["paths"], arrays["nodes"], arrays["drafted"], n)
         drafted, choosing = Drafted(arrays["drafts"], arrays["drafted"]), stage.run.shape.choosing
@@ -303,10 +315,36 @@ class DraftLoop:
                 n,
                 kept.width,
             )
-        if plan.walks and "trees" in stage.brought:
-            yield plan.walks.of_trees(
-                arrays["trees"], plan.rows.parent, len(stage.brought["trees"])
+        yield from self._walking(stage)
+
+    def _following(self, shape: DraftShape, stage: DeviceStage, n: int) -> Iterator[Launch]:
+        """Yield what gives n rows of trees their drafts; once for each way in which rows see."""
+        plan, arrays, inputs = stage.plan, self._rounds.arrays, stage.plan.program.inputs
+        for seen in plan.seen or (None,):
+            yield follow(
+                tree_rows=arrays["rows of trees"],
+                drafts=arrays["drafts"],
+                nodes=arrays["nodes"],
+                row_of=arrays["rows of drafts"],
+                tokens=plan.arrays[inputs["tokens"]] if "tokens" in inputs else None,
+                parents=plan.rows.parent,
+                positions=plan.arrays[inputs["positions"]] if "positions" in inputs else None,
+                visible=seen.array if seen else None,
+                choosers=plan.choice.odds.choosers if plan.choice else None,
+                numbers=arrays["drafted"],
+                n=n,
+                n_drafts=shape.n_drafts,
+                n_axes=plan.program.n_axes if "positions" in inputs else 0,
+                window=seen.window if seen else 0,
+                n_readable=stage.n_readable,
             )
+        yield from self._walking(stage)
+
+    def _walking(self, stage: DeviceStage) -> Iterator[Launch]:
+        """Yield what lets states go on as rows come after each other by now."""
+        plan, trees = stage.plan, stage.brought.get("trees")
+        if plan.walks and trees is not None:
+            yield plan.walks.of_trees(self._rounds.arrays["trees"], plan.rows.parent, len(trees))
 
     def _keeping(self, shape: DraftShape, stage: DeviceStage) -> Iterator[Launch]:
         """Yield what keeps rows of a pass, and says which are not finite."""
@@ -343,6 +381,32 @@ def _leaves_rows_out(schedule: Schedule) -> bool:
         if sees_ahead and not is_whole and len({*seq}) < len(seq):
             return True
     return False
+
+
+def _wanted(schedule: Schedule) -> list[int]:
+    """Return the drafts that are to be there for what verifies them."""
+    return [draft for its in schedule.round.verified.values() for draft in its]
+
+
+def _texts(schedule: Schedule, verification: Verification) -> dict[int, list[int]]:
+    """Return of outputs of chains the drafts that their texts go on with."""
+    verified, rows = schedule.round.verified, dict[int, list[int]]()
+    for text, first in enumerate(verification.first):
+        drafts = verified.get(text, [])
+        rows |= {first + n: drafts[:n] for n in range(len(drafts) + 1)}
+    outputs = enumerate(verification.batch.outputs.tolist())
+    return {output: rows[row] for output, row in outputs if row in rows}
+
+
+def _fills(schedule: Schedule, verification: Verification) -> NDArray[np.void]:
+    """Return ``FILL`` of the drafts of chains."""
+    verified = schedule.round.verified
+    fills = [
+        (first + n, draft, -1, -1, -1)
+        for text, first in enumerate(verification.first)
+        for n, draft in enumerate(verified.get(text, ()), start=1)
+    ]
+    return np.array(fills, FILL)
 
 
 def _without_drafts(batch: CheckedBatch, lengths: Mapping[int, int]) -> CheckedBatch:

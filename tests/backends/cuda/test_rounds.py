@@ -134,6 +134,20 @@ def test_a_block_and_its_verification_are_one_call(block_family, options, emulat
     assert text == [*texts(plain, **(options | {"draft": 0}))][-1]
 
 
+@pytest.fixture
+def ahead(monkeypatch):
+    """Whether each verification that was to run with its drafts has."""
+    take, noted = VerificationAhead.take, []
+
+    def note(self, admitted):
+        made = take(self, admitted)
+        noted.append(made is not None)
+        return made
+
+    monkeypatch.setattr(VerificationAhead, "take", note)
+    return noted
+
+
 FIXED = TreeShape(paths=((1,), (0, 0), (0, 2), (1, 0)))
 GROWN = TreeShape(depth=2, width=3, n_nodes=5)
 DEEP = TreeShape(depth=3, width=3, n_nodes=6)  # rows come after rows of the same pass
@@ -147,8 +161,8 @@ TREES = {
 
 
 @pytest.mark.parametrize(("name", "options"), TREES.values(), ids=TREES)
-def test_trees_change_no_text(emulated, name, options, tmp_path, monkeypatch):
-    """They are drafted in one call, and are those of the definition."""
+def test_trees_change_no_text(emulated, name, options, ahead, tmp_path, monkeypatch):
+    """They are drafted and verified in one call, and are those of the definition."""
     named = {"demo": FAMILIES[-1], "hybrid": HYBRID}
     family, options = named.get(name) or written(tmp_path, name), dict(options)
     family = msgspec.structs.replace(family, backend=CudaBackend(emulated))
@@ -168,20 +182,13 @@ def test_trees_change_no_text(emulated, name, options, tmp_path, monkeypatch):
     monkeypatch.setattr(DraftLoop, "run", compared)
     assert [*texts(grown, **({"draft": 2} | options))][-1] == made
     assert (1, 0) in calls
+    assert True in ahead
 
 
 @pytest.mark.parametrize(("family", "least"), [(FAMILIES[0], 0.2), (HYBRID, 0.9)], ids=str)
-def test_texts_are_the_same_where_drafts_end_early(emulated, family, least, monkeypatch):
+def test_texts_are_the_same_where_drafts_end_early(emulated, family, least, ahead):
     """A verification that did not run behind its drafts runs by itself."""
     on_device = msgspec.structs.replace(family, backend=CudaBackend(emulated))
-    take, ahead = VerificationAhead.take, []
-
-    def noted(self, admitted):
-        made = take(self, admitted)
-        ahead.append(made is not None)
-        return made
-
-    monkeypatch.setattr(VerificationAhead, "take", noted)
     made = [
         [*texts(on_device.link(n_seq_max=2, n_batch=64), draft=k, p_min=p_min)][-1]
         for k, p_min in ((0, 0.0), (2, least))

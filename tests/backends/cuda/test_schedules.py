@@ -11,6 +11,7 @@ from harness.random_schedules import (
     LINKED,
     MOVED_UP,
     NONE_ANEW,
+    SETTINGS,
     WITHOUT_FILLS,
     Drawn,
     DrawnStage,
@@ -19,6 +20,7 @@ from harness.random_schedules import (
     schedules,
 )
 from harness.search import searching
+from harness.verifications import check_verified, with_verification
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 from programs import N_LOGITS, N_VOCAB, WIDTH, head, random_tensors
@@ -198,6 +200,12 @@ def heads(emulated):
     return [Runner(backend, *HEADS[i % 3], kv_dtype="f32", n_batch=32) for i in range(4)]
 
 
+@pytest.fixture(scope="module")
+def target(emulated):
+    """What verifies the drafts of random schedules; a sequence holds more rows than a page."""
+    return Runner(CudaBackend(emulated), *head(seed=77), n_batch=80)
+
+
 def apart(drawn):
     """Return what was drawn with a plan for each pass, up to the last stage that chooses.
 
@@ -235,14 +243,22 @@ DEAD_ABOVE = Drawn(
 @example(msgspec.structs.replace(GROWN, texts=[(0, 0.0)]))
 @example(msgspec.structs.replace(GROWN, texts=[(1, 0.0)]))
 @example(best_of_many())
-def test_random_schedules_are_those_of_the_definition(heads, drawn):
-    """Those that the device runs; others are left to the host."""
+@example(msgspec.structs.replace(GROWN, verified=([5], -1)))
+@example(msgspec.structs.replace(GROWN, verified=([62], 2)))
+def test_random_schedules_are_those_of_the_definition(heads, target, drawn):
+    """Those that the device runs, with what verifies them; others are left to the host."""
     found = []
     for is_compiled in (False, True, True):
-        schedule = make(apart(drawn), heads)
+        schedule, batch = make(apart(drawn), heads), None
+        if drawn.verified and schedule.round.drafts:
+            held, by = drawn.verified
+            sampling = None if by < 0 else SETTINGS[by]
+            schedule, batch = with_verification(schedule, target, held, sampling)
         plan = schedule.passes[0].plan
         found.append((plan.run_schedule if is_compiled else run_schedule)(schedule))
-        clear(*heads)
+        if batch is not None:
+            check_verified(schedule, batch, found[-1])
+        clear(*heads, target)
     assert [one.tokens for one in found[1:]] == [found[0].tokens] * 2
     repeats = any(stage.repeats for stage in schedule.round.stages)
     assert repeats or found[1:] == found[:1] * 2

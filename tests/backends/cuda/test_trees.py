@@ -5,6 +5,7 @@ import pytest
 from harness.head_runs import HIDDEN, HISTORY, IDS, clear
 from harness.hybrids import hybrid
 from harness.search import searching
+from harness.verifications import check_verified, with_verification
 from hypothesis import example, given
 from hypothesis import strategies as st
 from programs import N_LOGITS, N_VOCAB, WIDTH, head, random_tensors
@@ -32,6 +33,7 @@ SAMPLINGS = [
     Sampling(temperature=1.5, seed=4, top_p=0.8, min_p=0.01),
     Sampling(temperature=0, repetition_penalty=3.0, presence_penalty=1.0, frequency_penalty=0.5),
     Sampling(temperature=0.02, seed=5),
+    Sampling(temperature=0, frequency_penalty=-2.0),  # wants what there was
 ]
 TEXT = np.random.default_rng(3).integers(0, 40, 9).astype(np.int32)
 
@@ -247,3 +249,50 @@ def test_trees_are_those_of_the_definition(graphs, name, shape, texts, has_ids, 
         if one.memory is not None:
             clear(one)
     assert found[1:] == found[:1] * 3
+
+
+@pytest.fixture(scope="module")
+def targets(emulated):
+    made = {
+        "attends": head(seed=77),
+        "windowed": head(seed=78, window=4),
+        "recurrent": hybrid(seed=7),
+        "recurrent alone": hybrid(seed=8, attends=False),
+    }
+    return {name: Runner(CudaBackend(emulated), *one, n_batch=80) for name, one in made.items()}
+
+
+@searching(20)
+@example("attends", GROWN, [(3, 3, 16, 0.0, SAMPLINGS[1]), (2, 3, 9, 0.0, SAMPLINGS[0])], None)
+@example("windowed", FIXED, [(5, 3, 16, 0.0, SAMPLINGS[0])], SAMPLINGS[6])
+@example("attends", GROWN, [(2, 3, 9, 0.0, SAMPLINGS[1])], SAMPLINGS[6])
+@example("recurrent", DEEP, [(3, 4, 16, 0.0, SAMPLINGS[0])] * 2, SAMPLINGS[1])
+@example("attends", GROWN, [(4, 3, 16, 0.4, SAMPLINGS[1])], SAMPLINGS[0])
+@given(
+    st.sampled_from(["attends", "windowed", "recurrent", "recurrent alone"]),
+    shapes,
+    st.lists(
+        st.tuples(
+            st.integers(1, 5),
+            st.integers(0, 4),
+            st.integers(0, 16),
+            st.sampled_from([0.0, 0.0, 0.0, 0.02]),
+            st.sampled_from(SAMPLINGS),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    st.sampled_from([None, *SAMPLINGS]),
+)
+def test_trees_are_verified_behind_their_drafts(graphs, targets, name, shape, texts, sampling):
+    """As if the host had known them; launched, recorded and replayed."""
+    one = graphs["recurrent" if "recurrent" in name else "remembers"]  # as many tokens
+    target, held = targets[name], [2, 63, 4][: len(texts)]
+    for _ in range(3):
+        schedule = scheduled(one, shape, texts, has_ids=False, bad=99)
+        schedule, batch = with_verification(schedule, target, held, sampling)
+        drafted = one.plan.run_schedule(schedule)
+        wanted = [drafted.tokens[n] for its in schedule.round.verified.values() for n in its]
+        assert check_verified(schedule, batch, drafted) == (min(wanted, default=-1) >= 0)
+        clear(one)
+        clear(target)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from mtpcore.backends.cuda.compile import Kernel
@@ -18,6 +20,8 @@ __all__ = [
     "RANKED",
     "SELECTION",
     "TREE",
+    "TREE_ROW",
+    "follow",
     "merge_ranks",
     "rank",
     "take_best",
@@ -50,12 +54,18 @@ PATH = np.dtype([("draft", np.int32), ("begin", np.int32), ("n", np.int32)])
 TREE = np.dtype([("sequence", np.int32), ("first", np.int32), ("n", np.int32)])
 """Rows of a batch that come after each other; ``walk_trees.cu`` has the same."""
 
+TREE_ROW = np.dtype(
+    [(name, np.int32) for name in ("row", "draft", "root", "chooser", "index", "begin", "room")]
+)
+"""A row of a tree that is verified, and its draft; ``follow.cu`` has the same."""
+
 MOST_RANKS = 64
 """Tokens of a ranking; ``ranked.cuh`` has the same."""
 
 _RANK, _MERGE_RANKS, _TAKE_BEST = Kernel("rank"), Kernel("merge_ranks"), Kernel("take_best")
 _WRITE_PATHS, _WALK_TREES = Kernel("write_paths"), Kernel("walk_trees")
-KERNELS = (_RANK, _MERGE_RANKS, _TAKE_BEST, _WRITE_PATHS, _WALK_TREES)
+_FOLLOW = Kernel("follow")
+KERNELS = (_RANK, _MERGE_RANKS, _TAKE_BEST, _WRITE_PATHS, _WALK_TREES, _FOLLOW)
 
 
 def rank(
@@ -137,6 +147,16 @@ def write_paths(paths: DeviceArray, nodes: DeviceArray, numbers: DeviceArray, n:
     """Write the drafts in n texts to ``numbers`` int32[...]; ``paths`` are of type ``PATH`` [n]."""
     arguments = _WRITE_PATHS.arguments(paths=paths, nodes=nodes, numbers=numbers, n=n)
     return Launch(_WRITE_PATHS, (blocks_of(n), 1), arguments)
+
+
+def follow(**arguments: Any) -> Launch:
+    """Let n rows, ``tree_rows`` of type ``TREE_ROW`` [n], get their drafts; see ``follow.cu``.
+
+    ``row_of`` int32[n_drafts] has room for the row of each draft. ``numbers`` int32[...] are the
+    drafts in the texts of choices; those that a text does not have are number ``n_drafts``, whose
+    token is none. ``visible`` int32[n_rows, 4] is what the rows see within a ``window``.
+    """
+    return Launch(_FOLLOW, (1, 1), _FOLLOW.arguments(**arguments))
 
 
 def walk_trees(
