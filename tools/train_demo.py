@@ -42,7 +42,8 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parent.parent
-MODELS = ROOT / "mtpcore/data"
+PACKAGED = ("glm", "small")
+"""Families in mtpcore itself; the others are in a package of their own."""
 PROMPTS = ROOT / "tests/data/demo/prompts.json"
 README_PROMPT = "def read_config(path):"
 
@@ -214,7 +215,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--family", choices=FAMILIES, default="glm")
     parser.add_argument("--evaluate", action="store_true", help="measure the files, train nothing")
-    parser.add_argument("--models", type=Path, default=MODELS, help="folder of the files")
+    parser.add_argument("--models", type=Path, help="folder of the files; default: the package's")
     parser.add_argument("--checkpoint", type=Path, help="folder also written to every 200 steps")
     parser.add_argument("--keep-prompts", action="store_true", help="leave prompts.json alone")
     parser.add_argument("--steps", type=int, nargs="+", help="of each stage; default: the family's")
@@ -223,6 +224,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=96, help="continuation measured per prompt")
     args = parser.parse_args()
+    own = "mtpcore/data" if args.family in PACKAGED else "demos/mtpcore_demos"
+    args.models = args.models or ROOT / own
     args.steps = args.steps or FAMILIES[args.family].n_steps
     torch.set_num_threads(args.threads)
     if args.evaluate:

@@ -33,7 +33,7 @@ import mtpcore
 
 ROOT = Path(__file__).resolve().parent.parent
 TRUNK = ROOT / "mtpcore/data/demo.gguf"
-DRAFTER = ROOT / "mtpcore/data/demo-dflash-draft.gguf"
+DRAFTER = ROOT / "demos/mtpcore_demos/demo-dflash-draft.gguf"
 PROMPTS = ROOT / "tests/data/demo/prompts.json"
 N_ROWS, N_CTX, N_BLOCKS = 4, 256, 40
 

@@ -1,1 +1,1 @@
-"""Model files that come with the package: `demo.gguf` (see `tools/train_demo.py`)."""
+"""Model files that come with the package: `demo` and `demo:small` (see `tools/train_demo.py`)."""

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import partial
+from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ from mtpcore.runtime.fit import (
 from mtpcore.runtime.model import Layout, Model
 from mtpcore.runtime.sidecar import Sidecar
 
-__all__ = ["find_model", "load_model"]
+__all__ = ["find_demos", "find_model", "load_model"]
 
 _MOST_NAMES = 8
 """As many does an error spell out."""
@@ -56,7 +57,8 @@ _MOST_NAMES = 8
 log = logging.getLogger("mtpcore")
 
 _DATA = Path(__file__).parents[1] / "data"
-_PACKAGED = {path.stem.replace("-", ":", 1): path for path in sorted(_DATA.glob("demo*.gguf"))}
+_MORE = "mtpcore_demos"
+"""The package with further models."""
 
 
 def load_model(
@@ -350,15 +352,25 @@ def find_model(name: str | PathLike[str]) -> Path:
     if isinstance(name, str) and (named := parse_name(name)) is not None:
         return open_named(named).path
     name = take_path(name) if not isinstance(name, str) else name
-    known = str(name) in _PACKAGED
-    if str(name).startswith("demo:") and not known:
-        raise ModelFileError(
-            "the package has no such model",
-            wanted=", ".join(_PACKAGED),
-            got=str(name),
-            fix=f"take one of these; a file of your own with this name is given as ./{name}",
-        )
-    return _PACKAGED[str(name)] if known else take_path(name)
+    if str(name) != "demo" and not str(name).startswith("demo:"):
+        return take_path(name)
+    demos = find_demos()
+    if str(name) in demos:
+        return demos[str(name)]
+    fix = f"take one of these; a file of your own with this name is given as ./{name}"
+    if find_spec(_MORE) is None:
+        fix += "; further ones are in a package of their own: pip install mtpcore-demos"
+    raise ModelFileError(
+        "there is no such model in the package", wanted=", ".join(demos), got=str(name), fix=fix
+    )
+
+
+def find_demos() -> dict[str, Path]:
+    """Return the models that are installed with this package and ``mtpcore-demos``, by name."""
+    more = find_spec(_MORE)
+    folders = [_DATA, *map(Path, more.submodule_search_locations or () if more else ())]
+    paths = (path for folder in folders for path in folder.glob("demo*.gguf"))
+    return {path.stem.replace("-", ":", 1): path for path in sorted(paths, key=lambda p: p.stem)}
 
 
 def _make(file: ModelFile, known: Registry, mtp: bool, adapter: Adapter | None = None) -> Model:

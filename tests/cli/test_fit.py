@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import mtpcore
+from mtpcore.discovery.loading import find_demos
 
 ROOM = Path(mtpcore.__file__).parent
 
@@ -21,7 +22,7 @@ def test_without_texts_it_says_which_it_needs(command, tmp_path):
 def test_the_head_lies_where_run_finds_it(command, tmp_path):
     pytest.importorskip("jax")
     model = tmp_path / "model.gguf"
-    shutil.copy(ROOM / "data" / "demo-eagle3.gguf", model)
+    shutil.copy(find_demos()["demo:eagle3"], model)
     code, out, err = command(
         *("fit", model, ROOM / "gguf", ROOM / "errors.py", "-o", tmp_path / "model-draft.gguf"),
         *("--tokens", 4000, "--epochs", 1, "--vocabulary", 400, "-t", 1),

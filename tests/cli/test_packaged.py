@@ -23,6 +23,16 @@ def test_run_drafts(command, name):
     assert found[0]["tokens"] == found[1]["tokens"]
 
 
+def test_models_of_another_package_are_named_where_that_is_lacking(command, monkeypatch):
+    monkeypatch.setattr(loading, "_MORE", "no_such_package")
+    assert [*loading.find_demos()] == ["demo", "demo:small"]
+    assert command("inspect", "demo")[0] == 0
+    code, _, err = command("run", "demo:mimo", *PROMPT)
+    assert code == 1
+    assert "wanted demo, demo:small; got demo:mimo" in err
+    assert "pip install mtpcore-demos" in err
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_inspect_lists_the_drafter(command, name):
     """Also one in a file beside the model, which run and bench take without being told."""

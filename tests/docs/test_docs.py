@@ -59,7 +59,7 @@ def test_readme_gives_the_commands_that_decide():
     test = re.search(r"^(\.venv/bin/pytest .*) </dev/null$", run, re.M)[1]
     command = f"{install} && {test}"
     assert f"```sh\n{command}\n```" in text
-    assert "[test,lint,docs,cuda,wheels,ray]" in command  # or tests would skip
+    assert '".[test,lint,docs,cuda,wheels,ray]" ./demos' in command  # or tests would skip
     assert 'mtpcore run demo -p "def read_config(path):" --draft 3' in text
 
 

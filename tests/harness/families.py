@@ -5,9 +5,8 @@ from tempfile import TemporaryDirectory
 
 import mtpcore
 from harness import hybrid_family
+from mtpcore.discovery.loading import find_demos
 from mtpcore.testing import Subject
-
-DATA = Path(mtpcore.__file__).parent / "data"
 
 
 def subject_of(name):
@@ -16,12 +15,8 @@ def subject_of(name):
         return Subject(name, name, draft_path=draft_model and str(draft_model.path))
 
 
-FAMILIES = [
-    subject_of(path.stem.replace("-", ":", 1))
-    for path in sorted(DATA.glob("demo*.gguf"))
-    if not path.stem.endswith(("-draft", "-small"))
-]
-DRAFT_MODEL = Subject("demo:small", "demo", draft_path=str(DATA / "demo-small.gguf"))
+FAMILIES = [subject_of(name) for name in find_demos() if not name.endswith(("-draft", ":small"))]
+DRAFT_MODEL = Subject("demo:small", "demo", draft_path=str(find_demos()["demo:small"]))
 _FOLDER = TemporaryDirectory(prefix="mtpcore-hybrid-")
 HYBRID = hybrid_family.subject(Path(_FOLDER.name))
 """A toy with recurrent layers in trunk and head, written anew by each process."""

@@ -52,12 +52,12 @@ def test_wheel_holds_modules_and_data_and_nothing_else(dist):
 
 @pytest.mark.slow
 def test_wheel_is_small(dist):
-    """What an installation fetches: every instruction set, all code, and the demo models."""
+    """What an installation fetches: every instruction set, all code, and two small models."""
     with zipfile.ZipFile(next(dist.glob("*.whl"))) as archive:
         files = archive.infolist()
     demos = sum(file.compress_size for file in files if file.filename.endswith(".gguf"))
     assert sum(file.compress_size for file in files) - demos < 8e6
-    assert demos < 13e6
+    assert demos < 4.2e6
 
 
 def test_one_version_stands_everywhere():

@@ -1,13 +1,15 @@
 """The shipped demo models are what they say they are; only the `gguf` reader looks at them."""
 
 import json
+import tomllib
 from pathlib import Path
 
 import gguf
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MODELS = ROOT / "mtpcore/data"
+FOLDERS = ROOT / "mtpcore/data", ROOT / "demos/mtpcore_demos"
+MODELS = {path.name: path for folder in FOLDERS for path in folder.glob("*.gguf")}
 PROMPTS = ROOT / "tests/data/demo/prompts.json"
 I64 = gguf.GGMLQuantizationType.I64
 Q8_0, F32 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.F32
@@ -39,7 +41,7 @@ class Content:
     """A file's metadata and tensors."""
 
     def __init__(self, name):
-        self.reader = gguf.GGUFReader(MODELS / name)
+        self.reader = gguf.GGUFReader(MODELS[name])
         self.tensors = {t.name: t for t in self.reader.tensors}
         self.arch = self["general.architecture"]
 
@@ -58,13 +60,19 @@ def contents():
 each = pytest.mark.parametrize(("family", "name"), EVERY)
 
 
+def test_both_packages_have_one_version():
+    files = ROOT / "pyproject.toml", ROOT / "demos/pyproject.toml"
+    versions = {tomllib.loads(f.read_text("utf-8"))["project"]["version"] for f in files}
+    assert len(versions) == 1
+
+
 def test_every_packaged_file_is_a_familys():
-    assert {path.name for path in MODELS.glob("*.gguf")} == {name for _, name in EVERY}
+    assert MODELS.keys() == {name for _, name in EVERY}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_files_are_small(family):
-    size = sum((MODELS / name).stat().st_size for name in FAMILIES[family])
+    size = sum(MODELS[name].stat().st_size for name in FAMILIES[family])
     assert size <= {"glm": 4_000_000, "eagle3": 3_000_000, "small": 1_000_000}.get(
         family, 2_200_000
     )
@@ -77,7 +85,7 @@ def test_the_demo_has_two_to_four_million_parameters(contents):
     n_head = sum(int(t.n_elements) for name, t in tensors.items() if name.startswith("blk.4."))
     assert 2_000_000 <= n_parameters <= 4_000_000
     assert 0 < n_head < n_parameters / 2
-    assert (MODELS / "demo.gguf").stat().st_size <= 5_000_000
+    assert MODELS["demo.gguf"].stat().st_size <= 5_000_000
 
 
 @each
