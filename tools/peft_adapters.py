@@ -91,6 +91,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "Starcoder2ForCausalLM, all biases": ("Starcoder2ForCausalLM", {**PLAIN, "bias": "all"}),
     "Starcoder2ForCausalLM, shifts": ("Starcoder2ForCausalLM", {**PLAIN, "lora_bias": True}),
     "GPT2LMHeadModel, biases": ("GPT2LMHeadModel", {**PLAIN, "bias": "lora_only"}),
+    **{
+        f"OlmoeForCausalLM, {name}": ("OlmoeForCausalLM", {**QV, "target_parameters": stacks})
+        for name, stacks in (
+            ("experts", ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]),
+            ("last products", ["experts.down_proj"]),
+        )
+    },
+    "Qwen2MoeForCausalLM, experts": (
+        "Qwen2MoeForCausalLM",
+        {
+            **PATTERNS,
+            "target_modules": ["q_proj", "shared_expert.down_proj"],
+            "rank_pattern": {"experts.gate_up_proj": 3},
+            "target_parameters": ["experts.gate_up_proj", "experts.down_proj"],
+        },
+    ),
     "SmolLM3ForCausalLM, lengths": ("SmolLM3ForCausalLM", {**PATTERNS, "use_dora": True}),
     "Phi3ForCausalLM, lengths": ("Phi3ForCausalLM", {**PLAIN, "use_dora": True}),
 }

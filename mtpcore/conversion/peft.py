@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -56,6 +56,9 @@ _INFORMS = frozenset(
     )
 )
 """Settings that change no number once the adapter is trained, or are told elsewhere."""
+_PARAMETERS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""Stacks of experts as transformers 5 holds them, in the order in which its modules have them, each
+with what checkpoints call the parts of an expert's matrix."""
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Ways to begin that change the base model's own weights, too."""
 
@@ -109,6 +112,7 @@ class _AdapterSettings(msgspec.Struct):
     rank_pattern: dict[str, int] = {}
     alpha_pattern: dict[str, float] = {}
     modules_to_save: list[str] | None = None
+    target_parameters: list[str] = []
     trainable_token_indices: list[int] | dict[str, list[int]] | None = None
     ensure_weight_tying: bool = False
     init_lora_weights: bool | str = True
@@ -116,11 +120,21 @@ class _AdapterSettings(msgspec.Struct):
 
     def scale(self, module: str, rank: int) -> float:
         """Return what B A of a module is multiplied by: alpha / rank, or alpha / sqrt(rank)."""
-        alpha = next(
-            (a for key, a in self.alpha_pattern.items() if re.match(rf"(.*\.)?({key})$", module)),
-            self.lora_alpha,
-        )
+        alpha = _matched(self.alpha_pattern, module, self.lora_alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+    def rank(self, module: str) -> int:
+        """Return the rank of a module's halves."""
+        return _matched(self.rank_pattern, module, self.r)
+
+    def parameters_of(self, module: str) -> list[str]:
+        """Return which stacks of experts of a module are adapted, the outermost of them last."""
+        named = (f".{module}.{one}" for one in _PARAMETERS)
+        return [
+            one.rpartition(".")[2]
+            for one in named
+            if any(one.endswith(f".{target}") for target in self.target_parameters)
+        ]
 
     def replaces(self, name: str) -> bool:
         """Say whether a tensor of the base model was trained as a whole.
@@ -143,6 +157,15 @@ class _AdapterSettings(msgspec.Struct):
         if not isinstance(given, dict):
             return given
         return next((ids for key, ids in given.items() if f".{module}".endswith(f".{key}")), None)
+
+
+T = TypeVar("T")
+
+
+def _matched(patterns: Mapping[str, T], module: str, otherwise: T) -> T:
+    """Return the value of the first pattern that a module's name ends in."""
+    found = (v for key, v in patterns.items() if re.match(rf"(.*\.)?({key})$", module))
+    return next(found, otherwise)
 
 
 class SavedAdapter(NamedTuple):
@@ -178,15 +201,20 @@ def read_saved(folder: Path) -> SavedAdapter:
     settings = _read_settings(folder)
     halves: dict[str, dict[str, PublishedTensor]] = {}
     changes: dict[str, list[WeightChange]] = {}
-    embeddings, kinds = set(), set()
+    embeddings, experts, kinds = set(), set(), set()
     for name, tensor in _read_tensors(folder).items():
         if name.endswith(_COPY):
             continue
         own = name.removeprefix(_PREFIX).replace(_KEPT, "").replace(".base_layer", "")
         if found := _HALF.fullmatch(own) or _OF_EMBEDDINGS.fullmatch(own):
-            halves.setdefault(found[1], {})[found[2]] = tensor
+            module, stacks = found[1], settings.parameters_of(found[1])
+            if stacks:  # each but the last is a layer around which the next one was put
+                stack = stacks[: len(stacks) - name.count(".base_layer")][-1:]
+                module = ".".join((module, *stack))
+                experts.add(module)
+            halves.setdefault(module, {})[found[2]] = tensor
             if ".lora_embedding_" in own:
-                embeddings.add(found[1])
+                embeddings.add(module)
         elif settings.use_dora and (found := _MAGNITUDE.fullmatch(own)):
             halves.setdefault(found[1], {})["magnitude"] = tensor
         elif settings.lora_bias and (found := _SHIFT.fullmatch(own)):
@@ -213,6 +241,10 @@ def read_saved(folder: Path) -> SavedAdapter:
                 fix="save the adapter again with PEFT",
             )
     for module, parts in halves.items():
+        if module in experts:
+            for name, pair in _pairs_of_experts(module, parts, settings):
+                changes.setdefault(name, []).append(pair)
+            continue
         pair = _pair(module, parts, settings, module in embeddings)
         changes.setdefault(f"{module}.weight", []).append(pair)
         if "bias" in parts:
@@ -255,7 +287,9 @@ def _read_settings(folder: Path) -> _AdapterSettings:
             fix="save the adapter again with PEFT",
         ) from None
     begun = str(settings.init_lora_weights).lower()
+    strange = [t for t in settings.target_parameters if t.rpartition(".")[2] not in _PARAMETERS]
     for what, is_so, got in (
+        ("an adapter of parameters that are no stacks of experts", strange, strange),
         ("an adapter of another kind than LoRA", settings.peft_type != "LORA", settings.peft_type),
         (
             "an adapter whose base model was changed, too, as it began",
@@ -315,6 +349,33 @@ def _pair(
     if is_transposed:
         return LowRank(b.T, a.T, scale)
     return LowRank(a, b, scale, parts["magnitude"].rows() if settings.use_dora else None)
+
+
+def _pairs_of_experts(
+    module: str, parts: Mapping[str, PublishedTensor], settings: _AdapterSettings
+) -> Iterator[tuple[str, LowRank]]:
+    """Yield the pairs of each expert of a stack, by the names of the expert's own matrices.
+
+    PEFT saves A [experts * rank, in], expert after expert, and B [out, rank * experts], whose
+    columns are those of the experts for each of the rank.
+    """
+    own = msgspec.structs.replace(settings, fan_in_fan_out=False, use_dora=False, lora_bias=False)
+    both, rank = _pair(module, parts, own, False), settings.rank(module)
+    folder, _, parameter = module.rpartition(".")
+    names = _PARAMETERS[parameter]
+    if len(both.a) % rank or len(both.b) % len(names):
+        raise ModelFileError(
+            "halves of a stack of experts are not a pair for each",
+            where=f"{parts['A'].file}: {module}",
+            wanted=f"rows of A in {rank}s, and of B in {len(names)} parts",
+            got=f"{list(both.a.shape)} and {list(both.b.shape)}",
+            fix="save the adapter again with PEFT",
+        )
+    n_experts, scale = len(both.a) // rank, settings.scale(module, rank)
+    for expert in range(n_experts):
+        a, b = both.a[expert * rank :][:rank], both.b[:, expert::n_experts]
+        for name, rows in zip(names, np.split(b, len(names)), strict=True):
+            yield f"{folder}.{expert}.{name}.weight", LowRank(a, rows, scale)
 
 
 def _rows(module: str, tensor: PublishedTensor, settings: _AdapterSettings) -> NewRows:

@@ -115,7 +115,7 @@ def test_logits_beside_a_model_are_those_of_peft(tmp_path, case):
         ({"use_dora": True}, "wanted A, B, magnitude"),
         ({"lora_bias": True}, "wanted A, B, bias"),
         ({"layer_replication": [[0, 1]]}, "layer_replication"),
-        ({"target_parameters": ["mlp.experts"]}, "target_parameters"),
+        ({"target_parameters": ["mlp.experts"]}, "no stacks of experts"),
         ({"trainable_token_indices": [3]}, "trainable_token_indices"),
         ({"modules_to_save": ["lm_head"]}, "tensors are missing"),
         ({"alora_invocation_tokens": [3]}, "alora_invocation_tokens"),
