@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from mtpcore.boundary.atomic import replacing
 from mtpcore.boundary.paths import take_path
 from mtpcore.conversion.changed import change_tensors, changes_of
 from mtpcore.conversion.family import (
@@ -329,5 +330,6 @@ def _write(
     if saved.base:
         name = Path(saved.base).name
         metadata |= {"general.base_model.count": 1, "general.base_model.0.name": name}
-    write_model_file(path, architecture, metadata, tensors, outtype.upper())
-    load_adapter(path).close()
+    with replacing(path) as part:
+        write_model_file(part, architecture, metadata, tensors, outtype.upper())
+        load_adapter(part).close()

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -98,22 +98,29 @@ WeightChange = LowRank | NewValues | NewRows | Shift
 """What becomes of one tensor."""
 
 
+_Rank = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+_Factor = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
+_RowIds = Annotated[
+    list[Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]], msgspec.Meta(min_length=1)
+]
+
+
 class _AdapterSettings(msgspec.Struct):
     """What of an adapter's configuration changes numbers."""
 
     peft_type: str
-    r: int
-    lora_alpha: float
+    r: _Rank
+    lora_alpha: _Factor
     use_rslora: bool = False
     use_dora: bool = False
     lora_bias: bool = False
     fan_in_fan_out: bool = False
     bias: str = "none"
-    rank_pattern: dict[str, int] = {}
-    alpha_pattern: dict[str, float] = {}
+    rank_pattern: dict[str, _Rank] = {}
+    alpha_pattern: dict[str, _Factor] = {}
     modules_to_save: list[str] | None = None
     target_parameters: list[str] = []
-    trainable_token_indices: list[int] | dict[str, list[int]] | None = None
+    trainable_token_indices: _RowIds | dict[str, _RowIds] | None = None
     ensure_weight_tying: bool = False
     init_lora_weights: bool | str = True
     base_model_name_or_path: str | None = None
@@ -205,6 +212,7 @@ def read_saved(folder: Path) -> SavedAdapter:
     for name, tensor in _read_tensors(folder).items():
         if name.endswith(_COPY):
             continue
+        _check_values(tensor)
         own = name.removeprefix(_PREFIX).replace(_KEPT, "").replace(".base_layer", "")
         if found := _HALF.fullmatch(own) or _OF_EMBEDDINGS.fullmatch(own):
             module, stacks = found[1], settings.parameters_of(found[1])
@@ -276,10 +284,11 @@ def _read_settings(folder: Path) -> _AdapterSettings:
             fix=MERGE,
         )
     try:
-        settings = msgspec.convert(
-            {k: v for k, v in given.items() if v is not None}, _AdapterSettings
-        )
-    except msgspec.ValidationError as error:
+        said = {name: value for name, value in given.items() if value not in (None, [], {})}
+        settings = msgspec.convert(said, _AdapterSettings)
+        for pattern in (*settings.rank_pattern, *settings.alpha_pattern):
+            re.compile(pattern)
+    except (msgspec.ValidationError, re.error, OverflowError) as error:
         raise ModelFileError(
             "not the configuration of an adapter",
             where=str(path),
@@ -316,6 +325,22 @@ def _read_tensors(folder: Path) -> dict[str, PublishedTensor]:
             fix="save the adapter with safe_serialization=True",
         )
     return read_tensors(folder, _TENSORS)
+
+
+def _check_values(tensor: PublishedTensor) -> None:
+    """Raise where there are none, or some are no finite fractions; read a little at a time."""
+    step = max(1, (1 << 20) // max(1, math.prod(tensor.shape[1:])))
+    starts = range(0, tensor.n_rows, step)
+    is_sound = 0 not in tensor.shape and not tensor.is_integer
+    if not is_sound or not all(
+        np.isfinite(tensor.rows(at, min(at + step, tensor.n_rows))).all() for at in starts
+    ):
+        raise ModelFileError(
+            "not a tensor of finite fractions",
+            where=f"{tensor.file}: {tensor.name}",
+            got=f"{tensor.kind}{list(tensor.shape)}",
+            fix="save the adapter again with PEFT",
+        )
 
 
 def _pair(
@@ -380,7 +405,7 @@ def _pairs_of_experts(
 
 def _rows(module: str, tensor: PublishedTensor, settings: _AdapterSettings) -> NewRows:
     ids = settings.rows_of(module)
-    if ids is None or len(ids) != tensor.n_rows or len({*ids}) < len(ids) or min(ids) < 0:
+    if ids is None or len(ids) != tensor.n_rows or len({*ids}) < len(ids):
         raise ModelFileError(
             "rows of a table that the settings do not number",
             where=f"{tensor.file}: {tensor.name}",
