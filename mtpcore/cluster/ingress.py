@@ -203,7 +203,8 @@ class _ForwardedAnswer:
 
     A stream may be made of those of several replicas. What each of them would write is the same, to
     the byte but for times and what drafts brought; so of a later one the events are left out that
-    the client has. Events of several texts come in any order, those of each text in one.
+    the client has. Events of several texts come in any order, those of each text in one. Messages
+    may be cut anywhere: an event is sent when all of it is there.
 
     Parameters
     ----------
@@ -225,6 +226,7 @@ class _ForwardedAnswer:
         self._n_sent: Counter[bytes] = Counter()  # events of each text
         self._n_had: Counter[bytes] = Counter()  # those of them that this replica has yet to repeat
         self._n_events = 0  # where they are numbered
+        self._begun = b""  # an event of which this replica has sent a part
         self.n_said = 0
 
     @property
@@ -234,7 +236,7 @@ class _ForwardedAnswer:
 
     def begin_again(self) -> None:
         """Take the answer of another replica from its beginning."""
-        self._n_had = self._n_sent.copy()
+        self._n_had, self._begun = self._n_sent.copy(), b""
 
     async def take(self, message: Message) -> None:
         """Send a message of a replica, as far as it is new.
@@ -257,7 +259,7 @@ class _ForwardedAnswer:
         body, is_last = message.get("body", b""), not message.get("more_body", False)
         if self._kind in _STREAMS:
             body = b"".join(self._new_events(body))
-            if is_last and self._n_had.total():
+            if is_last and (self._n_had.total() or self._begun):
                 raise _ended()
         elif body or is_last:
             self.n_said += 1
@@ -268,7 +270,8 @@ class _ForwardedAnswer:
     def _new_events(self, body: bytes) -> Iterator[bytes]:
         """Yield events that the client does not have, and comments."""
         end = b"\n\n" if self._kind == _STREAMS[0] else b"\n"
-        for event in body.split(end)[:-1]:
+        *events, self._begun = (self._begun + body).split(end)
+        for event in events:
             if event + end == COMMENT:
                 yield COMMENT
                 continue

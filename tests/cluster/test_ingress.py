@@ -4,6 +4,9 @@ import asyncio
 import json
 
 import pytest
+from harness.search import searching
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("ray", reason="needs the extra ray")
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own are not ours to mend
@@ -186,6 +189,56 @@ def test_keep_alive_comments_are_no_events_to_leave_out():
     assert raw == b"".join([*events, b":\n\n", b"data: 2\n\n"])
 
 
+def cut(raw, places):
+    """Return bytes in messages that begin at these places."""
+    places = sorted({0, *(place for place in places if place < len(raw))})
+    return [raw[i:j] for i, j in zip(places, [*places[1:], len(raw)], strict=True)]
+
+
+@searching(60)
+@given(
+    end=st.sampled_from([b"\n\n", b"\n"]),
+    texts=st.lists(st.integers(0, 2), max_size=8),
+    again=st.permutations(range(8)),
+    places=st.lists(st.sets(st.integers(0, 300)), min_size=2, max_size=2),
+    death=st.integers(0, 300),
+)
+def test_events_are_whole_however_messages_are_cut(end, texts, again, places, death):
+    """Those of a replica that dies anywhere, and of the next one, whose texts interleave otherwise.
+
+    A message may end within an event, and within an event's end.
+    """
+    own = {text: [] for text in texts}
+    events = []
+    for text in texts:
+        event = b'data: {"choices":[{"index":%d,"text":"%d"}]}' % (text, len(own[text])) + end
+        own[text].append(event)
+        events.append(event)
+    left = {text: iter(own[text]) for text in own}
+    others = [next(left[texts[i]]) for i in again if i < len(texts)]
+    kind, comment = (EVENTS, b":\n\n") if end == b"\n\n" else (LINES, b"")
+    last = b"data: [DONE]" + end
+    first, second = (comment + b"".join(one) + comment + last for one in (events, others))
+    replicas = Replicas(
+        [[], [start(kind)], *([body(one)] for one in cut(first[:death], places[0])), died()],
+        [[], [start(kind), *map(body, cut(second, places[1])), body(b"", more=False)]],
+    )
+    status, _, raw = ask(replicas)
+    *sent, rest = raw.split(end)
+    said = [one + end for one in sent if one + end != comment]
+    assert (status, rest, said.pop()) == (200, b"", last)
+    assert {text: [e for e in said if b'"index":%d' % text in e] for text in own} == own
+    assert len(said) == len(events)
+
+
+def test_a_stream_that_ends_within_an_event_has_not_ended():
+    replicas = Replicas(
+        [[], [start(EVENTS)], [body(b"data: 0\n\ndata: 1")], [body(b"", more=False)]]
+    )
+    raw = ask(replicas)[2]
+    assert raw.startswith(b'data: 0\n\ndata: {"error":')
+
+
 @pytest.mark.parametrize("how", ["refuses", "ends early"])
 def test_a_replica_that_cannot_repeat_what_the_client_has_ends_the_stream_with_an_error(how):
     events = [b"data: %d\n\n" % i for i in range(4)]
@@ -266,7 +319,7 @@ def test_settings_are_read_and_refused_by_name():
     from mtpcore import MtpcoreError
     from mtpcore.cluster import application
 
-    for given, match in (
+    for settings, match in (
         ({}, "model"),
         ({"model": "demo", "slot_folder": "x"}, "slot_folder"),
         ({"model": "demo", "replicas": "none"}, "replicas"),
@@ -275,5 +328,5 @@ def test_settings_are_read_and_refused_by_name():
         ({"model": "demo", "autoscaling": {"upscale_delay_s": 1}}, "max_replicas"),
     ):
         with pytest.raises(MtpcoreError, match=match):
-            application(given)
+            application(settings)
     application({"model": "demo", "max_replicas": "3", "api_keys": "secret", "page": "false"})
