@@ -128,6 +128,9 @@ def test_keys_of_all_apis_grow_with_the_conversation():
     assert keys_of(["a"]) != keys_of(["a"], tools=[{"name": "f"}])
     assert keys_of(["a"]) != keys_of(["a"], system="be brief")
     assert common(keys_of(["a"]), keys_of(["a"], lora=[{"id": 0, "scale": 1.0}])) == 0
+    for path in ("/v1/chat/completions", "/v1/messages", "/api/chat"):  # names may be adapters'
+        one, other = (keys(path, messages=said, model=name) for name in ("one", "other"))
+        assert common(one, other) == 0 < len(one)
     assert keys("/v1/embeddings", input="text") == keys("/tokenize", content="x") == ()
     assert prefix_keys(PATH, b"{") == prefix_keys(PATH, b"[]") == prefix_keys(PATH, b"") == ()
     assert len(keys("/v1/completions", prompt="x" * 10**6)) == 512
