@@ -421,8 +421,12 @@ class Speculation:
         processors: Mapping[int, LogitsProcessor],
         *,
         logits: bool = False,
+        predicted: Collection[int] = (),
     ) -> Verdicts:
-        """Let the target choose after every drafted token; see ``Cross.verify``."""
+        """Let the target choose after every drafted token; see ``Cross.verify``.
+
+        The output has all logits of the prompts, of tokens, that are ``predicted``.
+        """
         ahead, self._ahead = self._ahead, None
         # What was run ahead holds drafts alone, and of their logits only the choices.
         if ahead is not None and (prefill or processors or logits):
@@ -434,7 +438,8 @@ class Speculation:
             raise BatchError("both drafts and a prompt", where=f"sequence {min(both)}")
         rows = self._draft_rows(drafts, sampling, processors)
         for seq, ids in texts.items():
-            rows.add_prompt(seq, self.states.decided(seq).n, ids, ends=seq not in unfinished)
+            place, ends = self.states.decided(seq).n, seq not in unfinished
+            rows.add_prompt(seq, place, ids, ends=ends, predicted=seq in predicted)
         # Rows with positions of their own, or that are no tokens, are a batch of another kind.
         for seq, prompt in prompts.items():
             n, n_axes = self.states.decided(seq).n, self.target.program.n_axes

@@ -67,10 +67,15 @@ class RoundBatch:
             self._parent[root + 1 :] = (root + 1 + draft.parent).tolist()
             self._pos[root + 1 :] = (n + draft.depth).tolist()
 
-    def add_prompt(self, seq: int, n: int, ids: Sequence[int], *, ends: bool) -> None:
-        """Add a prompt's tokens from place ``n`` on; its last logits are wanted where it ends."""
+    def add_prompt(
+        self, seq: int, n: int, ids: Sequence[int], *, ends: bool, predicted: bool = False
+    ) -> None:
+        """Add a prompt's tokens from place ``n`` on; its last logits are wanted where it ends.
+
+        All of its logits are, where it is ``predicted``.
+        """
         self._add(seq, n, ids)
-        self._wanted += [False] * (len(ids) - 1) + [ends]
+        self._wanted += [predicted] * (len(ids) - 1) + [ends or predicted]
 
     def _add(self, seq: int, n: int, ids: Sequence[int]) -> None:
         begin = len(self)

@@ -170,6 +170,11 @@ class Generator(RequestQueue[Request]):
         logprobs : int, optional
             Record each token's log-probability and those of the n likeliest tokens in
             ``Request.logprobs``; 0 records the token's alone. Default: none.
+        prompt_logprobs : int, optional
+            Record the same of the prompt's tokens, from the second one on, in
+            ``Request.prompt_logprobs``. All of the prompt is processed then, whatever the prefix
+            cache has of it, in passes of fewer tokens; ``max_tokens=0`` asks for nothing else.
+            Default: none.
         logits_processor : callable, optional
             Called with the tokens so far, int32[n_tokens], and the logits, float32[n_vocab], once
             for each token of the text, in order. It may change the logits in place, before bias,
@@ -269,7 +274,7 @@ class Generator(RequestQueue[Request]):
         return request
 
     def _queue(self, request: Request) -> None:
-        if request.max_tokens == 0:
+        if request.max_tokens == 0 and request.n_prompt_logprobs is None:
             request.end("length")
         super()._queue(request)
 

@@ -29,6 +29,7 @@ class RequestOptions(TypedDict, total=False):
     draft_sampler: DraftSampler | None
     p_min: float | None
     logprobs: int | None
+    prompt_logprobs: int | None
     logits_processor: LogitsProcessor | None
     when_full: Literal["stop", "shift"]
     n_keep: int | None
@@ -49,6 +50,7 @@ REQUEST_DEFAULTS = RequestOptions(
     draft_sampler=None,
     p_min=None,
     logprobs=None,
+    prompt_logprobs=None,
     logits_processor=None,
     when_full="stop",
     n_keep=None,

@@ -125,7 +125,7 @@ class PrefixCache:
     def _find(self, prompt: _PromptText, seq: int) -> tuple[int, int]:
         """Return the sequence that has most in common with a prompt, and how many tokens.
 
-        Of equals it is ``seq``. The prompt's last token is always processed, for its logits.
+        Of equals it is ``seq``.
         """
         if not self.is_on:
             return seq, 0
@@ -152,7 +152,7 @@ class PrefixCache:
         for other in running:
             if other.adapters != prompt.adapters:
                 continue
-            n = _count_common(_PromptText(other).tokens, prompt.tokens[:-1])
+            n = _count_common(_PromptText(other).tokens, prompt.sharable)
             if found <= other.n_prefilled < n and n - other.n_cached >= PAGE:
                 other.stops.add(n)
                 return True
@@ -164,7 +164,7 @@ class PrefixCache:
             return {}
         known, adapters = self._cross.speculation.states.known, self._target.sequences.adapters
         return {
-            seq: _count_common(known(seq), prompt.tokens[:-1])
+            seq: _count_common(known(seq), prompt.sharable)
             for seq in self._owners.known()
             if adapters.chosen(seq) == prompt.adapters
         }
@@ -202,11 +202,14 @@ def _stops_near_end(begin: int, end: int) -> list[int]:
 class _PromptText:
     """The tokens of a prompt up to its first row that is none, as rows equal nothing.
 
-    And the adapters of its text: rows of others differ.
+    And the adapters of its text: rows of others differ. Those of its tokens are ``sharable`` that
+    need not be processed again: all but the last, whose logits choose; none, where all logits are
+    asked for.
     """
 
     def __init__(self, request: Request) -> None:
         self.tokens: NDArray[np.int32] = np.array(request.known, np.int32)
+        self.sharable = self.tokens[: -1 if request.n_prompt_logprobs is None else 0]
         self.adapters = request.adapters
 
 

@@ -66,7 +66,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Where a request stands after a round: what was there before, and these tokens.
 
     ``begin`` tokens were there before. ``text`` and ``cut`` are of all tokens, as are the counts.
-    ``n_prefilled`` tokens of the prompt were processed.
+    ``n_prefilled`` tokens of the prompt were processed, and ``prompt_logprobs`` are of all of them.
     """
 
     begin: int
@@ -77,6 +77,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     drafted: list[bool]
     text_ends: list[int]
     logprobs: list[TokenLogprobs]
+    prompt_logprobs: list[TokenLogprobs]
+    end_logprobs: TokenLogprobs | None
     text: WrittenText
     cut: StopPlace | None = None
     reason: FinishReason | None = None
@@ -118,6 +120,11 @@ class Request(Uncopied):
         How many characters the text had after each token.
     logprobs : list of TokenLogprobs
         How likely each token was, where that was asked for.
+    end_logprobs : TokenLogprobs or None
+        How likely the end-of-text or stop token was with which the text ended, if it did so.
+    prompt_logprobs : list of TokenLogprobs
+        How likely each token of the prompt was after those before it, from the second one on, where
+        that was asked for.
     finish_reason : str or None
         ``end`` (end-of-text token), ``stop`` (stop string or token), ``length`` (``max_tokens`` or
         the context's end), ``no_token`` (no token was left to choose: settings or the logits
@@ -200,6 +207,16 @@ class Request(Uncopied):
         self.adapters = adapters
         logprobs, processor = options["logprobs"], options["logits_processor"]
         self.n_logprobs: int | None = read(logprobs, _LOGPROBS, "logprobs is a number of tokens")
+        self.n_prompt_logprobs: int | None = read(
+            options["prompt_logprobs"], _LOGPROBS, "prompt_logprobs is a number of tokens"
+        )
+        if self.n_prompt_logprobs is not None and (self.source or self.rows is not None):
+            raise BatchError(
+                "the prompt is no text that the model continues, so it predicts nothing of it",
+                where="prompt_logprobs",
+                got="a prompt that an encoder reads" if self.source else "rows that are no tokens",
+                fix="leave prompt_logprobs out",
+            )
         if processor is not None and not callable(processor):
             raise BatchError(
                 "a logits processor is a callable",
@@ -216,6 +233,8 @@ class Request(Uncopied):
         self.drafted: list[bool] = []
         self.text_ends: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.end_logprobs: TokenLogprobs | None = None
         self.finish_reason: FinishReason | None = None
         self.seq: int | None = None
         self.n_cached = self.n_prefilled = self.n_passes = self.n_drafted = 0
@@ -330,6 +349,7 @@ class Request(Uncopied):
         n_prompt: int = 0,
         n_drafted: int | None = None,
         logprobs: Sequence[TokenLogprobs] = (),
+        prompt_logprobs: Sequence[TokenLogprobs] = (),
         is_full: bool = False,
         is_stuck: bool = False,
     ) -> Progress:
@@ -350,23 +370,28 @@ class Request(Uncopied):
             How many drafts were verified in the pass that chose the tokens; None: it read a prompt.
         logprobs : sequence of TokenLogprobs
             Those of the tokens, where they were asked for.
+        prompt_logprobs : sequence of TokenLogprobs
+            Those of the prompt's tokens that follow the ones that were processed.
         is_full : bool
             Whether the context has no room for anything after these tokens.
         is_stuck : bool
             Whether no token was left to choose after them.
         """
         begin, ends = len(self.tokens), self._ends
+        n_prefilled = self.n_prefilled + n_prompt
         text = copy(self._written)
         taken: list[int] = []
         text_ends: list[int] = []
         cut: StopPlace | None = None
         reason: FinishReason | None = None
-        for token in tokens:
+        end: TokenLogprobs | None = None
+        for i, token in enumerate(tokens):
             if token in ends:
                 reason = "end"
-                break
-            if token in self.stop_token_ids:
+            elif token in self.stop_token_ids:
                 reason = "stop"
+            if reason is not None:
+                end = logprobs[i] if i < len(logprobs) else None
                 break
             taken.append(token)
             cut = text.push(token)
@@ -379,6 +404,8 @@ class Request(Uncopied):
             if begin + len(taken) >= self.max_tokens:
                 reason = "length"
                 break
+        if reason is None and not self.max_tokens and n_prefilled == len(self.prompt):
+            reason = "length"
         if reason is None and is_stuck:
             reason = "no_token"
         if reason is None and is_full and self.when_full == "stop":
@@ -387,13 +414,17 @@ class Request(Uncopied):
             text.flush()
         return Progress(
             begin=begin,
-            n_prefilled=self.n_prefilled + n_prompt,
+            n_prefilled=n_prefilled,
             n_passes=self.n_passes + (n_drafted is not None),
             n_drafted=self.n_drafted + (n_drafted or 0),
             tokens=taken,
             drafted=[i < accepted for i in range(len(taken))],
             text_ends=text_ends,
             logprobs=list(logprobs[: len(taken)]),
+            prompt_logprobs=[*self.prompt_logprobs, *prompt_logprobs]
+            if prompt_logprobs
+            else self.prompt_logprobs,
+            end_logprobs=end,
             text=text,
             cut=cut,
             reason=reason,
@@ -416,6 +447,7 @@ class Request(Uncopied):
         self.drafted[progress.begin :] = progress.drafted
         self.text_ends[progress.begin :] = progress.text_ends
         self.logprobs[progress.begin :] = progress.logprobs
+        self.prompt_logprobs, self.end_logprobs = progress.prompt_logprobs, progress.end_logprobs
         self._written, self._cut = progress.text, progress.cut
         self.n_prefilled = progress.n_prefilled
         self.n_passes, self.n_drafted = progress.n_passes, progress.n_drafted

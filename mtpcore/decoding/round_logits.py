@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from mtpcore.decoding.logprobs import TokenLogprobs, log_softmax
 from mtpcore.decoding.request import Request
+from mtpcore.runtime.output import Output
 
-__all__ = ["RoundLogits", "watches"]
+__all__ = ["RoundLogits", "prompt_logprobs", "watches"]
 
 
 class RoundLogits:
@@ -52,3 +53,21 @@ class RoundLogits:
 def watches(request: Request) -> bool:
     """Say whether a request wants to see its logits; others let tokens be chosen without them."""
     return request.n_logprobs is not None or request.processor is not None
+
+
+def prompt_logprobs(
+    request: Request, output: Output | None, seq: int, n: int
+) -> list[TokenLogprobs]:
+    """Return how likely the tokens were that follow each of ``n`` further rows of a prompt.
+
+    Nothing, where that was not asked for. After its last row the text begins.
+    """
+    if request.n_prompt_logprobs is None or output is None:
+        return []
+    begin = request.n_prefilled
+    following = request.prompt[begin + 1 : begin + 1 + n]
+    rows = (log_softmax(output.logits_of(seq, begin + i)) for i in range(len(following)))
+    return [
+        TokenLogprobs.of(row, token, request.n_prompt_logprobs, request.token_text)
+        for row, token in zip(rows, following, strict=True)
+    ]

@@ -11,8 +11,9 @@ from mtpcore.cross import Cross, DraftPlan, KeepDrafts, RoundDrafts, Verdict
 from mtpcore.declarations.draft_tree import depth_of
 from mtpcore.declarations.proposer import Proposal
 from mtpcore.decoding.lengths.policy import LengthPolicy, Proposed, Round
+from mtpcore.decoding.logprobs import TokenLogprobs
 from mtpcore.decoding.request import Progress, Request
-from mtpcore.decoding.round_logits import RoundLogits, watches
+from mtpcore.decoding.round_logits import RoundLogits, prompt_logprobs, watches
 from mtpcore.decoding.round_recorder import RoundRecorder, longest
 from mtpcore.decoding.stats import Stats
 from mtpcore.decoding.stopwatch import Stopwatch
@@ -26,6 +27,8 @@ __all__ = ["RoundResult", "check_sequences", "run_round"]
 Requests = Mapping[int, Request]
 _SHORT = 1 << 16
 """Lengths below need no closer look."""
+_MOST_LOGITS = 1 << 22
+"""Logits of a prompt that are made at once: 16 MB."""
 
 
 class RoundResult(NamedTuple):
@@ -60,9 +63,12 @@ def run_round(
     recorder.drafted(drafted)
     prefill = _chunks(cross, running, recorder.n_verified)
     going_on = [s for s, ids in prefill.items() if not _ends_prompt(running[s], len(ids))]
+    predicted = [s for s in prefill if running[s].n_prompt_logprobs is not None]
     seen = {seq: RoundLogits(request) for seq, request in running.items() if watches(request)}
     n_encoded = _encode(cross, running, prefill)
-    verdicts = cross.speculation.verify(drafted.drafts, samplings, prefill, going_on, seen)
+    verdicts = cross.speculation.verify(
+        drafted.drafts, samplings, prefill, going_on, seen, predicted=predicted
+    )
     recorder.verified(verdicts, prefill, n_encoded)
     progress = []
     for seq, verdict in verdicts.items():
@@ -71,7 +77,8 @@ def run_round(
         recorder.accepted(seq, now)
         progress.append((ready[seq], now))
     for seq, tokens in prefill.items():
-        now = _read(cross, seq, running[seq], len(tokens), seen.get(seq))
+        found = prompt_logprobs(running[seq], verdicts.output, seq, len(tokens))
+        now = _read(cross, seq, running[seq], len(tokens), seen.get(seq), found)
         recorder.read(running[seq], now)
         progress.append((running[seq], now))
     for seq in prefill:
@@ -203,7 +210,10 @@ def _chunks(cross: Cross, running: Requests, taken: int) -> dict[int, list[int] 
         begin = request.n_prefilled
         if begin == len(request.prompt):
             continue
-        end = min([begin + room, *(stop for stop in request.stops if stop > begin)])
+        most = room
+        if request.n_prompt_logprobs is not None:
+            most = min(room, max(_MOST_LOGITS // cross.llm.model.hparams.n_vocab, 1))
+        end = min([begin + most, *(stop for stop in request.stops if stop > begin)])
         whole = cross.llm.program.sees_spans
         rows = request.chunk(begin, end, whole=whole) if room > 0 else []
         if len(rows):
@@ -230,17 +240,30 @@ def _ends_prompt(request: Request, n: int) -> bool:
     return request.n_prefilled + n == len(request.prompt)
 
 
-def _read(cross: Cross, seq: int, request: Request, n: int, logits: RoundLogits | None) -> Progress:
+def _read(
+    cross: Cross,
+    seq: int,
+    request: Request,
+    n: int,
+    logits: RoundLogits | None,
+    found: Sequence[TokenLogprobs],
+) -> Progress:
     """Return where a chunk of its prompt brings a request: its end brings the first token."""
     tokens: Sequence[int] = ()
     is_stuck = False
-    if _ends_prompt(request, n):
+    if _ends_prompt(request, n) and request.max_tokens:
         token = cross.speculation.states.try_choose(seq, request.sampling, logits)
         is_stuck, tokens = token is None, () if token is None else (token,)
     is_full = bool(tokens) and cross.llm.runner.lengths[seq] >= cross.llm.n_ctx
     logprobs = logits.logprobs(tokens) if logits else ()
     return request.advance(
-        tokens, 0, n_prompt=n, logprobs=logprobs, is_full=is_full, is_stuck=is_stuck
+        tokens,
+        0,
+        n_prompt=n,
+        logprobs=logprobs,
+        prompt_logprobs=found,
+        is_full=is_full,
+        is_stuck=is_stuck,
     )
 
 

@@ -102,6 +102,11 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         The stop string before which the text ended, where it was one.
     logprobs : tuple of TokenLogprobs, or None
         One for each token, where they were asked for.
+    prompt_logprobs : tuple of TokenLogprobs, or None
+        One for each token of the prompt but the first, where they were asked for.
+    end_logprobs : TokenLogprobs or None
+        Where ``logprobs`` were asked for: that of the end-of-text or stop token which ended the
+        text, if one did.
     sampling : Sampling
         The settings, with the seed that was drawn: they write the same text again.
     stats : CompletionStats
@@ -116,6 +121,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
     stop: str | None
     logprobs: tuple[TokenLogprobs, ...] | None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    end_logprobs: TokenLogprobs | None = None
     sampling: Sampling
     stats: CompletionStats
 

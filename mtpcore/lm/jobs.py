@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.decoding import Request
+from mtpcore.decoding import Request, TokenLogprobs
 from mtpcore.errors import BusyError
 from mtpcore.gguf.answer_parser import ToolCall
 from mtpcore.lm.answer_parsing import AnswerParsing, ParsedAnswer
@@ -124,6 +124,12 @@ class Job:
             seconds=(self._end if self.is_done else perf_counter()) - self._begin,
         )
 
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs, ...] | None:
+        """Those of the prompt's tokens that were read so far; None: they were not asked for."""
+        request = self.request
+        return None if request.n_prompt_logprobs is None else tuple(request.prompt_logprobs)
+
     def completion(self) -> Completion:
         """Return the text of a job that is done.
 
@@ -148,6 +154,8 @@ class Job:
             finish_reason=request.finish_reason,
             stop=request.stopped_at,
             logprobs=None if request.n_logprobs is None else tuple(request.logprobs),
+            prompt_logprobs=self.prompt_logprobs,
+            end_logprobs=request.end_logprobs,
             sampling=request.sampling,
             stats=self.stats,
         )

@@ -390,6 +390,9 @@ class LM(Closing, Uncopied):
             A regular expression, as ``Grammar.of_regex`` takes it.
         logprobs : int, optional
             Return each token's log-probability and those of the n likeliest; 0: the token's alone.
+        prompt_logprobs : int, optional
+            The same of the prompt's tokens, each after those before it. The whole prompt is
+            processed for that; with ``max_tokens=0`` nothing else happens.
         logits_processor : callable, optional
             Called with the tokens so far, int32[n_tokens], and the logits, float32[n_vocab], once
             for each token of the text, in order; it may change the logits in place, or return

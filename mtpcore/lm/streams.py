@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 
 from mtpcore.acts.closing import Closing
 from mtpcore.boundary.copies import Uncopied
-from mtpcore.decoding import Request
+from mtpcore.decoding import Request, TokenLogprobs
 from mtpcore.errors import BusyError
 from mtpcore.lm.completion import Completion, CompletionStats, Piece
 from mtpcore.lm.engine import Engine
@@ -201,6 +201,17 @@ class AsyncStream(Uncopied, AsyncIterator[Piece]):
             It has not begun.
         """
         return self._begun().job.stats
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs, ...] | None:
+        """``Completion.prompt_logprobs``; with the first piece all of them are there.
+
+        Raises
+        ------
+        BusyError
+            The text has not begun.
+        """
+        return self._begun().job.prompt_logprobs
 
     def _begun(self) -> _Reader:
         if self._reader is None:

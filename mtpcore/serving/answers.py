@@ -10,6 +10,7 @@ from time import perf_counter, time
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from mtpcore.decoding import TokenLogprobs
 from mtpcore.lm import LM, AsyncStream, Completion, CompletionStats, Piece, read_together
 from mtpcore.runtime.fingerprint import Fingerprint
 from mtpcore.sampling import Sampling
@@ -234,6 +235,10 @@ class Answer:
             if event.completion is not None:
                 found[event.text] = event.completion
         return [found[i] for i in range(len(self._streams))]
+
+    def prompt_logprobs(self, i: int) -> Sequence[TokenLogprobs]:
+        """Return those of the prompt of text ``i``, of which something has come; see ``LM``."""
+        return self._streams[i].prompt_logprobs or ()
 
     def usage(self, completions: Sequence[Completion], n_reasoning: int = 0) -> dict[str, Any]:
         """Return how many tokens there were, as OpenAI's API counts them: a prompt once.

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Annotated, Any
 
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mtpcore.lm import Completion, Piece
+from mtpcore.decoding import TokenLogprobs
+from mtpcore.lm import Completion
 from mtpcore.serving.answers import Answer, Service
 from mtpcore.serving.bodies import read_body, read_fields
 from mtpcore.serving.draws import draw_name, request_time
 from mtpcore.serving.fields import HARMLESS, TextsFields, check_needless, options_of
 from mtpcore.serving.forms import form_of_text
-from mtpcore.serving.logprobs import legacy_logprobs
+from mtpcore.serving.logprobs import LegacyLogprobs
 from mtpcore.serving.prompts import PromptField, encode_infill, encode_prompts
 from mtpcore.serving.refusals import Refusal, as_openai
 from mtpcore.serving.replies import DONE, reply, spell_finish
@@ -50,7 +51,9 @@ async def answer_completions(service: Service, request: Request) -> Response:
     options |= await form_of_text(service, fields, fields.response_format, "response_format")
     if fields.logprobs is not None:
         options["logprobs"] = fields.logprobs
-    begins = [service.lm.tokenizer.decode(one) if fields.echo else "" for one in prompts]
+        if fields.echo:
+            options["prompt_logprobs"] = fields.logprobs
+    texts = [_Continuation(service, fields, prompt) for prompt in prompts for _ in range(fields.n)]
     answer = await service.begin(prompts, options, fields.n)
     head = {
         "id": draw_name("cmpl-"),
@@ -59,17 +62,15 @@ async def answer_completions(service: Service, request: Request) -> Response:
         "model": fields.model or service.name,
         "system_fingerprint": service.fingerprint,
     }
-    of_texts = [begin for begin in begins for _ in range(fields.n)]
     if fields.stream:
-        pieces = _stream(answer, head, fields, of_texts)
+        pieces = _stream(answer, head, fields, texts)
         return EventStream(
             answer, pieces, lambda one: encode_event(as_openai(one)), service.keep_alive
         )
     async with answer:
         completions = await until_gone(request, answer.finish())
     choices = [
-        _choice(i, of_texts[i] + one.text, fields, one, len(of_texts[i]))
-        for i, one in enumerate(completions)
+        text.choice(i, one) for i, (text, one) in enumerate(zip(texts, completions, strict=True))
     ]
     content = head | {"choices": choices, "usage": answer.usage(completions)}
     return reply(content | answer.figures(completions))
@@ -86,53 +87,107 @@ async def _encode(service: Service, fields: CompletionFields) -> list[list[int]]
     return [await encode_infill(service, fields.prompt, fields.suffix)]
 
 
-def _choice(
-    index: int, text: str, fields: CompletionFields, completion: Completion, begin: int = 0
-) -> dict[str, Any]:
-    has_logprobs = fields.logprobs is not None
-    return {
-        "index": index,
-        "text": text,
-        "finish_reason": spell_finish(completion),
-        "logprobs": legacy_logprobs(completion.logprobs or (), begin) if has_logprobs else None,
-    }
+class _Continuation:
+    """A text of a request, with what is known of its tokens; ``begin`` is its prompt, if echoed.
+
+    Parameters
+    ----------
+    service : Service
+    fields : CompletionFields
+    prompt : sequence of int
+    """
+
+    def __init__(self, service: Service, fields: CompletionFields, prompt: Sequence[int]) -> None:
+        self._fields, self._prompt = fields, prompt
+        self.begin = service.lm.tokenizer.decode(prompt) if fields.echo else ""
+        tokenizer = service.lm.tokenizer if service.lm.model.has_tokenizer else None
+        self._of_prompt = LegacyLogprobs(tokenizer)
+        self._of_text = LegacyLogprobs(tokenizer, len(self.begin))
+
+    def choice(self, index: int, completion: Completion) -> dict[str, Any]:
+        """Return the whole text as a choice of an answer."""
+        parts = [
+            self.prompt_logprobs(completion.prompt_logprobs or ()),
+            self.logprobs(completion.logprobs or ()),
+            self.end_logprobs(completion),
+        ]
+        known = [part for part in parts if part is not None]
+        return {
+            "index": index,
+            "text": self.begin + completion.text,
+            "finish_reason": spell_finish(completion),
+            "logprobs": {
+                name: [value for part in known for value in part[name]] for name in known[0]
+            }
+            if known
+            else None,
+        }
+
+    def prompt_logprobs(self, found: Sequence[TokenLogprobs]) -> dict[str, list[Any]] | None:
+        """Return those of an echoed prompt, where they are asked for."""
+        if self._fields.logprobs is None or not self._fields.echo:
+            return None
+        return self._of_prompt.spell(found, unknown=self._prompt[:1])
+
+    def logprobs(self, found: Sequence[TokenLogprobs]) -> dict[str, list[Any]] | None:
+        """Return those of the next tokens, where they are asked for."""
+        return None if self._fields.logprobs is None else self._of_text.spell(found)
+
+    def end_logprobs(self, completion: Completion) -> dict[str, list[Any]] | None:
+        """Return those of the token that ended a text after an echoed prompt.
+
+        Who evaluates prompts asks for one token more and leaves the last one out, whichever it is.
+        """
+        end = completion.end_logprobs
+        return None if end is None or not self._fields.echo else self._of_text.spell([end])
 
 
 async def _stream(
-    answer: Answer, head: Mapping[str, Any], fields: CompletionFields, begins: list[str]
+    answer: Answer,
+    head: Mapping[str, Any],
+    fields: CompletionFields,
+    texts: Sequence[_Continuation],
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of completions."""
     has_usage = fields.stream_options is not None and fields.stream_options.include_usage
-    lengths = [len(begin) for begin in begins]
+    waits = fields.logprobs is not None  # until the prompt was read
+    echoed: set[int] = set()
 
     def chunk(index: int, text: str, facts: Mapping[str, Any] = {}, **more: Any) -> bytes:
         choice = {"index": index, "text": text, "finish_reason": None, "logprobs": None}
         return encode_event({**head, "choices": [choice | more], **facts})
 
+    def echo(i: int) -> bytes:
+        echoed.add(i)
+        found = texts[i].prompt_logprobs(answer.prompt_logprobs(i))
+        return chunk(i, texts[i].begin, logprobs=found)
+
     async with answer:
-        for i, begin in enumerate(begins):
-            if begin:
-                yield chunk(i, begin)
+        for i in range(len(texts)):
+            if fields.echo and not waits:
+                yield echo(i)
         found: dict[int, Completion] = {}
         async for event in answer.events():
             i = event.text
+            if fields.echo and i not in echoed:
+                yield echo(i)
             if (piece := event.piece) is not None:
                 figures = answer.figures_of_tokens(
                     len(piece.tokens), drafted=piece.drafted, timed=fields.timings_per_token
                 )
-                logprobs = _logprobs(piece, fields, lengths[i])
-                yield chunk(i, str(piece), figures, logprobs=logprobs)
-                lengths[i] += len(piece)
+                yield chunk(i, str(piece), figures, logprobs=texts[i].logprobs(piece.logprobs))
             elif event.completion is not None:
                 found[i] = event.completion
                 facts = {} if has_usage else answer.figures_at_end(found)
-                yield chunk(i, "", facts, finish_reason=spell_finish(event.completion))
+                yield chunk(
+                    i,
+                    "",
+                    facts,
+                    finish_reason=spell_finish(event.completion),
+                    logprobs=texts[i].end_logprobs(event.completion),
+                )
         if has_usage:
             completions = [found[i] for i in sorted(found)]
             usage = {"usage": answer.usage(completions)} | answer.figures(completions)
             yield encode_event({**head, "choices": []} | usage)
         yield DONE
-
-
-def _logprobs(piece: Piece, fields: CompletionFields, begin: int) -> dict[str, Any] | None:
-    return None if fields.logprobs is None else legacy_logprobs(piece.logprobs, begin)

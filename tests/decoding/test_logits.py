@@ -21,8 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpcore import BatchError, Generator, Sampling
+from mtpcore.decoding import Request
 from mtpcore.decoding.logprobs import TokenLogprobs, log_softmax
+from mtpcore.decoding.options import complete_options
 from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.prompt import Prompt, Rows
 
 PROMPT, WARM = [3, 1, 4], Sampling(temperature=1.0, seed=8)
 
@@ -211,7 +214,10 @@ def test_verify_and_pending_take_processors():
             act()
 
 
-@pytest.mark.parametrize("given", [{"logprobs": -1}, {"logprobs": True}, {"logits_processor": 3}])
+@pytest.mark.parametrize(
+    "given",
+    [{"logprobs": -1}, {"logprobs": True}, {"prompt_logprobs": -1}, {"logits_processor": 3}],
+)
 def test_what_is_neither_number_nor_callable_is_refused(given):
     generator = Generator(cross_of("head", skill=12)[0])
     with pytest.raises(BatchError):
@@ -233,3 +239,53 @@ def test_ties_among_the_likeliest_go_to_the_lowest_id():
     assert [token for token, _ in TokenLogprobs.of(row, 0, 2).top] == [1, 2]
     assert [token for token, _ in TokenLogprobs.of(row, 0, 9).top] == [1, 2, 4, 0, 3]
     assert TokenLogprobs.of(row, 3, 0).top == ()
+
+
+@pytest.mark.parametrize("n_batch", [2, 16])
+def test_a_prompt_alone_is_asked_for_by_a_text_of_no_tokens(n_batch, monkeypatch):
+    """And few of its logits are there at once."""
+    monkeypatch.setattr("mtpcore.decoding.rounds._MOST_LOGITS", 3 * N_VOCAB)
+    prompt = [*range(1, 11)]
+    cross, _ = cross_of("head", n_ctx=90, n_seq_max=1, n_batch=n_batch)
+    generator, n_rounds = Generator(cross, draft=3), 0
+    request = generator.add(prompt, max_tokens=0, prompt_logprobs=1)
+    nothing = generator.add(prompt, max_tokens=0)
+    assert (request.done, nothing.finish_reason) == (False, "length")
+    while generator.active:
+        generator.step()
+        n_rounds += 1
+    assert n_rounds == -(-10 // min(n_batch, 3))
+    assert (request.tokens, request.finish_reason) == ([], "length")
+    assert [found.token for found in request.prompt_logprobs] == prompt[1:]
+    assert cross.owners.describe() == []
+
+
+@pytest.mark.parametrize("draft", [0, 4])
+@pytest.mark.parametrize("kind", ["end", "id", "length"])
+def test_the_token_that_ends_a_text_is_told_apart(kind, draft):
+    truth = plain(PROMPT, WARM, 6)
+    at = next(i for i in range(2, 6) if truth[i] not in truth[:i])
+    model = HashModel()
+    model.tokenizer = Letters(*truth[at : at + 1] if kind == "end" else ())
+    cross, _ = cross_of(Scripted(SCRIPTS["right"], [[*PROMPT, *truth]], None), model=model)
+    generator = Generator(cross, sampling=WARM, draft=draft)
+    request = generator.add(
+        PROMPT,
+        max_tokens=at if kind == "length" else 6,
+        stop_token_ids=truth[at] if kind == "id" else (),
+        logprobs=2,
+    )
+    run(generator)
+    assert request.tokens == [found.token for found in request.logprobs] == truth[:at]
+    end = request.end_logprobs
+    assert (None if end is None else end.token) == (None if kind == "length" else truth[at])
+
+
+def test_prompts_that_are_no_text_predict_nothing():
+    own = {"max_tokens": 3, "draft": 0, "draft_sampler": "coupled", "p_min": 0.0, "sampling": WARM}
+    options = complete_options({"prompt_logprobs": 0}, own)
+    rows = Prompt([3], Rows(np.zeros((2, 4), np.float32)))
+    for prompt, more in ((rows, {}), (PROMPT, {"start_token": 0})):
+        with pytest.raises(BatchError) as caught:
+            Request(prompt, options, tokenizer=None, **more)
+        assert caught.value.where == "prompt_logprobs"

@@ -2,7 +2,7 @@
 
 import pytest
 from harness import hybrid_family
-from harness.hashed import N_VOCAB, Planted
+from harness.hashed import N_VOCAB, START, Planted, advance, logits_of
 from harness.requests import connect, seeing, unconnected
 from harness.scripted import cross_of, plain, run, settings
 from harness.search import searching
@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpcore import BatchError, CapacityError, Context, Generator, Sampling, link, load_model
+from mtpcore.decoding.logprobs import TokenLogprobs, log_softmax
 from mtpcore.memory import PAGE
 from mtpcore.runtime.batch import Batch
 
@@ -34,8 +35,25 @@ def conversations(draw):
             prompt = [*text[: draw(st.integers(0, len(text)))], *prompt][: N_CTX - 12]
         sampling, n = draw(settings()), draw(st.integers(1, 12))
         text = plain(prompt, sampling, n)
-        wanted.append({"prompt": prompt, "sampling": sampling, "max_tokens": n, "text": text})
+        logprobs = draw(st.sampled_from([None, None, 0, 2]))
+        wanted.append(
+            {"prompt": prompt, "sampling": sampling, "max_tokens": n, "prompt_logprobs": logprobs}
+            | {"text": text}
+        )
     return wanted
+
+
+def likely(prompt, n_logprobs):
+    """How likely the hashed model finds each token of a prompt but the first, by definition."""
+    if n_logprobs is None:
+        return []
+    states = [advance(START, prompt[0])]
+    for token in prompt[1:-1]:
+        states.append(advance(states[-1], token))
+    return [
+        TokenLogprobs.of(log_softmax(logits_of(state)), token, n_logprobs)
+        for state, token in zip(states, prompt[1:], strict=False)
+    ]
 
 
 def fresh_digest(cross, seq, n_seq_max):
@@ -78,9 +96,8 @@ def test_texts_are_those_without_it(wanted, draft, n_seq_max, at_once, fails, si
     made = []
     for begin in range(0, len(wanted), at_once):
         for i, one in enumerate(wanted[begin : begin + at_once]):
-            request = generators[i % len(generators)].request(
-                one["prompt"], sampling=one["sampling"], max_tokens=one["max_tokens"]
-            )
+            options = {name: value for name, value in one.items() if name != "text"}
+            request = generators[i % len(generators)].request(**options)
             generators[i % len(generators)].queue(request)
             made.append(request)
         while any(generator.active for generator in generators):
@@ -94,6 +111,9 @@ def test_texts_are_those_without_it(wanted, draft, n_seq_max, at_once, fails, si
                 if sum(request.done for request in made) > n_done and isinstance(size, int):
                     assert kept_bytes(cross) <= size
     assert [request.tokens for request in made] == [one["text"] for one in wanted]
+    for request, one in zip(made, wanted, strict=True):
+        assert request.prompt_logprobs == likely(one["prompt"], one["prompt_logprobs"])
+        assert not (request.n_cached and one["prompt_logprobs"] is not None)
     stats = [generator.stats for generator in generators]
     cached = [request.n_cached for request in made]
     assert sum(one.cached_tokens for one in stats) == sum(cached)

@@ -45,6 +45,7 @@ CALLED = {
     ("Cross.pending", "processor"),
     ("LM.generate", "logits_processor"),
     ("LM.chat", "logits_processor"),
+    ("LM.run_between_rounds", "function"),
     ("guess", "answer"),
     ("testing.check_drafts", "scores"),
 }

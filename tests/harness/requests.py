@@ -114,7 +114,13 @@ class Situation:
             "when_full": "shift" if role == "context shift" else "stop",
         }
         self.requests = [
-            self.generator.add(prompt, sampling=sampling, max_tokens=most - i, **options)
+            self.generator.add(
+                prompt,
+                sampling=sampling,
+                max_tokens=most - i,
+                prompt_logprobs=1 if i == 1 else None,
+                **options,
+            )
             for i, (prompt, sampling) in enumerate(ALIKE if role == "prefix cache" else TEXTS)
         ]
 
@@ -125,6 +131,7 @@ class Situation:
         """
         return tuple(
             (tuple(r.tokens), r.text, r.finish_reason, max(r.n_prefilled - r.n_cached, 0))
+            + tuple(r.prompt_logprobs)
             + (() if self.role == "auto" else (tuple(r.drafted),))
             for r in self.requests
         )

@@ -211,6 +211,21 @@ def test_log_probabilities_come_with_texts(lm):
     assert found.text == lm.tokenizer.decode(ends[:1], special=True) != ""
 
 
+def test_tokens_of_a_prompt_are_as_likely_as_when_they_were_written(lm):
+    """To the last bit, read in one piece here and one by one there, with drafts."""
+    prompt = lm.tokenizer.encode("def read_config(path):")
+    text = lm.generate(prompt, max_tokens=40, seed=3, ignore_eos=True, draft=3, logprobs=2)
+    whole = [*prompt, *text.tokens]
+    read = lm.generate(whole, max_tokens=0, prompt_logprobs=2)
+    assert (read.text, read.finish_reason, read.stats.cached_tokens) == ("", "length", 0)
+    assert len(read.prompt_logprobs) == len(whole) - 1
+    assert read.prompt_logprobs[len(prompt) - 1 :] == text.logprobs
+    assert text.prompt_logprobs is read.logprobs is None
+    both = lm.generate(whole, max_tokens=4, seed=3, prompt_logprobs=2)
+    assert both.prompt_logprobs == read.prompt_logprobs
+    assert both.text == lm.generate(whole, max_tokens=4, seed=3, draft=0).text
+
+
 def test_a_completion_is_shown_in_short(lm):
     completion = lm.generate("import ", max_tokens=60, seed=3, ignore_eos=True)
     shown = repr(completion)

@@ -90,22 +90,69 @@ def test_completions_take_texts_and_tokens(client, lm, prompt):
     assert [choice.text for choice in found.choices] == [one.text for one in own]
 
 
-def test_completions_echo_and_show_logprobs(client, lm):
-    found = client.completions.create(
-        model="demo", prompt=PROMPT, max_tokens=4, temperature=0, echo=True, logprobs=1
-    )
-    choice = found.choices[0]
-    assert choice.text.startswith(PROMPT)
-    assert choice.logprobs.text_offset[0] == len(PROMPT)
-    for text, at in zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True):
-        assert choice.text[at : at + len(text)] == text
-    chunks = client.completions.create(
-        model="demo", prompt=PROMPT, max_tokens=4, temperature=0, echo=True, logprobs=1, stream=True
-    )
-    chunks = list(chunks)
-    assert all(chunk.choices for chunk in chunks)
-    assert chunks[-1].timings["predicted_n"] == 4
-    assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
+PARTS = "x = '漢字' 😀"
+"""Characters that are several tokens each."""
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 9])
+def test_an_echoed_prompt_has_its_logprobs(client, lm, max_tokens):
+    """Of texts, tokens, and several of either; the prefix cache has them, and is passed over."""
+    ids = lm.tokenizer.encode(PARTS)
+    options = {"model": "demo", "max_tokens": max_tokens, "temperature": 0, "echo": True}
+    for prompt in (PARTS, ids, [PARTS, PROMPT], [ids, lm.tokenizer.encode(PROMPT)]):
+        found = client.completions.create(**options, prompt=prompt, logprobs=2)
+        prompts = [ids, lm.tokenizer.encode(PROMPT)][: len(found.choices)]
+        for choice, tokens in zip(found.choices, prompts, strict=True):
+            own = lm.generate(
+                tokens, max_tokens=max_tokens, temperature=0, logprobs=2, prompt_logprobs=2
+            )
+            ends = () if own.end_logprobs is None else (own.end_logprobs,)
+            known = [*own.prompt_logprobs, *own.logprobs, *ends]
+            logprobs = choice.logprobs
+            assert choice.text == lm.tokenizer.decode(tokens) + own.text
+            assert logprobs.token_logprobs == [None, *(one.logprob for one in known)]
+            assert logprobs.tokens[1:] == [one.text for one in known]
+            assert logprobs.top_logprobs[0] is None
+            for one, top in zip(known, logprobs.top_logprobs[1:], strict=True):
+                assert max(top.values()) == one.top[0][1]
+                assert one.text in top
+            offsets = logprobs.text_offset
+            assert offsets == sorted(offsets)
+            for text, at in zip(logprobs.tokens, offsets, strict=True):
+                if "\ufffd" not in text:  # a part of a character
+                    assert choice.text[at : at + len(text)] == text
+        alone = client.completions.create(**options, prompt=prompt)
+        assert [one.text for one in alone.choices] == [one.text for one in found.choices]
+        assert {one.logprobs for one in alone.choices} == {None}
+        assert found.usage.prompt_tokens_details.cached_tokens == 0
+
+
+def test_a_stream_echoes_a_prompt_with_its_logprobs(client):
+    options = {"model": "demo", "prompt": [PARTS, PROMPT], "max_tokens": 9, "temperature": 0}
+    for options["logprobs"] in (None, 1):
+        whole = client.completions.create(**options, echo=True, n=2)
+        chunks = [*client.completions.create(**options, echo=True, n=2, stream=True)]
+        for choice in whole.choices:
+            own = [c.choices[0] for c in chunks if c.choices[0].index == choice.index]
+            assert "".join(one.text for one in own) == choice.text
+            known = [one.logprobs for one in own if one.logprobs is not None]
+            assert (not known) == (options["logprobs"] is None)
+            for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset") * bool(known):
+                joined = [value for part in known for value in getattr(part, name)]
+                assert joined == getattr(choice.logprobs, name)
+    assert chunks[-1].timings["predicted_n"] == whole.usage.completion_tokens
+
+
+def test_a_prompt_can_be_evaluated_whatever_follows_it(client, lm):
+    """As lm-evaluation-harness does it: one token more is asked for, and the last left out."""
+    end = min(lm.tokenizer.end_tokens)
+    options = {"model": "demo", "prompt": [5, 6, 7], "max_tokens": 1, "temperature": 0}
+    for bias in ({}, {end: 100}):
+        found = client.completions.create(**options, echo=True, logprobs=1, logit_bias=bias)
+        logprobs = found.choices[0].logprobs.token_logprobs
+        assert found.usage.completion_tokens == (0 if bias else 1)
+        wanted = lm.generate([5, 6, 7], max_tokens=0, prompt_logprobs=0).prompt_logprobs
+        assert logprobs[1:-1] == [one.logprob for one in wanted]
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
