@@ -1,6 +1,8 @@
 """Clients that leave, ask too much, or have no key; servers that end."""
 
 import asyncio
+import json
+import socket
 import threading
 import time
 
@@ -41,6 +43,25 @@ def test_a_client_that_goes_frees_its_sequence(slow, stream):
         else:
             with pytest.raises(httpx2.TimeoutException):
                 httpx2.post(f"{url}/v1/completions", json=LONG, timeout=0.5)
+        wait_until(lambda: slow.n_running == 0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_closes_its_half_of_the_connection_is_gone(slow, stream):
+    """Its socket could still read; uvicorn closes the other half, too."""
+    body = json.dumps(LONG | {"stream": stream}).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    with (
+        serving(slow) as url,
+        socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=20) as client,
+    ):
+        client.sendall(head.encode() + body)
+        wait_until(lambda: slow.n_running == 1)
+        client.shutdown(socket.SHUT_WR)
+        found = b"".join(iter(lambda: client.recv(4096), b""))  # to the end
+        assert b'"finish_reason":"length"' not in found
         wait_until(lambda: slow.n_running == 0)
 
 

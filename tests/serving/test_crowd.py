@@ -64,7 +64,7 @@ async def read_slowly(reader, writer):
 
 async def close_half(reader, writer):
     writer.write_eof()
-    return await reader.read(-1)  # uvicorn takes it for a client that left
+    return await reader.read(-1)  # it has left
 
 
 async def client(port, i):
