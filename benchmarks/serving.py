@@ -3,8 +3,9 @@
     python benchmarks/serving.py MODEL.gguf --server PATH [--clients 1,4,16] [--turns 3] [-n 128]
         [-t 2] [--mtp] [--template FILE]
 
-With ``--mtp`` the model has a head, which drafts in both in place of n-grams; ``--template``
-is a chat template in Jinja for files that have none.
+Any file will do. With ``--mtp`` it has a head, which drafts in both in place of n-grams;
+``--template`` is a chat template in Jinja for files that have none. Of a model that thinks
+the thoughts count as pieces, too.
 
 In a turn each server is started anew, asked once to warm up, and then by so many clients at once,
 each of which has two answers to questions of its own, streamed, greedily. Printed are tokens a
@@ -94,6 +95,7 @@ def main() -> None:
     for n in map(int, options.clients.split(",")):
         ours = [sys.executable, "-m", "mtpcore", "serve", options.model, "-np", str(n)]
         ours += ["-t", threads, "-c", str(n_ctx)]
+        drafting = ours if options.mtp else [*ours, "--drafter", "lookup"]
         theirs = [options.server, "-m", options.model, "-np", str(n), "-t", threads, "--no-webui"]
         theirs += ["-c", str(n_ctx * n)]
         if options.template:
@@ -103,7 +105,7 @@ def main() -> None:
             THEIRS: theirs,
             f"{THEIRS}, {drafts}": [*theirs, "--spec-type", drafts],
             "mtpcore, --draft 0": [*ours, "--draft", "0"],
-            "mtpcore": ours,
+            "mtpcore": drafting,
         }
         turns = [
             {name: measure(command, n, options.tokens) for name, command in servers.items()}
@@ -254,8 +256,11 @@ def ask(port: int, question: str, n_tokens: int) -> tuple[int, float, list[float
             event = json.loads(line[6:])
             if event.get("usage"):
                 n = event["usage"]["completion_tokens"]
-            if event["choices"] and event["choices"][0]["delta"].get("content"):
+            delta = event["choices"][0]["delta"] if event["choices"] else {}
+            if delta.get("content") or delta.get("reasoning_content"):
                 times.append(time.perf_counter())
+    if len(times) == 1:
+        raise SystemExit(f"an answer without a text: {question!r}")
     gaps = [after - before for before, after in pairwise(times[1:])]
     return n, times[1] - times[0], gaps
 
