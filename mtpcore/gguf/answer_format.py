@@ -46,6 +46,7 @@ _TOOL = {
 }
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _TAG = re.compile(r"(<[^<>\s]+>|\[[A-Z_]+\])\s*\Z")
+_NO_THOUGHT = re.compile(r"<([^<>\s/]+)>\s*</\1>\s*\Z")
 Probing = Callable[..., str]
 AN_ID, A_NUMBER, A_WORD = "\0", "\1", "\2"
 """What stands in the texts of calls for an id of nine letters and digits, a number, and a word."""
@@ -183,10 +184,15 @@ def _find_reasoning(render: Probing, source: str) -> tuple[str, str] | None:
         if not found or not said:
             continue
         opened, closed = _after(before, prompt).strip() or _last_tag(before), between.strip()
+        # A mark of what is said may follow, which a call has none of.
+        called = _say_calls(render, 1, **{key: _THOUGHT}).partition(_THOUGHT)[2]
+        closed = _whole_marks(between, called) or closed
         is_empty = re.search(rf"{re.escape(opened)}\s*{re.escape(closed)}", plain)
         is_own = opened not in plain or is_empty or prompt.rstrip().endswith(opened)
         if opened and closed and is_own:
             return opened, closed
+    if no_thought := _NO_THOUGHT.search(prompt):  # as where the model is not to think
+        return f"<{no_thought[1]}>", f"</{no_thought[1]}>"
     opened = _last_tag(prompt)
     closed = f"</{opened[1:]}"
     if opened.startswith("<") and not opened.startswith("</") and closed in source:
@@ -199,6 +205,21 @@ def _after(text: str, prompt: str) -> str:
     n = _n_common(text, prompt)
     begin = text.rfind("<", 0, n)
     return text[begin if begin > text.rfind(">", 0, n) else n :]
+
+
+def _whole_marks(one: str, other: str) -> str:
+    """Return the marks with which both texts begin; neither is cut within a mark or a word."""
+    n = _n_common(one, other)
+    while n and not all(_is_between(text, n) for text in (one, other)):
+        n -= 1
+    return one[:n].strip()
+
+
+def _is_between(text: str, n: int) -> bool:
+    """Say whether a place in a text is at the end of a mark, or of a word outside of one."""
+    if text.rfind("<", 0, n) > text.rfind(">", 0, n):
+        return False
+    return text[n - 1] in ">]" or text[n - 1].isspace() or text[n : n + 1] in (*"<[ \n", "")
 
 
 def _n_common(one: str, other: str) -> int:
@@ -214,17 +235,11 @@ def _last_tag(text: str) -> str:
 
 def _find_calls(render: Probing, reasoning: Sequence[str]) -> CallFormat | None:
     """Find what stands around the parts of a call."""
-
-    def say(n: int) -> str:
-        function = {"name": _NAME, "arguments": _ARGUMENTS}
-        calls = [{"id": f"{_ID}{i}", "type": "function", "function": function} for i in range(n)]
-        return render({"role": "assistant", "content": "", "tool_calls": calls}, tools=[_TOOL])
-
     prompt = render(tools=[_TOOL], add_generation_prompt=True)
     plain = render({"role": "assistant", "content": _SAID}, tools=[_TOOL])
 
     def read(n: int) -> str:
-        body = _after(say(n), prompt).strip()
+        body = _after(_say_calls(render, n), prompt).strip()
         body = body.removesuffix(plain.partition(_SAID)[2].strip()).rstrip()
         for mark in reasoning:
             body = body.removeprefix(mark).lstrip()
@@ -234,7 +249,7 @@ def _find_calls(render: Probing, reasoning: Sequence[str]) -> CallFormat | None:
     if _NAME not in body:
         return None
     opened = body.partition(_NAME)[0]
-    before_second = say(2).rpartition(_NAME)[0]
+    before_second = _say_calls(render, 2).rpartition(_NAME)[0]
     opened = _common_end(before_second, opened)
     opened = re.sub(r"\A[^<\[]*[>\]]", "", opened).strip()  # no part of a mark
     opened = opened or body.partition(_NAME)[0].strip()
@@ -246,6 +261,14 @@ def _find_calls(render: Probing, reasoning: Sequence[str]) -> CallFormat | None:
     if found is None or not is_clean:
         return None
     return msgspec.structs.replace(found, text=_find_text(body, read(2), found))
+
+
+def _say_calls(render: Probing, n: int, **more: str) -> str:
+    """Return a conversation whose answer is so many calls, and what else a message has."""
+    function = {"name": _NAME, "arguments": _ARGUMENTS}
+    calls = [{"id": f"{_ID}{i}", "type": "function", "function": function} for i in range(n)]
+    said = {"role": "assistant", "content": "", "tool_calls": calls, **more}
+    return render(said, tools=[_TOOL])
 
 
 def _find_text(one: str, two: str, form: CallFormat) -> CallText | None:
@@ -292,8 +315,8 @@ def _common_end(one: str, other: str) -> str:
 
 
 def _begin(before: str) -> str:
-    """Return the first mark of what stands before a call."""
-    words = before.split()
+    """Return the first mark of what stands before a call, which has no id in it."""
+    words = before.partition(_ID)[0].split()
     return words[0] if words and not words[0].startswith("</") else ""
 
 

@@ -59,6 +59,14 @@ FORMS = {
 <arg_value>{{ v if v is string else v | tojson }}</arg_value>
 {% endfor %}</tool_call>{% endfor %}<|end|>
 """,
+    "ids": "{{ m.content }}{% if m.tool_calls %}<|calls|>"
+    + CALL
+    + "<|call|>{{ c.id }}<|name|>{{ f.name }}<|arguments|>{{ f.arguments | tojson }}<|/call|>"
+    "{% endfor %}{% endif %}<|end|>\n",
+    "parts": "{% if m.reasoning_content %}<|think|>{{ m.reasoning_content }}<|/think|>{% endif %}"
+    "{% if m.content %}<|say|>{{ m.content }}{% endif %}{% if m.tool_calls %}<|do|>["
+    "{% for c in m.tool_calls %}{{ c.function | tojson }}{{ ', ' if not loop.last }}{% endfor %}]"
+    "{% endif %}<|end|>\n",
     "brackets": THINK
     + "{{ m.content }}"
     + CALL
@@ -193,6 +201,38 @@ def test_a_prompt_may_open_the_reasoning():
         *("Hm.", "Yes."),
         [],
     )
+
+
+def test_a_prompt_may_open_and_close_the_reasoning():
+    """As where a model thinks only if it is told to: its answers have no marks then."""
+    answer = FORMS["attributes"].replace("{{ m.content }}", "</think>{{ m.content }}", 1)
+    opening = "<think>{% if not thinking %}</think>{% endif %}{% endif %}"
+    template = ChatTemplate(TURNS.replace("%s", answer)[:-11] + opening)
+    found = derive_format(template)
+    assert found.reasoning == ("<think>", "</think>")
+    call = {"name": "get_weather", "arguments": {"city": "Rome"}}
+    message = {"role": "assistant", "content": "Yes.", "tool_calls": [{"function": call}]}
+    whole = template.render([QUESTION, message], tools=TOOLS, add_generation_prompt=False)
+    text = whole.partition("</think>")[2].rstrip().removesuffix(END)
+    for thinking, thought in ((False, ""), (True, "Hm.")):
+        prompt = template.render([QUESTION], tools=TOOLS, thinking=thinking)
+        got = read(found, prompt, f"{thought}</think>{text}" if thinking else text)
+        assert got == (thought, "Yes.", [("get_weather", {"city": "Rome"})])
+
+
+def test_reasoning_ends_with_what_texts_and_calls_have_in_common():
+    """Whole words of it: "to=" is the beginning of both here."""
+    form = """{% if m.reasoning_content %} to=self<|say|>{{ m.reasoning_content }}<|end|><|start|>
+assistant{% endif %}{% if m.tool_calls %} to=tools<|say|>[{{ m.tool_calls[0].function | tojson }}]
+{%- else %} to=user<|say|>{{ m.content }}{% endif %}<|end|>
+"""
+    found = derive_format(ChatTemplate(TURNS.replace("%s", form)))
+    assert found.reasoning == ("to=self<|say|>", "<|end|><|start|>\nassistant")
+    assert found.content == "to=user<|say|>"
+    text = f" to=self<|say|>Hm.{found.reasoning[1]}"
+    assert read(found, "", f"{text} to=user<|say|>Yes.") == ("Hm.", "Yes.", [])
+    call = '[{"name": "get_weather", "arguments": {}}]'
+    assert read(found, "", f"{text} to=tools<|say|>{call}") == ("Hm.", "", [("get_weather", {})])
 
 
 def test_without_tools_nothing_is_a_call(form):
