@@ -75,6 +75,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "%(default)s)",
     )
     group.add_argument(
+        "--max-choices",
+        type=shared.whole(1),
+        default=16,
+        metavar="N",
+        help="texts of one request, its prompts times its n (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-body",
+        type=shared.whole(1),
+        default=32,
+        metavar="MIB",
+        help="most mebibytes of a request (default: %(default)s)",
+    )
+    group.add_argument(
         "--api-key",
         action="append",
         default=[],
@@ -194,6 +208,8 @@ def _settings(options: argparse.Namespace, variables: Mapping[str, Any]) -> Serv
         origins=tuple(options.origin),
         hosts=_LOOPBACK if is_local else (),
         max_waiting=options.max_waiting,
+        max_choices=options.max_choices,
+        max_body=options.max_body << 20,
         seconds=options.time_limit,
         page=options.page,
         pooling=options.pooling,

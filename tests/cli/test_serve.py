@@ -131,6 +131,22 @@ def test_the_page_can_be_left_out(monkeypatch, options):
     assert found.headers["content-type"].startswith("text/plain" if options else "text/html")
 
 
+@pytest.mark.parametrize(
+    ("options", "asked", "status"),
+    [
+        ([], {"n": 16}, 200),
+        ([], {"n": 17}, 400),
+        (["--max-choices", "17"], {"n": 17}, 200),
+        (["--max-body", "1"], {"user": "x" * (1 << 20)}, 413),
+        (["--max-body", "2"], {"user": "x" * (1 << 20)}, 200),
+    ],
+)
+def test_requests_have_limits(monkeypatch, options, asked, status):
+    asked |= {"prompt": "def f(", "max_tokens": 0}
+    found = ask_app(monkeypatch, options, "POST", "/v1/completions", json=asked)
+    assert found.status_code == status, found.text
+
+
 def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr("mtpcore.cli.serve.find_spec", lambda name: None)
     assert main(["serve", "demo"]) == 1
