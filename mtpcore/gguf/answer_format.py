@@ -184,9 +184,11 @@ def _find_reasoning(render: Probing, source: str) -> tuple[str, str] | None:
         if not found or not said:
             continue
         opened, closed = _after(before, prompt).strip() or _last_tag(before), between.strip()
-        # A mark of what is said may follow, which a call has none of.
+        # The mark of what is said may follow, which a call has none of.
         called = _say_calls(render, 1, **{key: _THOUGHT}).partition(_THOUGHT)[2]
-        closed = _whole_marks(between, called) or closed
+        shared = _whole_marks(between, called)
+        if shared and closed.removeprefix(shared).strip() == _find_content(render, ()):
+            closed = shared
         is_empty = re.search(rf"{re.escape(opened)}\s*{re.escape(closed)}", plain)
         is_own = opened not in plain or is_empty or prompt.rstrip().endswith(opened)
         if opened and closed and is_own:

@@ -211,10 +211,11 @@ def form_answer(
     marks, form = _Marks(model.tokenizer), _format_of(model)
     rules: list[str] = []
     parts: dict[str, Grammar] = {}
+    before, before_text = _reasoning(model, marks, prompt, rules)
     ways = []
     if not must_call and answer is not None:
         parts["answer"] = answer
-        ways.append("@answer")
+        ways.append(f"{before_text} @answer")
     if tools:
         text = None if form.calls is None else form.calls.text
         if form.calls is None or text is None:
@@ -229,13 +230,11 @@ def form_answer(
         rules += _calls(marks, text, tools, parts, several=calls_several)
         rest = f"{marks.spell(text.before.removeprefix(begin))} calls"
         if must_call or answer is not None:
-            ways.append(f"{marks.spell(begin)} {rest}")
+            ways.append(f"{before} {marks.spell(begin)} {rest}")
         else:
             rules += [*marks.until("said", begin), *marks.free("anything", begin)]
-            ways += [f"said {rest}", "anything"]
-    said = " | ".join(ways)
-    before = _reasoning(model, marks, prompt, rules)
-    return Grammar("\n".join([f"start: {before} ({said})", *rules]), parts)
+            ways.append(f"{before} (said {rest} | anything)")
+    return Grammar("\n".join([f"start: {' | '.join(ways)}", *rules]), parts)
 
 
 def _format_of(model: Model) -> AnswerFormat:
@@ -249,22 +248,26 @@ def _format_of(model: Model) -> AnswerFormat:
     return written_format(template) or shown
 
 
-def _reasoning(model: Model, marks: _Marks, prompt: Sequence[int], rules: list[str]) -> str:
-    """Return what stands before what is said, and add its rules."""
+def _reasoning(
+    model: Model, marks: _Marks, prompt: Sequence[int], rules: list[str]
+) -> tuple[str, str]:
+    """Return what stands before calls, and before what is said; and add its rules."""
     form = _format_of(model)
     content = marks.spell(form.content)
+    may_say = content and f"({content})?"
     if form.reasoning is None:
-        return content and f"({content})?"
+        return "", may_say
     opened, closed = form.reasoning
     tail = marks.tokenizer.decode(prompt[-_TAIL:], special=True).rstrip()
     if tail.endswith(closed):
-        return ""
+        return "", may_say
     rules += marks.until("thought", closed)
     thought = f"thought {_BREAKS}"
     if tail.endswith(opened):
-        return thought
+        return thought, f"{thought} {may_say}"
     thought = f"{marks.spell(opened)} {thought}"
-    return f"({thought} | {content})" if content else f"({thought})?"
+    before_text = f"({thought} {may_say} | {content})" if content else f"({thought})?"
+    return f"({thought})?", before_text
 
 
 def _check_names(model: Model, text: CallText, tools: Sequence[Mapping[str, Any]]) -> None:

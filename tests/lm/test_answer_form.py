@@ -64,6 +64,14 @@ FORMS = {
 {% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>
 <arg_value>{{ v if v is string else v | tojson }}</arg_value>
 {% endfor %}</tool_call>{% endfor %}""",
+    "ids": "{{ m.content }}{% if m.tool_calls %}<calls>"
+    + CALL
+    + "<call>{{ c.id }}<name>{{ f.name }}<args>{{ f.arguments | tojson }}</call>{% endfor %}"
+    "</calls>{% endif %}",
+    "parts": "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{% if m.content %}<say>{{ m.content }}{% endif %}{% if m.tool_calls %}<do>["
+    "{% for c in m.tool_calls %}{{ c.function | tojson }}{{ ', ' if not loop.last }}{% endfor %}]"
+    "{% endif %}",
     "attributes": "{{ m.content }}{% if m.tool_calls %}<calls>\n"
     + CALL
     + """<invoke name="{{ f.name }}">
@@ -139,7 +147,11 @@ def test_calls_that_the_template_writes_have_the_form(model, reasoning, calls):
         "content": "",
         "reasoning_content": reasoning if model.answer_format.reasoning else "",
         "tool_calls": [
-            {"id": "", "type": "function", "function": {"name": name, "arguments": arguments}}
+            {
+                "id": "abcdef012",
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
             for name, arguments in calls
         ],
     }
@@ -227,6 +239,22 @@ def thinker():
 def test_the_form_begins_after_the_reasoning(thinker, prompt, text, fits):
     grammar = form_answer(thinker, tokens_of(thinker, prompt), SHAPE)
     assert may_end(thinker, grammar, text) == fits
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "fits"),
+    [
+        ("<|assistant|>\n", "<say>yes.", True),
+        ("<|assistant|>\n", "<think>no?</think><say>yes.", True),
+        ("<|assistant|>\n", "<think>no?</think><say>maybe.", False),
+        ("<|assistant|>\n<think>\n", "no?</think><say>yes.", True),
+        ("<|assistant|>\n<think></think>", "<say>yes.", True),
+    ],
+)
+def test_a_mark_of_what_is_said_follows_the_reasoning(prompt, text, fits):
+    made = mtpcore.load_model("demo")
+    made.chat_template = ChatTemplate(TURNS.replace("%s", FORMS["parts"]))
+    assert may_end(made, form_answer(made, tokens_of(made, prompt), SHAPE), text) == fits
 
 
 @pytest.mark.parametrize("draft", [0, 3, "auto"])
