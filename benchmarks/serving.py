@@ -1,11 +1,11 @@
 """``mtpcore serve`` beside llama-server: clients that ask at once, plain and with n-gram drafts.
 
     python benchmarks/serving.py MODEL.gguf --server PATH [--clients 1,4,16] [--turns 3] [-n 128]
-        [-t 2] [--mtp] [--template FILE]
+        [-t 2] [--mtp | --eagle HEAD.gguf] [--template FILE]
 
-Any file will do. With ``--mtp`` it has a head, which drafts in both in place of n-grams;
-``--template`` is a chat template in Jinja for files that have none. Of a model that thinks
-the thoughts count as pieces, too.
+Any file will do. With ``--mtp`` it has a head, which drafts in both in place of n-grams, and with
+``--eagle`` an EAGLE-3 head in a file of its own does; ``--template`` is a chat template in Jinja
+for files that have none. Of a model that thinks the thoughts count as pieces, too.
 
 In a turn each server is started anew, asked once to warm up, and then by so many clients at once,
 each of which has two answers to questions of its own, streamed, greedily. Printed are tokens a
@@ -80,13 +80,19 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("-n", "--tokens", type=int, default=128)
     parser.add_argument("-t", "--threads", type=int, default=2)
-    parser.add_argument("--mtp", action="store_true", help="draft by the model's own head")
+    head = parser.add_mutually_exclusive_group()
+    head.add_argument("--mtp", action="store_true", help="draft by the model's own head")
+    head.add_argument("--eagle", metavar="FILE", help="draft by an EAGLE-3 head in this file")
     parser.add_argument("--template", metavar="FILE", help="a chat template for both")
     options = parser.parse_args()
     if options.own:
         measure_own(options)
         return
-    drafts = "draft-mtp" if options.mtp else "ngram-simple"
+    drafts, own, other = "ngram-simple", ["--drafter", "lookup"], []
+    if options.mtp:
+        drafts, own = "draft-mtp", []
+    elif options.eagle:
+        drafts, own, other = "draft-eagle3", ["-md", options.eagle], ["-md", options.eagle]
     threads, n_ctx = str(options.threads), 1024
     print(
         "| clients | server | tokens/s | beside | first piece, ms | between, ms |\n"
@@ -95,7 +101,6 @@ def main() -> None:
     for n in map(int, options.clients.split(",")):
         ours = [sys.executable, "-m", "mtpcore", "serve", options.model, "-np", str(n)]
         ours += ["-t", threads, "-c", str(n_ctx)]
-        drafting = ours if options.mtp else [*ours, "--drafter", "lookup"]
         theirs = [options.server, "-m", options.model, "-np", str(n), "-t", threads, "--no-webui"]
         theirs += ["-c", str(n_ctx * n)]
         if options.template:
@@ -103,9 +108,9 @@ def main() -> None:
             theirs += ["--jinja", "--chat-template-file", options.template]
         servers = {
             THEIRS: theirs,
-            f"{THEIRS}, {drafts}": [*theirs, "--spec-type", drafts],
+            f"{THEIRS}, {drafts}": [*theirs, "--spec-type", drafts, *other],
             "mtpcore, --draft 0": [*ours, "--draft", "0"],
-            "mtpcore": drafting,
+            "mtpcore": [*ours, *own],
         }
         turns = [
             {name: measure(command, n, options.tokens) for name, command in servers.items()}
