@@ -74,6 +74,13 @@ from mtpcore.models.depth import (
     depth_keys,
     in_depth,
 )
+from mtpcore.models.fused_fitting import (
+    begin_fused_head,
+    draft_fused_head,
+    fused_head_entries,
+    fused_head_taps,
+    scale_fused_head,
+)
 from mtpcore.models.fused_heads import (
     DRAFT_VOCABULARY,
     FUSED_CONSTANTS,
@@ -225,6 +232,7 @@ __all__ = [
     "as_variant",
     "attention",
     "attention_block",
+    "begin_fused_head",
     "block_renames",
     "convert",
     "decoder",
@@ -235,6 +243,7 @@ __all__ = [
     "depth_keys",
     "draft_block",
     "draft_block_tree",
+    "draft_fused_head",
     "draft_heads",
     "draft_levels",
     "feed_forward",
@@ -242,8 +251,10 @@ __all__ = [
     "first_of",
     "fit_axes",
     "fuse_taps",
+    "fused_head_entries",
     "fused_layer",
     "fused_projections",
+    "fused_head_taps",
     "head_width",
     "hookimpl",
     "in_depth",
@@ -264,6 +275,7 @@ __all__ = [
     "plus",
     "projections",
     "remember",
+    "scale_fused_head",
     "scaling_type",
     "separate",
     "swiglu",

@@ -55,7 +55,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("head")
     group.add_argument("-o", "--out", required=True, metavar="HEAD", help="the file to write")
-    group.add_argument("--shape", metavar="NAME", help="the drafter that is to run it")
+    group.add_argument(
+        "--shape",
+        default="auto",
+        metavar="NAME[,NAME...]",
+        help="drafters to fit, of which the fastest is kept; auto (the default): all that can be",
+    )
     group.add_argument("--from", dest="start", metavar="HEAD", help="go on from a fitted head")
     group.add_argument(
         "--vocabulary",
@@ -103,26 +108,29 @@ def execute(options: argparse.Namespace) -> int:
         options.out,
         Settings(**chosen),
         count_tokens,
-        shape=options.shape,
+        shapes=() if options.shape == "auto" else options.shape.split(","),
         start=options.start,
         work=options.work,
         minutes=options.minutes,
         threads=options.threads,
     )
     size = spell_bytes(Path(fitted.path).stat().st_size)
+    tried = ", ".join(fitted.measured)
+    kept = fitted.drafter if len(fitted.measured) == 1 else f"{fitted.drafter} of {tried}"
     note(
-        f"wrote {fitted.path}, {size}: {fitted.drafter}, {fitted.n_tokens} tokens read, "
+        f"wrote {fitted.path}, {size}: {kept}, {fitted.n_tokens} tokens read, "
         f"{fitted.n_written} of them written by the model; drafts {fitted.n_vocabulary} tokens"
     )
     if options.minutes:
-        note(f"--tokens {fitted.settings.tokens} in place of --minutes gives the same head")
-    if not fitted.measured:
-        note("no held-out text is long enough to measure the head")
-    for one in fitted.measured:
-        rates = " ".join(f"{rate:.2f}" for rate in one.acceptance)
-        print(
-            f"temperature {one.temperature:g}: acceptance by position {rates}; "
-            f"{one.plain:.1f} tokens/s without drafts, {one.drafted:.1f} with "
-            f"({one.predicted:.1f} predicted)"
-        )
+        note(f"--tokens {fitted.settings.tokens} in place of --minutes gives the same heads")
+    if not any(fitted.measured.values()):
+        note("no held-out text is long enough to measure a head")
+    for name, measured in fitted.measured.items():
+        for one in measured:
+            rates = " ".join(f"{rate:.2f}" for rate in one.acceptance)
+            print(
+                f"{name}, temperature {one.temperature:g}: acceptance by position {rates}; "
+                f"{one.plain:.1f} tokens/s without drafts, {one.drafted:.1f} with "
+                f"({one.predicted:.1f} predicted)"
+            )
     return 0

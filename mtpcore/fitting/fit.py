@@ -1,9 +1,11 @@
-"""``fit_head``: from a model and texts to a head that drafts for it."""
+"""``fit_head``: from a model and texts to the head that makes it write fastest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+import math
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
 
@@ -11,40 +13,31 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.boundary.atomic import replacing
 from mtpcore.boundary.paths import take_path
+from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.discovery.loading import find_model, load_model
 from mtpcore.discovery.registry import Registry, registry
-from mtpcore.errors import BatchError, ModelFileError
-from mtpcore.fitting.measuring import MeasuredHead, measure_head
+from mtpcore.errors import ModelFileError
+from mtpcore.fitting.lessons import LessonReader, Lessons, Watch
+from mtpcore.fitting.measuring import MeasuredHead, measure_heads
 from mtpcore.fitting.pace import Pace
 from mtpcore.fitting.settings import Settings
-from mtpcore.fitting.shape import Shape, find_shape
-from mtpcore.fitting.teacher import Shard, Teacher
-from mtpcore.fitting.texts import cut_pieces, encode_file, find_texts, split_files
+from mtpcore.fitting.shape import Shape, find_shapes, needed_packages
+from mtpcore.fitting.texts import encode_file, find_texts, split_files
 from mtpcore.fitting.writing import read_head, write_head
-from mtpcore.fitting.written_texts import Writer
 from mtpcore.runtime.model import Model
 
 __all__ = ["Fitted", "Watch", "fit_head"]
 
 I32 = NDArray[np.int32]
-I64 = NDArray[np.int64]
 
-Watch = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
-"""``with watch(title) as report``: ``report(done, total)`` says how far a part of the work is."""
-
-_LARGEST_SHARE = 32
-"""No text gives more than one in so many of the tokens."""
 _PACED = 4096
 """Tokens that are read to find out how long each part of the work takes."""
-_GENERAL = 0.2
-"""What texts of all kinds count beside those that were read, when tokens are chosen."""
-_NOT_RANKED = 300.0
-"""Tokens before the first merged one: marks and single bytes."""
 
 
 class Fitted(msgspec.Struct, frozen=True):
-    """A head that was fitted.
+    """The head that was kept, and how fast each was.
 
     Attributes
     ----------
@@ -59,8 +52,9 @@ class Fitted(msgspec.Struct, frozen=True):
         Tokens that it can draft.
     settings : Settings
         With which the same head can be fitted again, however long that takes.
-    measured : list of MeasuredHead
-        Greedy, and at temperature 1.
+    measured : dict of str to list of MeasuredHead
+        By the name of each drafter that was tried: greedy, and at temperature 1. The lists are
+        empty where no text that was held out is long enough.
     """
 
     path: Path
@@ -70,7 +64,7 @@ class Fitted(msgspec.Struct, frozen=True):
     n_held_out: int
     n_vocabulary: int
     settings: Settings
-    measured: list[MeasuredHead]
+    measured: dict[str, list[MeasuredHead]]
 
 
 def fit_head(
@@ -80,17 +74,17 @@ def fit_head(
     settings: Settings,
     watch: Watch,
     *,
-    shape: str | None = None,
+    shapes: Sequence[str] = (),
     start: str | PathLike[str] | None = None,
     work: str | PathLike[str] | None = None,
     minutes: float | None = None,
     threads: int | None = None,
     plugins: Registry | None = None,
 ) -> Fitted:
-    """Fit a head to a model, write it, and measure it on texts that were held out.
+    """Fit heads to a model, measure them on texts that were held out, and write the fastest.
 
-    The model reads the training texts and others that it writes itself; the head learns to foresee
-    its distributions. The same model, texts, settings and packages give the same file. What the
+    The model reads the training texts and others that it writes itself; a head learns to foresee
+    its distributions. The same model, texts, settings and packages give the same heads. What the
     model read stays in a folder: an interrupted fit goes on there, and another one reuses it.
 
     Parameters
@@ -103,15 +97,17 @@ def fit_head(
     settings : Settings
     watch : callable
         Shows progress; see ``Watch``.
-    shape : str, optional
-        Name of the drafter to fit; default: the first that can be.
+    shapes : sequence of str
+        Names of the drafters to fit; default: all that can be, or the one that ``start`` is of.
+        The head with which the model writes fastest is kept, greedily and at temperature 1 alike;
+        the others stay in the folder.
     start : path, optional
         A head that was fitted before, to go on from.
     work : path, optional
         The folder; default: ``<out>.work``.
     minutes : float, optional
         About how long the fit may take; in place of ``settings.tokens`` this then decides from how
-        many tokens the head learns. What is found in the folder is for free.
+        many tokens the heads learn. What is found in the folder is for free.
     threads : int, optional
         Threads of the model.
     plugins : Registry, optional
@@ -132,80 +128,108 @@ def fit_head(
     _check_out(out, find_model(model))
     folder = Path(f"{out}.work") if work is None else take_path(work)
     known = registry() if plugins is None else plugins
-    spec, how = find_shape(known, shape)
-    from mtpcore.fitting.training import Trainer  # imports JAX, which takes a second
+    tried = find_shapes(known, shapes)
+    with needed_packages("mtpcore.fitting.training"):
+        from mtpcore.fitting.training import Trainer  # imports JAX, which takes a second
 
     s = settings
     split = split_files(find_texts(texts), s.seed)
-    with load_model(model, sidecars=False, plugins=known) as target:
-        begun = None if start is None else read_head(take_path(start), target, spec, how, known)
-        teacher = Teacher(target, how.taps(target), folder, s.window, threads=threads)
+    with load_model(model, sidecars=False, plugins=known) as target, ExitStack() as opened:
+        begun = None
+        if start is not None:
+            tried = _of_file(take_path(start), tried, known)
+            begun = read_head(take_path(start), target, *tried[0], s.depth, known)
+        reader = LessonReader(target, split.train, folder, watch, threads)
         if minutes is not None:
-            with watch("measuring the pace") as report:
-                first = list(_read_texts(target, teacher, split.train, _PACED, s.window, report))
-            pace = _measure_pace(target, how, teacher, first, folder, s, threads)
+            pace = _measure_pace(target, reader, tried, s)
             s = msgspec.structs.replace(s, tokens=pace.tokens_within(minutes, s))
-        n_given = max(int(s.tokens * (1 - s.written)), s.window)
-        with watch("reading texts") as report:
-            given = list(_read_texts(target, teacher, split.train, n_given, s.window, report))
-        pieces = _pieces(given)
-        writer = Writer(target, pieces, folder, s.window, s.seed, threads=threads)
-        with watch("writing texts") as report:
-            written = list(_write_texts(teacher, writer, s.tokens - n_given, report))
-        shards = [*given, *written]
-        vocabulary = _count(target, shards, s.vocabulary) if begun is None else begun.vocabulary
-        teacher.check_output(pieces[0], vocabulary)
-        trainer = Trainer(target, how, shards, vocabulary, s, begun and begun.weights)
-        with watch("training") as report:
-            weights = trainer.run(folder, report)
-        n_tokens, n_written = (sum(len(x.tokens) for x in each) for each in (shards, written))
-        said = (
-            f"A {spec.name} head fitted by mtpcore to {n_tokens} tokens, {n_written} of them "
-            f"written by the model, in {s.epochs} epochs, seed {s.seed}."
-        )
-        write_head(out, target, spec, how, weights, vocabulary, said, known)
-        with (
-            load_model(out, sidecars=False, plugins=known) as head,
-            watch("measuring") as report,
-        ):
-            prompts = list(_open_held_out(target, split.held_out, s))
-            measured = (
-                measure_head(target, head, prompts, s.continuation, report, threads=threads)
-                if prompts
-                else []
+        lessons: dict[tuple[str, ...], Lessons] = {}
+        heads: dict[str, Model] = {}
+        for spec, how in tried:
+            taps = how.taps(target)
+            if taps not in lessons:
+                lessons[taps] = reader.read(taps, s, begun and begun.vocabulary)
+            lesson = lessons[taps]
+            trainer = Trainer(target, how, *lesson[:2], s, begun and begun.weights)
+            with watch(f"training {spec.name}") as report:
+                weights = trainer.run(folder, report)
+            said = (
+                f"A {spec.name} head fitted by mtpcore to {lesson.n_tokens} tokens, "
+                f"{lesson.n_written} of them written by the model, in {s.epochs} epochs, "
+                f"seed {s.seed}."
             )
+            path = _head_path(folder, spec.name)
+            write_head(path, target, spec, how, weights, lesson.vocabulary, s.depth, said, known)
+            heads[spec.name] = load_model(path, sidecars=False, plugins=known)
+            opened.callback(heads[spec.name].close)
+        prompts = list(_open_held_out(target, split.held_out, s))
+        with watch("measuring") as report:
+            measured = measure_heads(
+                target, heads, prompts, s.continuation, report, threads=threads
+            )
+    drafter = max(measured, key=lambda name: math.prod(one.drafted for one in measured[name]))
+    _keep(_head_path(folder, drafter), out)
     return Fitted(
-        out, spec.name, n_tokens, n_written, len(split.held_out), len(vocabulary), s, measured
+        path=out,
+        drafter=drafter,
+        n_tokens=lesson.n_tokens,
+        n_written=lesson.n_written,
+        n_held_out=len(split.held_out),
+        n_vocabulary=len(lesson.vocabulary),
+        settings=s,
+        measured=measured,
     )
 
 
-def _pieces(shards: Sequence[Shard]) -> list[I32]:
-    """Return the tokens of each piece of text; raise BatchError where there is none."""
-    pieces = [piece for shard in shards for piece in np.split(shard.tokens, shard.begins[1:-1])]
-    if not pieces:
-        raise BatchError("the texts for training are too short", wanted="16 tokens or more")
-    return pieces
+def _head_path(folder: Path, drafter: str) -> Path:
+    """Return where a head lies that was tried."""
+    return folder / f"{drafter}.gguf"
 
 
 def _measure_pace(
-    target: Model,
-    how: Shape,
-    teacher: Teacher,
-    first: Sequence[Shard],
-    folder: Path,
-    s: Settings,
-    threads: int | None,
+    target: Model, reader: LessonReader, tried: Sequence[tuple[DrafterSpec, Shape]], s: Settings
 ) -> Pace:
     """Return how long a token takes on this machine now, as the first texts show it."""
     from mtpcore.fitting.training import Trainer
 
-    pieces = _pieces(first)
-    trainer = Trainer(target, how, first, _count(target, first, s.vocabulary), s)
+    few = msgspec.structs.replace(s, tokens=_PACED, written=0.0)
+    lessons = {how.taps(target): reader.read(how.taps(target), few) for _, how in tried}
+    paces = [reader.pace(taps, s, each) for taps, each in lessons.items()]
+    learning = (Trainer(target, how, *lessons[how.taps(target)][:2], s).pace() for _, how in tried)
     return Pace(
-        reading=teacher.pace(max(pieces, key=len)),
-        writing=Writer(target, pieces, folder, s.window, s.seed, threads=threads).pace(),
-        training=trainer.pace() if s.epochs else 0.0,
+        reading=sum(reading for reading, _ in paces),
+        writing=max(writing for _, writing in paces),  # texts are written once
+        training=sum(learning) if s.epochs else 0.0,
     )
+
+
+def _of_file(
+    path: Path, tried: Sequence[tuple[DrafterSpec, Shape]], known: Registry
+) -> list[tuple[DrafterSpec, Shape]]:
+    """Return the shape that a file is of; the first one where it is of none, which will say so."""
+    with load_model(path, sidecars=False, plugins=known) as head:
+        architecture = head.metadata.get("general.architecture")
+    return [pair for pair in tried if architecture == pair[1].ARCHITECTURE][:1] or [*tried[:1]]
+
+
+def _keep(head: Path, out: Path) -> None:
+    """Copy the head that is kept to where it was asked for.
+
+    Raises
+    ------
+    ModelFileError
+        It cannot be written; what was there still is.
+    """
+    try:
+        with replacing(out) as part:
+            shutil.copyfile(head, part)
+    except OSError as error:
+        raise ModelFileError(
+            "cannot write the head",
+            where=str(out),
+            got=error.strerror or error,
+            fix=f"it is in {head}: copy it to another place",
+        ) from error
 
 
 def _check_out(out: Path, model: Path) -> None:
@@ -222,56 +246,6 @@ def _check_out(out: Path, model: Path) -> None:
         reason = "another file than the model's"
     if reason:
         raise ModelFileError("the head cannot be written there", where=str(out), wanted=reason)
-
-
-def _read_texts(
-    target: Model,
-    teacher: Teacher,
-    files: Sequence[Path],
-    n: int,
-    window: int,
-    report: Callable[[int, int], None],
-) -> Iterator[Shard]:
-    """Yield the shards of texts, each of one, up to ``n`` tokens."""
-    done, most = 0, max(n // _LARGEST_SHARE, window)
-    for path in files:
-        if done >= n:
-            return
-        tokens = encode_file(target.tokenizer, path, min(most, n - done))
-        if pieces := cut_pieces(tokens, window):
-            shard = teacher.read(pieces)
-            done += len(shard.tokens)
-            report(done, n)
-            yield shard
-
-
-def _write_texts(
-    teacher: Teacher, writer: Writer, n: int, report: Callable[[int, int], None]
-) -> Iterator[Shard]:
-    """Yield shards of texts that the model writes, until they have ``n`` tokens."""
-    done = number = 0
-    while done < n:
-        texts = writer.write(number)
-        left = np.cumsum([0, *map(len, texts)])[:-1] < n - done
-        shard = teacher.read([text for text, wanted in zip(texts, left, strict=True) if wanted])
-        number += 1
-        done += len(shard.tokens)
-        report(done, n)
-        yield shard
-
-
-def _count(target: Model, shards: Sequence[Shard], n: int) -> I64:
-    """Return the ids of the most frequent tokens in ascending order; those that end texts first.
-
-    Of tokens that were read rarely or never, those with small ids are taken: vocabularies are made
-    in the order of frequency in texts of all kinds.
-    """
-    general = 1 / (np.arange(target.hparams.n_vocab) + _NOT_RANKED)
-    counts = general * (_GENERAL * sum(len(shard.tokens) for shard in shards) / general.sum())
-    for shard in shards:
-        counts += np.bincount(shard.tokens, minlength=len(counts))
-    counts[[token for token in target.tokenizer.end_tokens if token < len(counts)]] = np.inf
-    return np.sort(np.argsort(-counts, kind="stable")[:n]).astype(np.int64)
 
 
 def _open_held_out(target: Model, files: Sequence[Path], s: Settings) -> Iterator[I32]:

@@ -1,8 +1,8 @@
-"""How well a head drafts: measured with the runtime, on texts that it was not fitted to."""
+"""How well heads draft: measured with the runtime, on texts that they were not fitted to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -15,7 +15,7 @@ from mtpcore.runtime.context import Context
 from mtpcore.runtime.model import Model
 from mtpcore.sampling import Sampling
 
-__all__ = ["MeasuredHead", "measure_head"]
+__all__ = ["MeasuredHead", "measure_heads"]
 
 I32 = NDArray[np.int32]
 
@@ -45,57 +45,66 @@ class MeasuredHead(msgspec.Struct, frozen=True):
     predicted: float
 
 
-def measure_head(
+def measure_heads(
     target: Model,
-    head: Model,
+    heads: Mapping[str, Model],
     prompts: Sequence[I32],
     n_tokens: int,
     report: Callable[[int, int], None],
     *,
     threads: int | None = None,
-) -> list[MeasuredHead]:
-    """Let a target continue prompts with a head's drafts and without, greedily and sampled.
+) -> dict[str, list[MeasuredHead]]:
+    """Let a target continue prompts with each head's drafts and without, greedily and sampled.
 
-    Drafts at temperature 1 are coupled: drawn with the noise that the target's tokens are.
+    Drafts at temperature 1 are coupled: drawn with the noise that the target's tokens are. All ways
+    take turns, text by text, so that a slow minute of the machine hits all alike.
 
     Parameters
     ----------
-    target, head : Model
+    target : Model
+    heads : mapping of str to Model
+        By the names that the results are to have.
     prompts : sequence of int32[n]
+        Without any, nothing is measured.
     n_tokens : int
         The longest continuation of each.
     report : callable
         Told how many tokens of continuations are done, and of how many.
     """
+    measured: dict[str, list[MeasuredHead]] = {name: [] for name in heads}
+    if not prompts:
+        return measured
     n_ctx = max(map(len, prompts)) + n_tokens + _DRAFT + 1
-    ways: tuple[int | Literal["auto"], ...] = (_DRAFT, 0, "auto")
-    done, total = 0, 2 * len(ways) * len(prompts) * n_tokens
-    measured = []
+    done, total = 0, 2 * (1 + 2 * len(heads)) * len(prompts) * n_tokens
+
+    def generator_of(
+        sampling: Sampling, draft: int | Literal["auto"], head: Model | None = None
+    ) -> Generator:
+        context = Context(target, n_ctx, threads=threads)
+        drafting = context if head is None else link(context, draft_model=head)
+        return Generator(drafting, sampling=sampling, draft=draft)
+
     for temperature in (0.0, 1.0):
         sampling = Sampling(temperature=temperature, seed=1)
-        generators = [
-            Generator(
-                link(Context(target, n_ctx, threads=threads), draft_model=head),
-                sampling=sampling,
-                draft=draft,
-            )
-            for draft in ways
-        ]
+        without = generator_of(sampling, 0)
+        fixed = {name: generator_of(sampling, _DRAFT, head) for name, head in heads.items()}
+        auto = {name: generator_of(sampling, "auto", head) for name, head in heads.items()}
         for prompt in prompts:
-            for generator in generators:  # in turn: a slow minute hits all alike
+            for generator in (without, *fixed.values(), *auto.values()):
                 list(generator.generate(prompt.tolist(), max_tokens=n_tokens))
                 done += n_tokens
                 report(done, total)
-        rates, plain, drafted = (generator.stats for generator in generators)
-        measured.append(
-            MeasuredHead(
-                temperature,
-                rates.acceptance_per_position,
-                plain.tokens_per_second,
-                drafted.tokens_per_second,
-                _predict(rates, plain),
+        for name, results in measured.items():
+            rates = fixed[name].stats
+            results.append(
+                MeasuredHead(
+                    temperature,
+                    rates.acceptance_per_position,
+                    without.stats.tokens_per_second,
+                    auto[name].stats.tokens_per_second,
+                    _predict(rates, without.stats),
+                )
             )
-        )
     return measured
 
 

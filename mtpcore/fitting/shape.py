@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -17,7 +18,7 @@ from mtpcore.errors import MtpcoreError, PluginError
 if TYPE_CHECKING:
     import jax
 
-__all__ = ["Shape", "find_shape"]
+__all__ = ["Shape", "find_shapes", "needed_packages"]
 
 F32 = NDArray[np.float32]
 
@@ -34,8 +35,8 @@ class Shape(Protocol):
     def taps(self, target: Any) -> tuple[str, ...]:
         """Return the hidden states of the target that the head reads, side by side."""
 
-    def metadata(self, target: Any) -> dict[str, Any]:
-        """Return the file's entries that are the head's own."""
+    def metadata(self, target: Any, depth: int) -> dict[str, Any]:
+        """Return the entries that are the head's own, of a head that learns ``depth`` drafts."""
 
     def begin(
         self,
@@ -44,8 +45,9 @@ class Shape(Protocol):
         output: F32,
         sample: Callable[[], Iterator[tuple[F32, F32, F32]]],
         seed: int,
+        depth: int,
     ) -> dict[str, F32]:
-        """Return the weights before the first step.
+        """Return the weights before the first step, of a head that learns ``depth`` drafts.
 
         ``embeddings`` and ``output``, float32[n_drafted, width], are the rows of the target's
         matrices for the tokens that can be drafted. ``sample()`` yields pieces of text: embeddings
@@ -73,8 +75,8 @@ class Shape(Protocol):
         """
 
 
-def find_shape(known: Registry, name: str | None = None) -> tuple[DrafterSpec, Shape]:
-    """Return a drafter that can be fitted and its shape; by default the first that there is.
+def find_shapes(known: Registry, names: Sequence[str] = ()) -> list[tuple[DrafterSpec, Shape]]:
+    """Return the drafters of these names and their shapes; without names, all that can be fitted.
 
     Raises
     ------
@@ -84,25 +86,41 @@ def find_shape(known: Registry, name: str | None = None) -> tuple[DrafterSpec, S
         A package that the shape needs is missing.
     """
     there = {spec.name: spec for spec in known.drafters if spec.fitting}
-    spec = there.get(name) if name else next(iter(there.values()), None)
-    if spec is None:
+    wanted = names or there
+    if not there or not {*wanted} <= there.keys():
         raise PluginError(
             "no such shape of a head can be fitted",
             wanted=", ".join(there) or "a plugin whose DrafterSpec names a module in fitting=",
-            got=name,
+            got=", ".join(names) or None,
         )
-    try:
+    return [(there[name], _load_shape(there[name])) for name in dict.fromkeys(wanted)]
+
+
+def _load_shape(spec: DrafterSpec) -> Shape:
+    with needed_packages(spec.fitting):
         module = import_module(spec.fitting)
-    except ImportError as error:
-        raise MtpcoreError(
-            "a package that fitting needs is missing",
-            where=spec.fitting,
-            got=error,
-            fix="pip install 'mtpcore[fit]'",
-        ) from error
     methods = "ARCHITECTURE", "taps", "metadata", "begin", "scaled", "draft"
     if not offers(module, *methods[1:]) or not hasattr(module, methods[0]):
         raise PluginError(
             "the module is no shape", where=spec.fitting, wanted=", ".join(methods), got=spec.name
         )
-    return spec, cast(Shape, module)
+    return cast(Shape, module)
+
+
+@contextmanager
+def needed_packages(module: str) -> Iterator[None]:
+    """Import a module in the block; a package that it lacks is named, and how to get it.
+
+    Raises
+    ------
+    MtpcoreError
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MtpcoreError(
+            "a package that fitting needs is missing",
+            where=module,
+            got=error,
+            fix="pip install 'mtpcore[fit]'",
+        ) from error

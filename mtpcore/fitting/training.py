@@ -79,7 +79,9 @@ class Trainer:
         self._scale = self._measure_scale()
         if weights is None:
             embeddings = table_rows(self._table, vocabulary)
-            self._weights = shape.begin(target, embeddings, output, self._sample, settings.seed)
+            self._weights = shape.begin(
+                target, embeddings, output, self._sample, settings.seed, settings.depth
+            )
         else:
             self._weights = shape.scaled(weights, self._scale)
         self._key = self._name_run(vocabulary)
@@ -191,7 +193,8 @@ class Trainer:
     def _name_run(self, vocabulary: NDArray[np.int64]) -> str:
         """Return a hash of all that the weights depend on."""
         hashed = hashlib.blake2b(digest_size=16)
-        hashed.update(msgspec.json.encode((self._settings, jax.__version__)))
+        about = self._shape.ARCHITECTURE, self._settings, jax.__version__
+        hashed.update(msgspec.json.encode(about))
         hashed.update("\0".join(sorted({shard.path.name for shard, _ in self._pieces})).encode())
         hashed.update(vocabulary.tobytes())
         for name, values in sorted(self._weights.items()):

@@ -44,6 +44,7 @@ def write_head(
     shape: Shape,
     weights: Mapping[str, F32],
     vocabulary: I64,
+    depth: int,
     description: str,
     known: Registry,
 ) -> None:
@@ -57,6 +58,8 @@ def write_head(
         By the names of the file.
     vocabulary : int64[n]
         The token of each row of ``output.weight``.
+    depth : int
+        Drafts in a row that it learned.
     description : str
         How it was made, for ``general.description``.
 
@@ -81,7 +84,7 @@ def write_head(
         write_model_file(
             part,
             shape.ARCHITECTURE,
-            {**about, **shape.metadata(target), **tokenizer},
+            {**about, **shape.metadata(target, depth), **tokenizer},
             {**weights, spec.vocabulary: vocabulary},
             types,
         )
@@ -89,15 +92,17 @@ def write_head(
             check_draft_model(target, head)
 
 
-def read_head(path: Path, target: Model, spec: DrafterSpec, shape: Shape, known: Registry) -> Head:
-    """Read a head that a fit is to begin with.
+def read_head(
+    path: Path, target: Model, spec: DrafterSpec, shape: Shape, depth: int, known: Registry
+) -> Head:
+    """Read a head that a fit is to begin with, in which it learns ``depth`` drafts in a row.
 
     Raises
     ------
     ModelFileError
         It cannot be read, or is no head of this shape for this target.
     """
-    wanted = {"general.architecture": shape.ARCHITECTURE, **shape.metadata(target)}
+    wanted = {"general.architecture": shape.ARCHITECTURE, **shape.metadata(target, depth)}
     with load_model(path, sidecars=False, plugins=known) as head:
         found = {key: head.metadata.get(key) for key in wanted}
         wanted["tokenizer"], found["tokenizer"] = fingerprint(target), fingerprint(head)

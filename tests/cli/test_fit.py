@@ -28,9 +28,13 @@ def test_the_head_lies_where_run_finds_it(command, tmp_path):
         *("--tokens", 4000, "--epochs", 1, "--vocabulary", 400, "-t", 1),
     )  # fmt: skip
     assert code == 0, err
-    assert re.search(r"wrote .*model-draft\.gguf.*\d+ of them written by the model", err)
-    rows = r"temperature [01]: acceptance by position( 0\.\d\d){4}; \d+\.\d tokens/s without"
-    assert len(re.findall(rows, out)) == 2
+    kept = (
+        r"wrote .*model-draft\.gguf.*: (eagle3|peagle) of eagle3, peagle, \d+ tokens read, \d+ of"
+    )
+    assert re.search(kept, err)
+    for name, n_drafts in (("eagle3", 4), ("peagle", 2)):
+        rates = r"temperature [01]: acceptance by position" + r" 0\.\d\d" * n_drafts
+        assert len(re.findall(rf"{name}, {rates}; \d+\.\d tokens/s without", out)) == 2
     run = ("run", model, "-p", "def read(", "-n", 12, "--temp", 0, "--draft", 2, "-t", 1)
     drafted, plain = command(*run, "-v"), command(*run, "--drafter", "lookup")
     assert drafted[:2] == plain[:2]

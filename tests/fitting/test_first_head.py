@@ -1,36 +1,45 @@
-"""The head that a fit begins with, written and run: all of a fit but its steps, without JAX."""
+"""Heads that a fit begins with, written and run: all of a fit but its steps, without JAX."""
 
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from mtpcore_eagle3 import fitted_file
 
 import mtpcore
 from mtpcore.discovery.registry import registry
-from mtpcore.fitting.measuring import measure_head
+from mtpcore.fitting.measuring import measure_heads
+from mtpcore.fitting.shape import find_shapes
 from mtpcore.fitting.teacher import Teacher, output_rows, table_rows
 from mtpcore.fitting.texts import cut_pieces, encode_file
 from mtpcore.fitting.writing import read_head, write_head
+from mtpcore.testing import Subject, check_drafts
 
 ROOM = Path(mtpcore.__file__).parent
-SHAPE = SimpleNamespace(ARCHITECTURE=fitted_file.ARCHITECTURE, metadata=fitted_file.metadata)
+SHAPES = {spec.name: (spec, shape) for spec, shape in find_shapes(registry())}
+DEPTH = 3
 WINDOW, N_TOKENS, VOCABULARY = 128, 4000, np.arange(600)
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory):
-    """Return the path of a model, a head beside it, its weights, and texts that nobody read."""
-    folder = tmp_path_factory.mktemp("first")
-    path, out = folder / "model.gguf", folder / "model-draft.gguf"
-    shutil.copy(ROOM / "data" / "demo-eagle3.gguf", path)
-    spec = next(spec for spec in registry().drafters if spec.fitting)
-    with mtpcore.load_model(path, sidecars=False) as target:
-        encode = target.tokenizer.encode
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("first")
+    shutil.copy(ROOM / "data" / "demo-eagle3.gguf", made / "model.gguf")
+    return made
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def name(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def begun(folder, name):
+    """Return the path of a head, and its weights."""
+    out, (spec, shape) = folder / f"{name}.gguf", SHAPES[name]
+    with mtpcore.load_model(folder / "model.gguf", sidecars=False) as target:
         tokens = encode_file(target.tokenizer, ROOM / "cross" / "speculation.py", N_TOKENS)
-        teacher = Teacher(target, fitted_file.taps(target), folder / "work", WINDOW, threads=1)
+        teacher = Teacher(target, shape.taps(target), folder / "work", WINDOW, threads=1)
         shard = teacher.read(cut_pieces(tokens, WINDOW))
         table = target.tensors["token_embd.weight"]
 
@@ -44,42 +53,82 @@ def begun(tmp_path_factory):
                 yield table_rows(table, piece.tokens[1:]), piece.taps[:-1] / scale, hidden
 
         known = table_rows(table, VOCABULARY), output_rows(target, VOCABULARY)
-        weights = fitted_file.scaled(fitted_file.begin(target, *known, sample, 0), 1.0 / scale)
-        write_head(out, target, spec, SHAPE, weights, VOCABULARY, "the first weights", registry())
-        prompts = [
-            np.array(encode(text), np.int32) for text in ("def read(self", "import numpy as")
-        ]
-    return path, out, weights, prompts
+        weights = shape.scaled(shape.begin(target, *known, sample, 0, DEPTH), 1.0 / scale)
+        write_head(
+            out, target, spec, shape, weights, VOCABULARY, DEPTH, "the first weights", registry()
+        )
+    return out, weights
 
 
-def test_it_drafts_more_often_than_chance(begun):
-    path, out, _, prompts = begun
+def test_it_drafts_more_often_than_chance(begun, folder, name):
     with (
-        mtpcore.load_model(path, sidecars=False) as target,
-        mtpcore.load_model(out, sidecars=False) as head,
+        mtpcore.load_model(folder / "model.gguf", sidecars=False) as target,
+        mtpcore.load_model(begun[0], sidecars=False) as head,
     ):
-        measured = measure_head(target, head, prompts, 32, lambda done, total: None, threads=1)
-    assert min(one.acceptance[0] for one in measured) > 0.3  # 0.2 with taps in another scale
+        prompts = [
+            np.array(target.tokenizer.encode(text), np.int32)
+            for text in ("def read(self", "import numpy as")
+        ]
+        measured = measure_heads(target, {name: head}, prompts, 32, lambda *args: None, threads=1)
+    assert min(one.acceptance[0] for one in measured[name]) > 0.3  # 0.2 with taps in another scale
 
 
-def test_the_file_is_laid_out_as_one_that_others_read(begun):
+def layout(path):
+    with mtpcore.load_model(path, sidecars=False) as head:
+        keys = {k: type(v) for k, v in head.metadata.items() if not k.startswith("general.")}
+        return keys, {name: one.type_name for name, one in head.tensors.items()}
+
+
+def test_the_file_is_laid_out_as_one_that_others_read(begun, name):
     """As the packaged head, which llama.cpp loads: tests/plugins/test_drafters_llama_cpp.py."""
+    keys, tensors = layout("demo:eagle3-draft")
+    if name == "peagle":
+        keys = {key.replace("eagle3.", "peagle."): kind for key, kind in keys.items()}
+        keys |= {"peagle.block_size": int, "tokenizer.ggml.mask_token_id": int}
+        tensors |= {"mask_hidden.weight": "F32"}
+    assert layout(begun[0]) == (keys, tensors)
 
-    def layout(path):
-        with mtpcore.load_model(path, sidecars=False) as head:
-            keys = {k: type(v) for k, v in head.metadata.items() if not k.startswith("general.")}
-            return keys, {name: one.type_name for name, one in head.tensors.items()}
 
-    assert layout(begun[1]) == layout("demo:eagle3-draft")
-
-
-def test_it_is_read_as_it_was_written(begun):
-    path, out, weights, _ = begun
-    with mtpcore.load_model(path, sidecars=False) as target:
-        spec = next(spec for spec in registry().drafters if spec.fitting)
-        found = read_head(out, target, spec, SHAPE, registry())
+def test_it_is_read_as_it_was_written(begun, folder, name):
+    out, weights = begun
+    with mtpcore.load_model(folder / "model.gguf", sidecars=False) as target:
+        found = read_head(out, target, *SHAPES[name], DEPTH, registry())
     assert found.vocabulary.tolist() == VOCABULARY.tolist()
     assert found.weights.keys() == weights.keys()
-    for name, values in weights.items():
+    for tensor, values in weights.items():
         most = np.abs(values).max()
-        assert np.abs(found.weights[name] - values).max() <= 0.01 * most, name
+        assert np.abs(found.weights[tensor] - values).max() <= 0.01 * most, tensor
+
+
+def test_the_runtime_computes_what_is_trained(begun, folder, name):
+    """The graph by which a head is trained scores each draft of the runtime best.
+
+    The weights are stirred: in those that a fit begins with, whole matrices are zeros.
+    """
+    spec, shape = SHAPES[name]
+    path, n_most, k = folder / f"{name}-stirred.gguf", 16, DEPTH
+    random = np.random.default_rng(1)
+    stirred = {
+        tensor: values + (0.3 * np.std(values) or 0.05) * random.standard_normal(values.shape)
+        for tensor, values in begun[1].items()
+    }
+    with mtpcore.load_model(folder / "model.gguf", sidecars=False) as target:
+        write_head(path, target, spec, shape, stirred, VOCABULARY, DEPTH, "stirred", registry())
+    subject = Subject(name, folder / "model.gguf", path)
+    target, head = subject.model, subject.draft_model
+    weights = {tensor: one.array() for tensor, one in head.tensors.items()}
+    vocabulary = weights.pop("d2t").astype(int)
+    table = target.tensors["token_embd.weight"].array()
+
+    def scores(tokens, rows, drafts):
+        n = len(tokens) - 1
+        following = np.resize([*tokens[1:], *drafts], n_most + k)
+        taps = np.zeros((1, n_most + k, 3 * table.shape[1]), np.float32)
+        taps[0, :n] = np.concatenate([rows[tap] for tap in shape.taps(target)], axis=1)
+        made = shape.draft(weights, table[following][None], taps, len(drafts), target)
+        logits = np.full((len(drafts), target.hparams.n_vocab), -np.inf)
+        for step, row in enumerate(made):
+            logits[step, vocabulary] = row[0, n - 1] @ weights["output.weight"].T
+        return logits
+
+    assert check_drafts(subject, scores, k=k, n_tokens=n_most) >= n_most

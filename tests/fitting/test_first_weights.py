@@ -4,9 +4,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("jax")
-
 from mtpcore_eagle3 import fitting
 
 WIDTH, N_TOKENS, N_TAPS = 128, 200, 3
@@ -43,7 +40,7 @@ def test_what_followed_the_last_time_is_drafted(repeating):
     rng = np.random.default_rng(7)
     texts = [rng.permutation(N_TOKENS)[:64] for _ in range(41)]
     pieces = [read(half) for half in texts[:-1]]
-    weights = fitting.begin(target, table, table, lambda: iter(pieces), 0)
+    weights = fitting.begin(target, table, table, lambda: iter(pieces), 0, 1)
     embeddings, taps, _ = read(texts[-1])
     (rows,) = fitting.draft(weights, embeddings[None], taps[None], 1, target)
     drafts = np.argmax(rows[0] @ weights["output.weight"].T, axis=1)

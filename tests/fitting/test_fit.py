@@ -1,6 +1,7 @@
 """What is refused before a fit begins; JAX is not needed to say so."""
 
 import shutil
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,17 +34,23 @@ def test_a_place_that_cannot_be_written_is_refused_at_once(folder, out):
     assert (folder / "model.gguf").read_bytes() == before
 
 
-def test_shapes_are_known_by_name(folder):
-    with pytest.raises(PluginError, match="eagle3"):
+@pytest.mark.parametrize("shapes", [["medusa"], ["eagle3", "medusa"], [""]])
+def test_shapes_are_known_by_name(folder, shapes):
+    with pytest.raises(PluginError, match="wanted eagle3, peagle"):
         fit_head(
-            folder / "model.gguf", [], folder / "refused.gguf", Settings(), watch, shape="medusa"
+            folder / "model.gguf", [], folder / "refused.gguf", Settings(), watch, shapes=shapes
         )
 
 
-def test_a_missing_package_is_named(folder, monkeypatch):
+@pytest.mark.parametrize("lacking", ["a shape's", "for training"])
+def test_a_missing_package_is_named(folder, monkeypatch, lacking):
     def import_module(name):
         raise ModuleNotFoundError("No module named 'jax'")
 
-    monkeypatch.setattr("mtpcore.fitting.shape.import_module", import_module)
+    if lacking == "for training":
+        monkeypatch.setitem(sys.modules, "jax", None)
+        monkeypatch.delitem(sys.modules, "mtpcore.fitting.training", raising=False)
+    else:
+        monkeypatch.setattr("mtpcore.fitting.shape.import_module", import_module)
     with pytest.raises(MtpcoreError, match=r"jax[\s\S]*mtpcore\[fit\]"):
         fit_head(folder / "model.gguf", [], folder / "refused.gguf", Settings(), watch)

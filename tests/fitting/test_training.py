@@ -1,4 +1,4 @@
-"""A head that is fitted, on the demo model without one: seconds, and a few thousand tokens."""
+"""Heads that are fitted, on the demo model without one: seconds, and a few thousand tokens."""
 
 import shutil
 from contextlib import contextmanager
@@ -10,17 +10,19 @@ import pytest
 
 import mtpcore
 from mtpcore.errors import ModelFileError
-from mtpcore.fitting import fit
+from mtpcore.fitting import fit, lessons
 from mtpcore.fitting.fit import fit_head
+from mtpcore.fitting.measuring import MeasuredHead
 from mtpcore.fitting.pace import Pace
 from mtpcore.fitting.settings import Settings
 from mtpcore.sampling import Sampling
-from mtpcore.testing import Batching, Subject, Texts, check_drafts, check_rows, check_texts
+from mtpcore.testing import Batching, Subject, Texts, check_rows, check_texts
 
 pytest.importorskip("jax")
 
 ROOM = Path(mtpcore.__file__).parent
 TEXTS = [ROOM / "errors.py", ROOM / "cross", ROOM / "runtime"]
+SHAPES = ["eagle3", "peagle"]
 SETTINGS = Settings(
     tokens=10_000, vocabulary=600, window=128, epochs=1, batch=4, prompts=8, continuation=24
 )
@@ -50,22 +52,48 @@ def fitted(folder):
     return run(folder, "model-draft.gguf")
 
 
-def test_it_drafts_more_often_than_chance(fitted):
-    greedy, sampled = fitted.measured
-    assert greedy.acceptance[0] > 0.2
-    assert sampled.acceptance[0] > 0.2
+@pytest.fixture(scope="module", params=SHAPES)
+def head(request, fitted, folder):
+    """Return the name of a drafter and the path of the head that was fitted for it."""
+    return request.param, folder / "work" / f"{request.param}.gguf"
+
+
+def test_heads_draft_more_often_than_chance(fitted):
+    assert [*fitted.measured] == SHAPES
+    for greedy, sampled in fitted.measured.values():
+        assert greedy.acceptance[0] > 0.2
+        assert sampled.acceptance[0] > 0.2
     assert fitted.n_vocabulary == 600  # so chance is less than a hundredth
 
 
-def test_it_lies_where_link_finds_it(fitted, folder):
+def test_one_lies_where_link_finds_it(fitted, folder):
+    tried = folder / "work" / f"{fitted.drafter}.gguf"
+    assert fitted.path.read_bytes() == tried.read_bytes()
     with mtpcore.load_model(folder / "model.gguf") as model:
-        used = [one.path for one in model.sidecars if one.used]
-        assert used == [fitted.path]
+        assert [one.path for one in model.sidecars if one.used] == [fitted.path]
+
+
+@pytest.mark.parametrize("kept", SHAPES)
+def test_it_is_the_fastest_one(fitted, folder, kept, monkeypatch):
+    """By the product of both speeds: neither the first one nor the best of one temperature."""
+
+    def measure_heads(target, heads, *args, **options):
+        speeds = {name: (11.0, 11.0) if name == kept else (12.0, 9.0) for name in heads}
+        return {
+            name: [MeasuredHead(i, [0.5], 10.0, rate, rate) for i, rate in enumerate(rates)]
+            for name, rates in speeds.items()
+        }
+
+    monkeypatch.setattr(fit, "measure_heads", measure_heads)
+    made = run(folder, "fastest.gguf")
+    assert made.drafter == kept
+    with mtpcore.load_model(made.path, sidecars=False) as model:
+        assert [spec.name for spec in model.drafters] == [kept]
 
 
 @pytest.fixture(scope="module")
-def subject(fitted, folder):
-    return Subject("fitted", folder / "model.gguf", fitted.path)
+def subject(head, folder):
+    return Subject(head[0], folder / "model.gguf", head[1])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -78,39 +106,20 @@ def test_rows_may_come_in_any_batches(subject):
     check_rows(subject, Batching(chunk=3, n_batch=5))
 
 
-def test_the_runtime_computes_what_was_trained(subject):
-    """The graph in JAX, by which the head was trained, scores each draft of the runtime best."""
-    from mtpcore_eagle3 import fitting
-
-    target, head = subject.model, subject.draft_model
-    weights = {name: one.array() for name, one in head.tensors.items()}
-    vocabulary = weights.pop("d2t").astype(int)
-    table = target.tensors["token_embd.weight"].array()
-    n_most, k = 16, 3
-
-    def scores(tokens, rows, drafts):
-        n = len(tokens) - 1
-        following = np.resize([*tokens[1:], *drafts], n_most + k)
-        taps = np.zeros((1, n_most + k, 3 * table.shape[1]), np.float32)
-        taps[0, :n] = np.concatenate([rows[tap] for tap in fitting.taps(target)], axis=1)
-        made = fitting.draft(weights, table[following][None], taps, len(drafts), target)
-        logits = np.full((len(drafts), target.hparams.n_vocab), -np.inf)
-        for step, row in enumerate(made):
-            logits[step, vocabulary] = row[0, n - 1] @ weights["output.weight"].T
-        return logits
-
-    assert check_drafts(subject, scores, k=k, n_tokens=n_most) >= n_most
+def test_the_same_seed_gives_the_same_head_alone_or_beside_others(head, folder):
+    name, path = head
+    again = run(folder, "again.gguf", work="other", shapes=[name])
+    assert again.path.read_bytes() == path.read_bytes()
 
 
-def test_the_same_seed_gives_the_same_head(fitted, folder):
-    again = run(folder, "again.gguf", work="other")
-    assert again.path.read_bytes() == fitted.path.read_bytes()
-    other = run(folder, "other.gguf", msgspec.structs.replace(SETTINGS, seed=1))
-    assert other.path.read_bytes() != fitted.path.read_bytes()
+def test_another_seed_gives_another_head(fitted, folder):
+    settings = msgspec.structs.replace(SETTINGS, seed=1)
+    other = run(folder, "other.gguf", settings, "seeded", shapes=["eagle3"])
+    assert other.path.read_bytes() != (folder / "work" / "eagle3.gguf").read_bytes()
 
 
 def test_minutes_decide_only_how_many_tokens_are_read(fitted, folder, monkeypatch):
-    paces = []
+    paces, before = [], (folder / "work" / "peagle.gguf").read_bytes()
 
     def measure_pace(*args):
         paces.append(measured(*args))
@@ -119,9 +128,10 @@ def test_minutes_decide_only_how_many_tokens_are_read(fitted, folder, monkeypatc
     measured = fit._measure_pace
     monkeypatch.setattr(fit, "_measure_pace", measure_pace)
     settings = msgspec.structs.replace(SETTINGS, tokens=1)
-    timed = run(folder, "timed.gguf", settings, minutes=SETTINGS.tokens * 6e-3 / 60 / 0.9 + 1e-9)
+    minutes = SETTINGS.tokens * 6e-3 / 60 / 0.9 + 1e-9
+    timed = run(folder, "timed.gguf", settings, minutes=minutes, shapes=["peagle"])
     assert timed.settings == SETTINGS
-    assert timed.path.read_bytes() == fitted.path.read_bytes()
+    assert timed.path.read_bytes() == before
     assert min(msgspec.structs.astuple(paces[0])) > 0
 
 
@@ -134,7 +144,7 @@ def test_an_interrupted_run_goes_on(fitted, folder, monkeypatch):
     @contextmanager
     def interrupted(title):
         def report(done, total):
-            if title == "training":
+            if title == "training eagle3":
                 steps.append(done)
                 if len(steps) == 13:
                     raise KeyboardInterrupt
@@ -142,25 +152,26 @@ def test_an_interrupted_run_goes_on(fitted, folder, monkeypatch):
         yield report
 
     arguments = folder / "model.gguf", TEXTS, folder / "on.gguf", SETTINGS
-    options = {"work": folder / "interrupted", "threads": 1}
+    options = {"work": folder / "interrupted", "threads": 1, "shapes": ["eagle3"]}
     with pytest.raises(KeyboardInterrupt):
         fit_head(*arguments, interrupted, **options)
     assert not (folder / "on.gguf").exists()
     before = len(steps)
     fit_head(*arguments, interrupted, **options)
     assert steps[before] == steps[10], "it goes on after the last state that was kept"
-    assert (folder / "on.gguf").read_bytes() == fitted.path.read_bytes()
+    uninterrupted = folder / "work" / "eagle3.gguf"
+    assert (folder / "on.gguf").read_bytes() == uninterrupted.read_bytes()
 
 
 def test_held_out_files_are_never_read(folder, monkeypatch):
-    opened, encode_file = [], fit.encode_file
+    opened, encode_file = [], lessons.encode_file
 
     def encode(tokenizer, path, most):
         opened.append(path)
         return encode_file(tokenizer, path, most)
 
+    monkeypatch.setattr(lessons, "encode_file", encode)
     monkeypatch.setattr(fit, "encode_file", encode)
-    monkeypatch.setattr(fit, "measure_head", lambda *args, **options: [])
     sides = []
 
     def split(paths, seed):
@@ -170,22 +181,26 @@ def test_held_out_files_are_never_read(folder, monkeypatch):
     split_files = fit.split_files
     monkeypatch.setattr(fit, "split_files", split)
     monkeypatch.setattr(fit, "_open_held_out", lambda target, files, s: iter(()))
-    run(folder, "unread.gguf")
+    unread = run(folder, "unread.gguf")
     assert opened
     assert sides[0].held_out
     assert not {*opened} & {*sides[0].held_out}
+    assert unread.measured == {name: [] for name in SHAPES}
+    assert unread.drafter == SHAPES[0]
 
 
-def test_it_goes_on_from_a_head(fitted, folder):
-    short = msgspec.structs.replace(SETTINGS, epochs=1, rate=0.0)
-    same = run(folder, "same.gguf", short, start=fitted.path)
+def test_it_goes_on_from_a_head(head, folder):
+    name, path = head
+    none = msgspec.structs.replace(SETTINGS, epochs=0)
+    same = run(folder, "same.gguf", none, "further", start=path)
+    assert same.drafter == name
     with (
-        mtpcore.load_model(fitted.path, sidecars=False) as one,
+        mtpcore.load_model(path, sidecars=False) as one,
         mtpcore.load_model(same.path, sidecars=False) as other,
     ):
-        for name, tensor in one.tensors.items():  # Q8_0 once more, and taps scaled and back
-            a, b = tensor.array(), other.tensors[name].array()
-            assert np.abs(a - b).max() <= 0.02 * np.abs(a).max(), name
+        for tensor_name, tensor in one.tensors.items():  # Q8_0 once more; taps scaled and back
+            a, b = tensor.array(), other.tensors[tensor_name].array()
+            assert np.abs(a - b).max() <= 0.02 * np.abs(a).max(), tensor_name
 
 
 @pytest.mark.parametrize("key", ["width", "other"])

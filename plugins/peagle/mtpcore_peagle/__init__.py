@@ -22,7 +22,7 @@ PEAGLE = DrafterSpec(
     fit=Fit(
         architectures=frozenset({"peagle"}),
         tensors=("fc.weight", "mask_hidden.weight", "blk.0.attn_norm_2.weight"),
-        sidecars=("peagle-*.gguf",),
+        sidecars=("peagle-*.gguf", "*-draft.gguf"),
     ),
     standalone=True,
     hparams=FusedHparams.read,
@@ -48,6 +48,7 @@ PEAGLE = DrafterSpec(
     min_types=(("fc.weight", "Q8_0"), ("mask_hidden.weight", "F32")),
     checkpoint=PEAGLE_CHECKPOINT,
     acceptance=(0.45, 0.8),
+    fitting="mtpcore_peagle.fitting",
     evidence="arXiv 2602.01469; vLLM's pull request 32628 has first-draft rates of 64 beside "
     "EAGLE-3's 73 %",
 )

@@ -1,4 +1,4 @@
-"""The weights of an EAGLE-3 head before the first step: a linear guess, and heads that copy.
+"""The weights of a fused head before the first step: a linear guess, and heads that copy.
 
 Where a text repeats itself, what followed the last time is the best draft there is. Models find it
 by "induction heads" (Olsson et al., 2022, arXiv 2209.11895), which a small head learns only from
