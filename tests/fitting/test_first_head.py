@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import mtpcore
+from mtpcore.discovery.loading import find_model
 from mtpcore.discovery.registry import registry
 from mtpcore.fitting.measuring import measure_heads
 from mtpcore.fitting.shape import find_shapes
@@ -24,7 +25,7 @@ WINDOW, N_TOKENS, VOCABULARY = 128, 4000, np.arange(600)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("first")
-    shutil.copy(ROOM / "data" / "demo-eagle3.gguf", made / "model.gguf")
+    shutil.copy(find_model("demo:eagle3"), made / "model.gguf")
     return made
 
 
@@ -132,3 +133,17 @@ def test_the_runtime_computes_what_is_trained(begun, folder, name):
         return logits
 
     assert check_drafts(subject, scores, k=k, n_tokens=n_most) >= n_most
+
+
+def test_weights_for_scaled_taps_draft_the_same(begun, folder, name):
+    _, shape = SHAPES[name]
+    weights, random = begun[1], np.random.default_rng(2)
+    with mtpcore.load_model(folder / "model.gguf", sidecars=False) as target:
+        width = target.hparams.width
+        scale = np.exp(random.normal(size=3 * width)).astype(np.float32)
+        embeddings = random.normal(size=(1, 9, width)).astype(np.float32)
+        taps = random.normal(size=(1, 9, 3 * width)).astype(np.float32)
+        wanted = shape.draft(weights, embeddings, taps * scale, DEPTH, target)
+        made = shape.draft(shape.scaled(weights, scale), embeddings, taps, DEPTH, target)
+    for step in range(DEPTH):
+        assert np.abs(made[step] - wanted[step]).max() < 1e-3 * np.abs(wanted[step]).max(), step

@@ -3,11 +3,10 @@
 import shutil
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-import mtpcore
+from mtpcore.discovery.loading import find_model
 from mtpcore.errors import ModelFileError, MtpcoreError, PluginError
 from mtpcore.fitting.fit import fit_head
 from mtpcore.fitting.settings import Settings
@@ -20,9 +19,7 @@ def watch(title):
 
 @pytest.fixture
 def folder(tmp_path):
-    shutil.copy(
-        Path(mtpcore.__file__).parent / "data" / "demo-eagle3.gguf", tmp_path / "model.gguf"
-    )
+    shutil.copy(find_model("demo:eagle3"), tmp_path / "model.gguf")
     return tmp_path
 
 

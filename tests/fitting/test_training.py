@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import mtpcore
+from mtpcore.discovery.loading import find_model
 from mtpcore.errors import ModelFileError
 from mtpcore.fitting import fit, lessons
 from mtpcore.fitting.fit import fit_head
@@ -36,7 +37,7 @@ def watch(title):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("fit")
-    shutil.copy(ROOM / "data" / "demo-eagle3.gguf", made / "model.gguf")
+    shutil.copy(find_model("demo:eagle3"), made / "model.gguf")
     return made
 
 
@@ -205,7 +206,7 @@ def test_it_goes_on_from_a_head(head, folder):
 
 @pytest.mark.parametrize("key", ["width", "other"])
 def test_a_head_of_another_shape_is_refused(folder, key):
-    start = "demo" if key == "other" else ROOM / "data" / "demo-eagle3-draft.gguf"
+    start = "demo" if key == "other" else "demo:eagle3-draft"
     with pytest.raises(ModelFileError, match="not of the shape"):
         run(folder, "refused.gguf", start=start)
     assert not (folder / "refused.gguf").exists()
