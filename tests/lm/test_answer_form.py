@@ -257,6 +257,16 @@ def test_a_mark_of_what_is_said_follows_the_reasoning(prompt, text, fits):
     assert may_end(made, form_answer(made, tokens_of(made, prompt), SHAPE), text) == fits
 
 
+@pytest.mark.parametrize(
+    ("text", "fits"), [("<say>yes.", True), ("yes.", True), ("<say>maybe.", False)]
+)
+def test_a_mark_of_what_is_said_without_reasoning(text, fits):
+    made = mtpcore.load_model("demo")
+    made.chat_template = ChatTemplate(TURNS.replace("%s", "<say>{{ m.content }}"))
+    prompt = tokens_of(made, "<|assistant|>\n")
+    assert may_end(made, form_answer(made, prompt, SHAPE), text) == fits
+
+
 @pytest.mark.parametrize("draft", [0, 3, "auto"])
 def test_reasoning_is_drafted_and_the_form_begins_inside_a_round(thinker, draft):
     """A processor leads the model through its reasoning; then the form alone decides."""

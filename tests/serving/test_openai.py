@@ -9,8 +9,10 @@ import pytest
 from harness.served import serving
 
 import mtpcore
+from mtpcore.decoding import TokenLogprobs
 from mtpcore.gguf import ChatTemplate
 from mtpcore.serving import ServerSettings
+from mtpcore.serving.logprobs import LegacyLogprobs
 
 HI = [{"role": "user", "content": "hi"}]
 PROMPT = "def read_config(path):"
@@ -125,6 +127,14 @@ def test_an_echoed_prompt_has_its_logprobs(client, lm, max_tokens):
         assert [one.text for one in alone.choices] == [one.text for one in found.choices]
         assert {one.logprobs for one in alone.choices} == {None}
         assert found.usage.prompt_tokens_details.cached_tokens == 0
+
+
+def test_of_tokens_with_one_text_the_likeliest_is_shown(lm):
+    """Parts of characters have one: of these two the second would be no greedy choice."""
+    found = TokenLogprobs(7, -3.0, ((9, -0.5), (7, -3.0)), "\ufffd", ("\ufffd", "\ufffd"))
+    other = TokenLogprobs(5, -4.0, ((9, -0.5),), "a", ("b",))
+    (one, two) = LegacyLogprobs(lm.tokenizer).spell([found, other])["top_logprobs"]
+    assert (one, two) == ({"\ufffd": -0.5}, {"b": -0.5, "a": -4.0})
 
 
 def test_a_stream_echoes_a_prompt_with_its_logprobs(client):
