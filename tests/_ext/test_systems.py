@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from harness.core_programs import build, compile_all, described, run
+from harness.core_programs import build, compile_all, core_sources, described, program_sources, run
 
 WINE = "wine"
 # Zig names processors where others name families of them.
@@ -35,9 +35,11 @@ def build_for(monkeypatch, tmp_path):
         assert {"linux": "pages_linux.c", "darwin": "pages_darwin.c", "win32": "pages_windows.c"}[
             system
         ] in own
-        given = [zig, "cc", "-target", target], libraries, tmp_path, *QUICKLY
-        as_zig = {"flag": lambda flag: PROCESSORS.get(flag, flag)}
-        return build(*given, **as_zig, link=()) if links else compile_all(*given, **as_zig)
+        compiler, as_zig = [zig, "cc", "-target", target], lambda flag: PROCESSORS.get(flag, flag)
+        if links:
+            return build(compiler, libraries, tmp_path, *QUICKLY, flag=as_zig, link=())
+        sources = [*core_sources(libraries), *program_sources(libraries)]
+        return compile_all(compiler, sources, tmp_path, *QUICKLY, flag=as_zig)
 
     return build_it
 

@@ -35,6 +35,11 @@ def described(monkeypatch, machine, system=sys.platform):
     return found
 
 
+def core_sources(libraries):
+    """Return the core's files and their flags."""
+    return [(source, made["cflags"]) for _, made in libraries for source in made["sources"]]
+
+
 def program_sources(libraries):
     """The program's own files and their flags: ``functions_SET.c`` has those of its set.
 
@@ -49,12 +54,15 @@ def program_sources(libraries):
             yield str(source), flags[kind]
 
 
-def build(compiler, libraries, folder, *last, flag=lambda flag: flag, link=("-lm", "-pthread")):
+def build(
+    compiler, libraries, folder, *last, core=None, flag=lambda flag: flag, link=("-lm", "-pthread")
+):
     """Compile everything and link it with these last flags; return the program.
 
-    As ``compile_all``.
+    As ``compile_all``; where objects of the ``core`` are there, the program's own files alone.
     """
-    objects = compile_all(compiler, libraries, folder, *last, flag=flag)
+    sources = [*(core_sources(libraries) if core is None else ()), *program_sources(libraries)]
+    objects = [*(core or ()), *compile_all(compiler, sources, folder, *last, flag=flag)]
     compiler = [compiler] if isinstance(compiler, str) else compiler
     program = str(folder / "compare")
     # What watches memory in a sanitizer's build has to be linked as well.
@@ -63,26 +71,24 @@ def build(compiler, libraries, folder, *last, flag=lambda flag: flag, link=("-lm
     return program
 
 
-def compile_all(compiler, libraries, folder, *last, flag=lambda flag: flag):
-    """Compile everything with warnings as errors, and with these last flags; return the objects.
+def compile_all(compiler, sources, folder, *last, flag=lambda flag: flag):
+    """Compile files with their flags, warnings as errors, and these last flags; return the objects.
 
     ``flag`` gives what a compiler calls a flag of setup.py. With -Og: it takes half the time of
     -O1, and warns of the same.
     """
     compiler = [compiler] if isinstance(compiler, str) else compiler
     includes = ["-Imtpcore/_ext/c", f"-I{PROGRAM}"]
-    jobs = [(source, made["cflags"]) for _, made in libraries for source in made["sources"]]
-    jobs += program_sources(libraries)
 
-    def compile_one(job):
-        number, (source, flags) = job
+    def compile_one(numbered):
+        number, (source, flags) = numbered
         made = folder / f"{number}.o"
         flags = [*map(flag, flags), *STRICT, "-Og", *last]
         run([*compiler, *flags, *includes, "-c", source, "-o", str(made)])
         return str(made)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(compile_one, enumerate(jobs)))
+        return list(pool.map(compile_one, enumerate(sources)))
 
 
 def run(command, code=0, **environment):
