@@ -1,6 +1,6 @@
 """Recurrent layers on the CPU: the bits of the definition, however rows come and are shared."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -70,9 +70,10 @@ def wide(request):
     return hybrid(layers=2, **sizes, **request.param)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("order", ORDERS)
-def test_batches_of_any_size(wide, threads, order):
+@pytest.mark.parametrize(
+    ("order", "threads"), [(ORDERS[0], 1), *product(ORDERS, (2, 3))]
+)  # one thread has no order
+def test_batches_of_any_size(wide, order, threads):
     use_order(order)
     tokens = text(120)
     whole = Runner(CpuBackend(), *wide, n_batch=128)
