@@ -36,7 +36,7 @@ def name(request):
 
 @pytest.fixture(scope="module")
 def begun(folder, name):
-    """Return the path of a head, and its weights."""
+    """Return the path of a head, its weights, and the size of each column of its taps."""
     out, (spec, shape) = folder / f"{name}.gguf", SHAPES[name]
     with mtpcore.load_model(folder / "model.gguf", sidecars=False) as target:
         tokens = encode_file(target.tokenizer, ROOM / "cross" / "speculation.py", N_TOKENS)
@@ -58,7 +58,7 @@ def begun(folder, name):
         write_head(
             out, target, spec, shape, weights, VOCABULARY, DEPTH, "the first weights", registry()
         )
-    return out, weights
+    return out, weights, scale
 
 
 def test_it_drafts_more_often_than_chance(begun, folder, name):
@@ -91,7 +91,7 @@ def test_the_file_is_laid_out_as_one_that_others_read(begun, name):
 
 
 def test_it_is_read_as_it_was_written(begun, folder, name):
-    out, weights = begun
+    out, weights, _ = begun
     with mtpcore.load_model(folder / "model.gguf", sidecars=False) as target:
         found = read_head(out, target, *SHAPES[name], DEPTH, registry())
     assert found.vocabulary.tolist() == VOCABULARY.tolist()
@@ -104,17 +104,19 @@ def test_it_is_read_as_it_was_written(begun, folder, name):
 def test_the_runtime_computes_what_is_trained(begun, folder, name):
     """The graph by which a head is trained scores each draft of the runtime best.
 
-    The weights are stirred: in those that a fit begins with, whole matrices are zeros.
+    The weights are random: with those that a fit begins with, whole parts of it do not count.
     """
     spec, shape = SHAPES[name]
-    path, n_most, k = folder / f"{name}-stirred.gguf", 16, DEPTH
+    path, n_most, k = folder / f"{name}-random.gguf", 16, DEPTH
     random = np.random.default_rng(1)
-    stirred = {
-        tensor: values + (0.3 * np.std(values) or 0.05) * random.standard_normal(values.shape)
+    weights = {
+        tensor: random.standard_normal(values.shape)
+        * (2 * values.shape[-1] ** -0.5 if values.ndim > 1 else 1)
         for tensor, values in begun[1].items()
     }
+    weights = shape.scaled(weights, 1.0 / begun[2])
     with mtpcore.load_model(folder / "model.gguf", sidecars=False) as target:
-        write_head(path, target, spec, shape, stirred, VOCABULARY, DEPTH, "stirred", registry())
+        write_head(path, target, spec, shape, weights, VOCABULARY, DEPTH, "random", registry())
     subject = Subject(name, folder / "model.gguf", path)
     target, head = subject.model, subject.draft_model
     weights = {tensor: one.array() for tensor, one in head.tensors.items()}
