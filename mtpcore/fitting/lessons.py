@@ -156,6 +156,7 @@ def _write(
     """Yield shards of texts that the model writes, until they have ``n`` tokens."""
     done = number = 0
     while done < n:
+        report(done, n)  # texts are written side by side, and come all at once
         texts = writer.write(number)
         left = np.cumsum([0, *map(len, texts)])[:-1] < n - done
         shard = teacher.read([text for text, wanted in zip(texts, left, strict=True) if wanted])
