@@ -57,7 +57,7 @@ def drafted(drawn, kind, threads=1, *, compiled=True, n_before=0, built=None):
         clear(*runners)
 
 
-@searching(150)
+@searching(300)
 @given(schedules())
 @example(WITHOUT_FILLS)
 @example(AFTER_ITS_OWN)

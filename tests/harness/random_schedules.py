@@ -80,15 +80,21 @@ class Drawing:
         self.depths[n] = self.depths[parent] + 1 if depth is None else depth
         return n
 
-    def row(self, number, text, own, rows, *, again, at):
-        """Draw what a row gets: the token of a draft, and rows that an earlier stage made."""
+    def row(self, number, text, own, rows, *, again, at, is_tree):
+        """Draw what a row gets: the token of a draft, and rows that an earlier stage made.
+
+        In a tree most rows get a draft, after one that another row gets where there is any.
+        """
         draft, stage, output = None, None, 0
         used = {of for _, of, *_ in rows} - {None}
         if again:
             draft = own[at - 1] if at else None
-        elif own and self.draw(st.booleans()):
+        elif own and (self.draw(st.booleans()) or (is_tree and self.draw(st.booleans()))):
             after = [n for n in own if used & (self.before(n) - {n})]  # others' rows come before
-            draft = self.draw(st.sampled_from(after if after and self.draw(st.booleans()) else own))
+            if is_tree and not used:
+                after = [n for n in own if any(n in self.before(m) - {m} for m in own)]
+            takes = bool(after) and (is_tree or self.draw(st.booleans()))
+            draft = self.draw(st.sampled_from(after if takes else own))
             if draft in used or any(draft in self.before(of) for of in used):
                 draft = None  # a row of a tree comes after rows before it
         if number and (self.verifies or self.draw(st.booleans())):
@@ -134,10 +140,12 @@ class Drawing:
             begin = draw(st.sampled_from([n for n, (of, *_) in enumerate(before) if of == text]))
             steps = draw(st.lists(st.integers(0, 4), max_size=3, unique=True))
             for step in steps if form == "tree" else sorted(steps):
-                _, draft, stage, output = self.row(number, text, own, rows, again=False, at=0)
+                _, draft, stage, output = self.row(
+                    *(number, text, own, rows), again=False, at=0, is_tree=form == "tree"
+                )
                 rows.append((text, draft, stage, output))
                 ahead.append((begin, step))
-                if len(self.drafts) < 8 and draw(st.booleans()):
+                if len(self.drafts) < 12 and draw(st.booleans()):
                     self.choose(text, len(rows) - 1, picks)
         if rows:
             self.stages.append(
@@ -167,6 +175,7 @@ class Drawing:
         draw, self.n_before = self.draw, len(self.drafts)
         again = number > 0 and bool(self.drafts) and draw(st.booleans()) and draw(st.booleans())
         again = again and not self.ranked
+        is_tree = self.branches and not again and draw(st.booleans())
         rows, picks, parent = [], [], []
         for text in draw(st.permutations(range(self.n_texts))):
             own, begin = self.own(text), len(rows)
@@ -174,12 +183,12 @@ class Drawing:
             if again and not own:
                 continue
             for at in range(n_rows):
-                rows.append(self.row(number, text, own, rows, again=again, at=at))
+                rows.append(self.row(number, text, own, rows, again=again, at=at, is_tree=is_tree))
                 parent.append(draw(st.sampled_from([-1, *range(begin, len(rows) - 1)])))
                 output = len(rows) - 1
                 if again and at < len(own):
                     picks.append((output, own[at]))
-                elif not again and len(self.drafts) < 8 and draw(st.booleans()):
+                elif not again and len(self.drafts) < 12 and draw(st.booleans()):
                     self.choose(text, output, picks)
         if not rows or (again and not picks):
             return
@@ -191,7 +200,7 @@ class Drawing:
                 repeats=draw(st.integers(1, 4)) if again else 0,
                 runs_whole=draw(st.booleans()),
                 ends_at_nan=not self.verifies and draw(st.booleans()),
-                parent=parent if self.branches and not again and draw(st.booleans()) else None,
+                parent=parent if is_tree else None,
                 is_relative=draw(st.booleans()),
             )
         )
@@ -234,7 +243,7 @@ def schedules(draw):
         (draw(st.integers(0, len(SAMPLINGS))), 0.0 if verifies else draw(least))
         for _ in range(drawing.n_texts)
     ]
-    for number in range(draw(st.integers(1, 4))):
+    for number in range(draw(st.integers(3 if drawing.branches else 1, 4))):
         if drawing.stages and draw(st.booleans()):
             drawing.add_rows(len(drawing.stages))
         else:
