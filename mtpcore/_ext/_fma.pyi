@@ -13,11 +13,17 @@ def fma(
 
     Parameters
     ----------
-    a, b, c, result : NDArray[np.float32], shape (n,)
-        With any strides.
+    a, b, c : NDArray[np.float32]
+        Of shapes that broadcast to the result's, with any strides.
+    result : NDArray[np.float32]
+        C-contiguous, with at most 16 axes.
 
     Raises
     ------
+    TypeError
+        Something is no array of float32, or has too many axes.
     IndexError
-        They are not equally long.
+        A shape does not broadcast to the result's.
+    ValueError
+        The result may not be written, or is not C-contiguous.
     """

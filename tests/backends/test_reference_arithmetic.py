@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from programs import Raw, Tensor, random_tensors
 
+from mtpcore._ext import _fma
 from mtpcore._ext._cpu import available_isas, use_isa
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.cpu.store import CpuStore
@@ -85,6 +86,33 @@ def test_fma_rounds_once(values):
     wanted = rounded(Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c)))
     assert made == wanted
     assert np.signbit(made) == np.signbit(in_float64)
+
+
+def test_fma_takes_any_shapes_and_strides():
+    rng = np.random.default_rng(0)
+    a, b, c = (rng.normal(size=shape).astype(np.float32) for shape in ((5, 6, 7), 6, (7, 1, 1)))
+    a, b = a.transpose(2, 0, 1), b[::-1]
+    made = fma(a, b, c)
+    assert made.shape == (7, 5, 6)
+    for i, j, k in np.ndindex(made.shape):
+        assert made[i, j, k] == fma(a[i, j, k], b[k], c[i, 0, 0])
+    assert fma(a[:, :0], b, c).shape == (7, 0, 6)
+    assert fma(a[..., :0], b[:0], c).shape == (7, 5, 0)
+
+
+def test_fma_takes_no_other_values():
+    one = np.ones(3, np.float32)
+    for wrong in (np.ones(3), np.ones(3, np.int32), 1.0):
+        with pytest.raises(TypeError, match="no float32"):
+            fma(one, wrong, one)
+    with pytest.raises(ValueError, match="broadcast"):
+        fma(one, one[:2], one)
+    with pytest.raises(IndexError, match="another shape"):
+        _fma.fma(one, one, one, np.empty(4, np.float32))
+    with pytest.raises(IndexError, match="more axes"):
+        _fma.fma(one[None], one, one, np.empty(3, np.float32))
+    with pytest.raises(TypeError, match="result"):
+        _fma.fma(one, one, one, np.empty(3))
 
 
 def test_lanes_are_summed_by_halves():

@@ -20,16 +20,7 @@ def fma(a: Any, b: Any, c: Any) -> F32:
     C's ``fmaf``, value after value. Written with NumPy's own operations it would take ten times as
     long, and most of what the definition takes; tests hold it against exact fractions.
     """
-    parts = np.nditer(
-        [a, b, c, None],
-        ["external_loop", "buffered", "zerosize_ok"],
-        [["readonly"], ["readonly"], ["readonly"], ["writeonly", "allocate"]],
-        op_dtypes=[np.float32, np.float32, np.float32, np.float32],
-        order="C",
-        casting="safe",
-    )
-    with parts:
-        for x, y, z, rounded in parts:
-            _fma.fma(x, y, z, rounded)
-        made: F32 = parts.operands[3]
+    operands = np.asarray(a), np.asarray(b), np.asarray(c)
+    made = np.empty(np.broadcast(*operands).shape, np.float32)
+    _fma.fma(*operands, made)
     return made
