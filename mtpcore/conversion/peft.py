@@ -99,7 +99,7 @@ WeightChange = LowRank | NewValues | NewRows | Shift
 
 
 _Rank = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
-_Factor = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
+_Alpha = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
 _RowIds = Annotated[
     list[Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]], msgspec.Meta(min_length=1)
 ]
@@ -110,14 +110,14 @@ class _AdapterSettings(msgspec.Struct):
 
     peft_type: str
     r: _Rank
-    lora_alpha: _Factor
+    lora_alpha: _Alpha
     use_rslora: bool = False
     use_dora: bool = False
     lora_bias: bool = False
     fan_in_fan_out: bool = False
     bias: str = "none"
     rank_pattern: dict[str, _Rank] = {}
-    alpha_pattern: dict[str, _Factor] = {}
+    alpha_pattern: dict[str, _Alpha] = {}
     modules_to_save: list[str] | None = None
     target_parameters: list[str] = []
     trainable_token_indices: _RowIds | dict[str, _RowIds] | None = None
