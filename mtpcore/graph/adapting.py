@@ -77,7 +77,8 @@ def _matrix(program: Program, node: Node) -> Weight | None:
 def _bias(program: Program, node: Node) -> Weight | None:
     """Return the vector that a node adds to rows of a batch, if it does."""
     is_added = node.op == "shift_by" or (node.op == "matmul" and len(node.weights) > 1)
-    if not is_added or program.values[node.inputs[0]].shape[0] not in (TOKENS, OUTPUTS):
+    shape = program.values[node.inputs[0]].shape
+    if not is_added or len(shape) != 2 or shape[0] not in (TOKENS, OUTPUTS):
         return None
     bias = node.weights[-1]
     return bias if bias is not None and len(bias.shape) == 1 else None
