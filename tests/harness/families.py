@@ -15,7 +15,11 @@ def subject_of(name):
         return Subject(name, name, draft_path=draft_model and str(draft_model.path))
 
 
-FAMILIES = [subject_of(name) for name in find_demos() if not name.endswith(("-draft", ":small"))]
+FAMILIES = [
+    subject_of(name)
+    for name, _ in sorted(find_demos().items(), key=lambda found: found[1].name)
+    if not name.endswith(("-draft", ":small"))
+]
 DRAFT_MODEL = Subject("demo:small", "demo", draft_path=str(find_demos()["demo:small"]))
 _FOLDER = TemporaryDirectory(prefix="mtpcore-hybrid-")
 HYBRID = hybrid_family.subject(Path(_FOLDER.name))
