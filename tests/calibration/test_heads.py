@@ -1,21 +1,19 @@
 """Heads read what they read of a prompt: true tokens and the trunk's true rows."""
 
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
 from harness.fixtures import model_file
 
-import mtpcore
 from mtpcore import Batch, Context, load_model
 from mtpcore.calibration.collecting import collect_importance, find_missing
 from mtpcore.calibration.settings import ImportanceSettings
 from mtpcore.conversion.importance_file import read_sums
+from mtpcore.discovery.loading import find_demos
 from mtpcore.errors import LinkError
 
 SIZE = 24
-DATA = Path(mtpcore.__file__).parent / "data"
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +81,7 @@ def test_every_head_of_a_file_has_weights(name, read_file):
 def test_a_drafter_in_a_file_of_its_own_is_weighed_alone(name, tmp_path):
     """Of one that fills blocks only what makes entries of the text: it reads no masks."""
     (tmp_path / "text").write_text("def add(a, b):\n    return a + b\n" * 40)
-    head = DATA / f"demo-{name}-draft.gguf"
+    head = find_demos()[f"demo:{name}-draft"]
     made = collect_importance(
         *("demo:eagle3" if name == "eagle3" else "demo", [tmp_path / "text"], tmp_path / "a"),
         *(ImportanceSettings(chunk_size=SIZE, n_chunks=2), lambda _: nullcontext(lambda *_: None)),

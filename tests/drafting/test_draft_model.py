@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import toy
 from harness import hybrid_family, seer
-from harness.families import DATA
+from harness.families import DRAFT_MODEL
 from harness.search import searching
 from hypothesis import HealthCheck
 from hypothesis.stateful import run_state_machine_as_test
@@ -28,7 +28,7 @@ SAMPLED = Sampling(temperature=0.9, seed=3)
 
 def dequantized():
     """The packaged draft model's weights, as the gguf package reads them."""
-    reader = gguf.GGUFReader(DATA / "demo-small.gguf")
+    reader = gguf.GGUFReader(DRAFT_MODEL.draft_path)
     kinds = {t.name: t.tensor_type for t in reader.tensors}
     return {
         t.name: gguf.quants.dequantize(t.data, kinds[t.name]).reshape(t.shape[::-1])
@@ -68,7 +68,7 @@ def llama_logits(w, tokens, n_head=3, width=32, eps=1e-5, base=1e4):
 
 def test_drafts_are_those_of_a_plain_llama():
     weights = dequantized()
-    subject = Subject("small", "demo", draft_path=str(DATA / "demo-small.gguf"))
+    subject = Subject("small", "demo", draft_path=DRAFT_MODEL.draft_path)
 
     def scores(tokens, rows, drafts):
         text = np.array([*tokens, *drafts[:-1]])

@@ -2,18 +2,18 @@
 
 import pytest
 from harness import dflash, eagle3, gemma4
-from harness.families import DATA
 from harness.published import tokenizer, write_checkpoint
 from harness.witness import load, needs_llama_cpp
 
 from mtpcore.conversion import convert
+from mtpcore.discovery.loading import find_demos
 
 pytestmark = needs_llama_cpp
 
 
-@pytest.mark.parametrize("name", ["demo-small", "demo-eagle3-draft", "demo-dflash-draft"])
+@pytest.mark.parametrize("name", ["demo:small", "demo:eagle3-draft", "demo:dflash-draft"])
 def test_the_packaged_drafters(name):
-    load(DATA / f"{name}.gguf")
+    load(find_demos()[name])
 
 
 UNKNOWN = {"four layers", "a norm for each tap", "3.1"}
