@@ -359,7 +359,7 @@ def find_model(name: str | PathLike[str]) -> Path:
         return demos[str(name)]
     fix = f"take one of these; a file of your own with this name is given as ./{name}"
     if find_spec(_MORE) is None:
-        fix += "; further ones are in a package of their own: pip install mtpcore-demos"
+        fix += "; further ones: pip install mtpcore-demos, or ./demos of the sources"
     raise ModelFileError(
         "there is no such model in the package", wanted=", ".join(demos), got=str(name), fix=fix
     )
