@@ -45,7 +45,7 @@ from mtpcore.gguf.adapter import load_adapter
 from mtpcore.gguf.header import MetadataValue
 from mtpcore.gguf.writer import write_model_file
 
-__all__ = ["CONFIG", "convert_adapter", "is_adapter"]
+__all__ = ["convert_adapter", "is_adapter"]
 
 _MERGE = "merge it into the model as that is converted: mtpcore convert HF_DIR --lora ADAPTER_DIR"
 

@@ -370,7 +370,12 @@ def _pair(
     # A table has a row for each token, and a layer of GPT-2's kind a column for each output.
     is_transposed = is_table or settings.fan_in_fan_out
     if settings.use_dora and is_transposed:
-        raise ModelFileError("lengths of columns (DoRA)", where=where, fix=MERGE)
+        raise ModelFileError(
+            "an adapter that sets lengths (DoRA), of a table or of a layer of GPT-2's kind",
+            where=where,
+            wanted="such an adapter of plain linear layers alone",
+            fix=MERGE,
+        )
     if is_transposed:
         return LowRank(b.T, a.T, scale)
     return LowRank(a, b, scale, parts["magnitude"].rows() if settings.use_dora else None)

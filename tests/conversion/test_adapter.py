@@ -177,6 +177,21 @@ def test_differences_need_the_base_model_s_tensors(tmp_path):
             convert_adapter(folder / "adapter", folder / "a.gguf", base=folder / "base")
 
 
+def test_lengths_of_transposed_layers_are_refused(tmp_path):
+    case = "GPT2LMHeadModel"
+    write_base(tmp_path / "base", case)
+    write_adapter(tmp_path / "adapter", case, use_dora=True)
+    held = tensors(CASES[case]["shapes"])
+    lengths = {
+        name.replace("lora_B.weight", "lora_magnitude_vector"): np.ones(len(b), np.float32)
+        for name, b in held.items()
+        if name.endswith("lora_B.weight")
+    }
+    save_file({**held, **lengths}, tmp_path / "adapter" / "adapter_model.safetensors")
+    with pytest.raises(ModelFileError, match="sets lengths"):
+        convert(tmp_path / "base", tmp_path / "model.gguf", lora=[tmp_path / "adapter"])
+
+
 def test_an_adapter_of_another_model_is_not_merged(tmp_path):
     name = "SmolLM3ForCausalLM"
     write_base(tmp_path / "base", "Olmo2ForCausalLM")
