@@ -48,6 +48,8 @@ OF_BOTH = {**OF_TABLE, "target_modules": ["embed_tokens", "lm_head", "v_proj"]}
 OF_MAMBA = {**PLAIN, "target_modules": ["q_proj", "in_proj", "down_proj"]}
 """PEFT refuses the others of such layers, which are never called as layers."""
 QV: dict[str, Any] = {"r": 2, "lora_alpha": 3, "target_modules": ["q_proj", "v_proj"]}
+WITH_TABLES = "save_embedding_layers"
+"""Of saving, and no setting of the adapter."""
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{
         name: (name, PLAIN)
@@ -98,6 +100,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             ("last products", ["experts.down_proj"]),
         )
     },
+    **{  # whose checkpoints have experts under other names, or as stacks, inputs first
+        f"{name}, experts": (
+            name,
+            {**QV, "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]},
+        )
+        for name in ("MiniMaxM2ForCausalLM", "Llama4ForCausalLM", "GptOssForCausalLM")
+    },
     "Qwen2MoeForCausalLM, experts": (
         "Qwen2MoeForCausalLM",
         {
@@ -107,6 +116,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "target_parameters": ["experts.gate_up_proj", "experts.down_proj"],
         },
     ),
+    "Olmo2ForCausalLM, whole tables": ("Olmo2ForCausalLM", {**QV, WITH_TABLES: True}),
+    "Gemma2ForCausalLM, whole table": ("Gemma2ForCausalLM", {**QV, WITH_TABLES: True}),
     "SmolLM3ForCausalLM, lengths": ("SmolLM3ForCausalLM", {**PATTERNS, "use_dora": True}),
     "Phi3ForCausalLM, lengths": ("Phi3ForCausalLM", {**PLAIN, "use_dora": True}),
 }
@@ -121,15 +132,19 @@ def computed(name: str, given: dict[str, Any]) -> tuple[dict[str, Any], np.ndarr
         save_file(data.tensors(family["shapes"]), folder / "model.safetensors", {"format": "pt"})
         cls = getattr(transformers, family["config"]["architectures"][0])
         base = cls.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-        get_peft_model(base, LoraConfig(**given)).save_pretrained(folder / "adapter")
+        settings = {key: value for key, value in given.items() if key != WITH_TABLES}
+        get_peft_model(base, LoraConfig(**settings)).save_pretrained(
+            folder / "adapter", save_embedding_layers=given.get(WITH_TABLES, False)
+        )
         config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
         config["base_model_name_or_path"] = "base"
+        config["target_modules"] = sorted(config["target_modules"])  # a set, in any order
         path = folder / "adapter" / "adapter_model.safetensors"
         saved = load_file(path)
         shapes = {one: list(array.shape) for one, array in saved.items()}
         # PEFT saves copies of tables beside adapters of them, which are the base model's.
         own = {one: shape for one, shape in shapes.items() if ".base_layer.w" not in one}
-        values = data.adapter_tensors(config, own)
+        values = data.adapter_tensors(name, own)
         save_file({**saved, **values}, path, {"format": "pt"})
         base = cls.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
         model = PeftModel.from_pretrained(base, folder / "adapter")

@@ -27,7 +27,14 @@ from mtpcore.conversion.family import (
     read_config,
 )
 from mtpcore.conversion.metadata import family_metadata
-from mtpcore.conversion.peft import CONFIG, LowRank, SavedAdapter, WeightChange, read_saved
+from mtpcore.conversion.peft import (
+    CONFIG,
+    LowRank,
+    OfExperts,
+    SavedAdapter,
+    WeightChange,
+    read_saved,
+)
 from mtpcore.conversion.plan import (
     ConversionPlan,
     ExpertCount,
@@ -106,7 +113,7 @@ def convert_adapter(
         metadata.get(f"{family.architecture}.expert_count", 0), ExpertCount, config.file
     )
     tensors = _tensors_of(origin, values, family)
-    changes = changes_of(saved, family, tensors)
+    changes = changes_of(saved, family, tensors, config)
     pairs: dict[str, LowRank] = {}
     left = {*changes}
     for wish in wishes_of(family, config, n_experts):
@@ -130,7 +137,7 @@ def convert_adapter(
 def _is_pair(changes: tuple[WeightChange, ...]) -> bool:
     """Say whether a tensor is changed as adapters change matrices, without lengths of rows."""
     (first, *others) = changes
-    return isinstance(first, LowRank) and not others
+    return isinstance(first, LowRank | OfExperts) and not others
 
 
 def _tensors_of(
@@ -170,7 +177,7 @@ def _difference(
     before = dict(tensors)
     if wish.rename.copy_of and wish.names[0] not in before:
         before[wish.names[0]] = before[wish.rename.copy_of]
-    added = _values_of(wish, change_tensors([saved], family, tensors), config)
+    added = _values_of(wish, change_tensors([saved], family, tensors, config), config)
     added -= _values_of(wish, before, config)
     if added.ndim == 1:
         added = added[None]
@@ -222,36 +229,41 @@ def _place(
 ) -> LowRank:
     """Return halves as the file's tensor needs them, stacked where it is a stack of experts."""
     rename = wish.rename
-    given = {
-        name: change
-        for name, own in changes.items()
-        for change in own
-        if isinstance(change, LowRank)
-    }
-    if any(pair.magnitude is not None for pair in given.values()):
+    given = {name: change for name, own in changes.items() for change in own}
+    if any(isinstance(one, LowRank) and one.magnitude is not None for one in given.values()):
         raise ModelFileError(
             "an adapter that sets the lengths of rows (DoRA), which no adapter's file holds",
             where=f"{folder}: {wish.names[0]}",
             fix=_MERGE,
         )
-    if rename.further or rename.sources is not None or rename.blocks or rename.is_stack:
+    if rename.further or rename.sources is not None or rename.blocks:
         raise ModelFileError(
             "an adapter of a matrix that the file makes of several tensors",
             where=f"{folder}: {wish.names[0]}",
             got=wish.tensor,
             fix=_MERGE,
         )
-    if "{e}" not in rename.source:
-        return _moved(wish, given[wish.names[0]], config)
-    pairs = [None if n not in given else _moved(wish, given[n], config) for n in wish.names]
+    pairs: list[LowRank | None] = []
+    for name in wish.names:
+        match given.get(name):
+            case LowRank() as pair:
+                pairs.append(_moved(wish, pair, config))
+            case OfExperts(own):
+                pairs.extend(_moved(wish, pair, config) for pair in own)
+            case _:
+                pairs.append(None)
+    if "{e}" not in rename.source and not rename.is_stack:
+        (only,) = pairs
+        assert only is not None
+        return only
     there = [pair for pair in pairs if pair is not None]
     rank = max(len(pair.a) for pair in there)
     a = np.zeros((len(pairs), rank, there[0].a.shape[1]), np.float32)
     b = np.zeros((len(pairs), there[0].b.shape[0], rank), np.float32)
-    for i, pair in enumerate(pairs):
-        if pair is not None:
-            n = len(pair.a)
-            a[i, :n], b[i, :, :n] = pair.a, pair.b * np.float32(pair.scale)
+    for i, each in enumerate(pairs):
+        if each is not None:
+            n = len(each.a)
+            a[i, :n], b[i, :, :n] = each.a, each.b * np.float32(each.scale)
     return LowRank(a, b, 1.0)
 
 

@@ -7,14 +7,27 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from mtpcore.conversion.expert_changes import spread_over_experts
 from mtpcore.conversion.family import Family, canonical_names
-from mtpcore.conversion.peft import LowRank, NewRows, NewValues, SavedAdapter, Shift, WeightChange
+from mtpcore.conversion.peft import (
+    MERGE,
+    LowRank,
+    NewRows,
+    NewValues,
+    OfExperts,
+    SavedAdapter,
+    Shift,
+    WeightChange,
+)
 from mtpcore.conversion.plan import SCALES
 from mtpcore.conversion.published import PublishedTensor
+from mtpcore.declarations.checkpoint import Config
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.merged_adapters import add_product
 
 __all__ = ["ChangedTensor", "change_tensors", "changes_of"]
+
+_TABLES = ("token_embd.weight", "output.weight")
 
 
 class ChangedTensor(PublishedTensor, frozen=True):
@@ -58,6 +71,10 @@ class ChangedTensor(PublishedTensor, frozen=True):
         if isinstance(change, Shift):
             values += change.values[begin:end]
             return values
+        if isinstance(change, OfExperts):
+            for matrix, pair in zip(values, change.pairs[begin:end], strict=True):
+                add_product(matrix, pair.a, pair.b * np.float32(pair.scale))
+            return values
         add_product(values, change.a, change.b[begin:end] * np.float32(change.scale))
         if change.magnitude is not None:
             lengths = np.sqrt(np.square(values, dtype=np.float64).sum(axis=1))
@@ -78,6 +95,10 @@ def _check(base: PublishedTensor, change: WeightChange) -> None:
         shape: tuple[int, ...] = (len(change.b), change.a.shape[1])
         lengths = change.magnitude
         fits = shape == base.shape and (lengths is None or lengths.shape == shape[:1])
+    elif isinstance(change, OfExperts):
+        (a, b, *_), n = change.pairs[0], len(change.pairs)
+        shape = (n, len(b), a.shape[1])
+        fits = shape == base.shape
     elif isinstance(change, NewRows):
         shape = change.tensor.shape
         fits = shape[1:] == base.shape[1:] and max(change.ids) < base.n_rows
@@ -96,11 +117,15 @@ def _check(base: PublishedTensor, change: WeightChange) -> None:
 
 
 def changes_of(
-    saved: SavedAdapter, family: Family, tensors: Mapping[str, PublishedTensor] | None
+    saved: SavedAdapter,
+    family: Family,
+    tensors: Mapping[str, PublishedTensor] | None,
+    config: Config,
 ) -> dict[str, tuple[WeightChange, ...]]:
     """Return an adapter's changes by names as the family's table spells them.
 
-    An output matrix that is the table of embeddings changes with it where the adapter says so.
+    An output matrix that is the table of embeddings changes with it where the adapter says so, or
+    holds the table beside what its settings speak of.
 
     Parameters
     ----------
@@ -108,16 +133,38 @@ def changes_of(
     family : Family
     tensors : mapping, optional
         The base model's, by the same names; None where only its configuration is there.
+    config : Config
 
     Raises
     ------
     ModelFileError
-        It cannot be told whether the output matrix is the table.
+        It cannot be told whether the output matrix is the table, or the adapter has tensors that
+        are no such tables, and of which its settings do not speak.
     """
     spelled = canonical_names(family.main, saved.changes)
-    changes = {name: saved.changes[own] for name, own in spelled.items()}
+    changes: dict[str, tuple[WeightChange, ...]] = {}
+    stacks: dict[str, OfExperts] = {}
+    for name, own in spelled.items():
+        for change in saved.changes[own]:
+            if isinstance(change, OfExperts):
+                stacks[name] = change
+            else:
+                changes[name] = (*changes.get(name, ()), change)
+    for name, part in spread_over_experts(stacks, family, config, tensors) if stacks else ():
+        changes[name] = (*changes.get(name, ()), part)
+    tables = {one.source for one in family.main.tensors if one.tensor in _TABLES}
+    whole = {name for name, own in spelled.items() if own in saved.unspoken}
+    if strange := sorted(whole - tables):
+        raise ModelFileError(
+            "a tensor of which the settings of the adapter do not speak",
+            where=f"{saved.folder}: {spelled[strange[0]]}",
+            wanted="lora_A and lora_B of modules, what bias and modules_to_save name, and tables "
+            "of embeddings and of the output",
+            fix=MERGE,
+        )
     for source, table in _copies(family):
-        if not saved.is_tied or table not in changes or source in changes:
+        is_changed = table in changes and source not in changes
+        if not is_changed or not (saved.is_tied or table in whole):
             continue
         if tensors is None:
             raise ModelFileError(
@@ -132,7 +179,10 @@ def changes_of(
 
 
 def change_tensors(
-    saved: Sequence[SavedAdapter], family: Family, tensors: Mapping[str, PublishedTensor]
+    saved: Sequence[SavedAdapter],
+    family: Family,
+    tensors: Mapping[str, PublishedTensor],
+    config: Config,
 ) -> dict[str, PublishedTensor]:
     """Return a checkpoint's tensors with what adapters change, one after the other.
 
@@ -142,6 +192,7 @@ def change_tensors(
     family : Family
     tensors : mapping of str to PublishedTensor
         By name as the family's table spells it.
+    config : Config
 
     Raises
     ------
@@ -152,7 +203,7 @@ def change_tensors(
     tables = dict(_copies(family))
     for one in saved:
         before = dict(found)
-        changes = changes_of(one, family, before)
+        changes = changes_of(one, family, before, config)
         for source, table in tables.items():
             # What is the same matrix no longer is, once one of both has changed.
             if source not in before and table in before and {source, table} & changes.keys():
@@ -163,7 +214,8 @@ def change_tensors(
                     "the adapter changes what the model's checkpoint does not have",
                     where=str(one.folder),
                     got=name,
-                    fix="give the adapter of this model",
+                    fix="give the adapter of this model; beside experts that are published in four "
+                    "bits it stays: mtpcore convert ADAPTER_DIR --base HF_DIR",
                 )
             if name + SCALES in found:
                 raise ModelFileError(

@@ -164,7 +164,7 @@ def convert(
         for spelled, name in canonical_names(family.main, published).items()
     }
     saved = [read_saved(take_path(adapter)) for adapter in lora]
-    tensors = change_tensors(saved, family, tensors)
+    tensors = change_tensors(saved, family, tensors, config)
     held, taken = held_metadata(family.main, config, tensors)
     tensors = {name: tensor for name, tensor in tensors.items() if name not in taken}
     plan = make_plan(family, config, tensors, n_experts, mtp)

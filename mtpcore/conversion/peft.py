@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -25,6 +25,7 @@ __all__ = [
     "LowRank",
     "NewRows",
     "NewValues",
+    "OfExperts",
     "SavedAdapter",
     "Shift",
     "read_saved",
@@ -56,9 +57,8 @@ _INFORMS = frozenset(
     )
 )
 """Settings that change no number once the adapter is trained, or are told elsewhere."""
-_PARAMETERS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-"""Stacks of experts as transformers 5 holds them, in the order in which its modules have them, each
-with what checkpoints call the parts of an expert's matrix."""
+_PARAMETERS = ("gate_up_proj", "down_proj")
+"""Stacks of experts as transformers 5 holds them, in the order in which its modules have them."""
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Ways to begin that change the base model's own weights, too."""
 
@@ -73,6 +73,12 @@ class LowRank(NamedTuple):
     b: np.ndarray
     scale: float
     magnitude: np.ndarray | None = None
+
+
+class OfExperts(NamedTuple):
+    """Of a stack [experts, ...] each matrix is changed by its own pair, in the order of experts."""
+
+    pairs: tuple[LowRank, ...]
 
 
 class NewValues(NamedTuple):
@@ -94,7 +100,7 @@ class Shift(NamedTuple):
     values: np.ndarray
 
 
-WeightChange = LowRank | NewValues | NewRows | Shift
+WeightChange = LowRank | OfExperts | NewValues | NewRows | Shift
 """What becomes of one tensor."""
 
 
@@ -183,7 +189,11 @@ class SavedAdapter(NamedTuple):
     folder : Path
     changes : dict of str to tuple of WeightChange
         By the name of the base model's tensor as its class has it, in the order in which they
-        apply.
+        apply. Those of experts are by the name of the parameter that holds all of them, halves as
+        PEFT has them.
+    unspoken : frozenset of str
+        Those of which the settings do not speak. PEFT saves tables of embeddings and of the output
+        so (``save_embedding_layers``).
     is_tied : bool
         Whether what changes a table of embeddings changes an output matrix that is the same one,
         too.
@@ -193,6 +203,7 @@ class SavedAdapter(NamedTuple):
 
     folder: Path
     changes: dict[str, tuple[WeightChange, ...]]
+    unspoken: frozenset[str]
     is_tied: bool
     base: str | None
 
@@ -208,7 +219,7 @@ def read_saved(folder: Path) -> SavedAdapter:
     settings = _read_settings(folder)
     halves: dict[str, dict[str, PublishedTensor]] = {}
     changes: dict[str, list[WeightChange]] = {}
-    embeddings, experts, kinds = set(), set(), set()
+    embeddings, experts, kinds, unspoken = set(), set(), set(), set()
     for name, tensor in _read_tensors(folder).items():
         if name.endswith(_COPY):
             continue
@@ -234,12 +245,8 @@ def read_saved(folder: Path) -> SavedAdapter:
             changes.setdefault(own, []).append(NewValues(tensor))
             kinds.add("bias" if own.endswith("bias") else "modules_to_save")
         else:
-            raise ModelFileError(
-                "a tensor of which the settings of the adapter do not speak",
-                where=f"{folder / _TENSORS}: {name}",
-                wanted="lora_A and lora_B of modules, and what bias and modules_to_save name",
-                fix=MERGE,
-            )
+            changes.setdefault(own, []).append(NewValues(tensor))
+            unspoken.add(own)
     for kind in ("modules_to_save", "trainable_token_indices"):
         if (named := getattr(settings, kind)) and kind not in kinds:
             raise ModelFileError(
@@ -250,8 +257,7 @@ def read_saved(folder: Path) -> SavedAdapter:
             )
     for module, parts in halves.items():
         if module in experts:
-            for name, pair in _pairs_of_experts(module, parts, settings):
-                changes.setdefault(name, []).append(pair)
+            changes.setdefault(module, []).append(_pairs_of_experts(module, parts, settings))
             continue
         pair = _pair(module, parts, settings, module in embeddings)
         changes.setdefault(f"{module}.weight", []).append(pair)
@@ -261,6 +267,7 @@ def read_saved(folder: Path) -> SavedAdapter:
     return SavedAdapter(
         folder,
         {name: tuple(found) for name, found in changes.items()},
+        frozenset(unspoken),
         settings.ensure_weight_tying or "trainable_token_indices" in kinds,
         settings.base_model_name_or_path,
     )
@@ -383,29 +390,26 @@ def _pair(
 
 def _pairs_of_experts(
     module: str, parts: Mapping[str, PublishedTensor], settings: _AdapterSettings
-) -> Iterator[tuple[str, LowRank]]:
-    """Yield the pairs of each expert of a stack, by the names of the expert's own matrices.
+) -> OfExperts:
+    """Return the pair of each expert of a stack.
 
     PEFT saves A [experts * rank, in], expert after expert, and B [out, rank * experts], whose
     columns are those of the experts for each of the rank.
     """
     own = msgspec.structs.replace(settings, fan_in_fan_out=False, use_dora=False, lora_bias=False)
     both, rank = _pair(module, parts, own, False), settings.rank(module)
-    folder, _, parameter = module.rpartition(".")
-    names = _PARAMETERS[parameter]
-    if len(both.a) % rank or len(both.b) % len(names):
+    if len(both.a) % rank:
         raise ModelFileError(
             "halves of a stack of experts are not a pair for each",
             where=f"{parts['A'].file}: {module}",
-            wanted=f"rows of A in {rank}s, and of B in {len(names)} parts",
+            wanted=f"rows of A in {rank}s",
             got=f"{list(both.a.shape)} and {list(both.b.shape)}",
             fix="save the adapter again with PEFT",
         )
     n_experts, scale = len(both.a) // rank, settings.scale(module, rank)
-    for expert in range(n_experts):
-        a, b = both.a[expert * rank :][:rank], both.b[:, expert::n_experts]
-        for name, rows in zip(names, np.split(b, len(names)), strict=True):
-            yield f"{folder}.{expert}.{name}.weight", LowRank(a, rows, scale)
+    each = range(n_experts)
+    halves = ((both.a[e * rank :][:rank], both.b[:, e::n_experts]) for e in each)
+    return OfExperts(tuple(LowRank(a, b, scale) for a, b in halves))
 
 
 def _rows(module: str, tensor: PublishedTensor, settings: _AdapterSettings) -> NewRows:

@@ -3,9 +3,9 @@
 from mtpcore.graph.adapting import (
     JOINT,
     adapt_products,
-    adapted_biases,
     adapted_products,
     adapted_tables,
+    adapted_vectors,
 )
 from mtpcore.graph.builder import GraphBuilder
 from mtpcore.graph.draw import to_dot, to_mermaid
@@ -47,9 +47,9 @@ __all__ = [
     "Value",
     "Weight",
     "adapt_products",
-    "adapted_biases",
     "adapted_products",
     "adapted_tables",
+    "adapted_vectors",
     "delivered_products",
     "expose_products",
     "slice_output",

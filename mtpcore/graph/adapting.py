@@ -19,7 +19,8 @@ which tables lie one after the other, and B [n + 1, width, rank]. A product by t
 another one, even where the file holds it once.
 
 A vector that is added to rows, as a product's bias [out], is changed by the adapter's row of a
-table [n + 1, out].
+table [n + 1, out]. So is one that rows are multiplied by after a norm; what is added then is the
+adapter's row times the norm without a weight.
 
 ``adapters`` and ``adapter_scales`` are inputs. Where a row has fewer than n_used adapters the
 others are n, and matrix n of the stacks is zeros; their products, which are no numbers where x is
@@ -37,7 +38,7 @@ import msgspec
 from mtpcore.graph.inference import check, infer
 from mtpcore.graph.program import OUTPUTS, TOKENS, Node, Program, Value, Weight
 
-__all__ = ["JOINT", "adapt_products", "adapted_biases", "adapted_products", "adapted_tables"]
+__all__ = ["JOINT", "adapt_products", "adapted_products", "adapted_tables", "adapted_vectors"]
 
 JOINT = " and "
 
@@ -56,10 +57,10 @@ def adapted_tables(program: Program) -> dict[str, tuple[int, ...]]:
     return _adapted(program, "embed")
 
 
-def adapted_biases(program: Program) -> dict[str, tuple[int, ...]]:
-    """Return the vectors that can be adapted, in the same way, each as a matrix of one row."""
-    biases = [bias for node in program.nodes if (bias := _bias(program, node)) is not None]
-    return {bias.wanted: (1, *bias.shape) for bias in biases}
+def adapted_vectors(program: Program) -> dict[str, tuple[int, ...]]:
+    """Return the biases and the weights of norms that can be adapted, as matrices of one row."""
+    both = ((_gain(program, node), _bias(program, node)) for node in program.nodes)
+    return {one.wanted: (1, *one.shape) for pair in both for one in pair if one is not None}
 
 
 def _adapted(program: Program, *ops: str) -> dict[str, tuple[int, ...]]:
@@ -67,21 +68,30 @@ def _adapted(program: Program, *ops: str) -> dict[str, tuple[int, ...]]:
     return {weight.wanted: weight.shape for weight in weights if weight is not None}
 
 
+def _is_of_batch(program: Program, node: Node) -> bool:
+    return program.values[node.inputs[0]].shape[0] in (TOKENS, OUTPUTS)
+
+
 def _matrix(program: Program, node: Node) -> Weight | None:
     """Return the matrix, stack or table of rows of a batch that are made with one, if it is."""
     is_made = node.op in ("matmul", "expert_matmul", "embed")
-    of_batch = is_made and program.values[node.inputs[0]].shape[0] in (TOKENS, OUTPUTS)
-    return node.weights[0] if of_batch else None
+    return node.weights[0] if is_made and _is_of_batch(program, node) else None
 
 
 def _bias(program: Program, node: Node) -> Weight | None:
     """Return the vector that a node adds to rows of a batch, if it does."""
-    is_added = node.op == "shift_by" or (node.op == "matmul" and len(node.weights) > 1)
-    shape = program.values[node.inputs[0]].shape
-    if not is_added or len(shape) != 2 or shape[0] not in (TOKENS, OUTPUTS):
+    may_add = node.op in ("matmul", "layer_norm") and len(node.weights) > 1
+    has_heads = len(program.values[node.inputs[0]].shape) > 2
+    if has_heads or not (may_add or node.op == "shift_by") or not _is_of_batch(program, node):
         return None
     bias = node.weights[-1]
     return bias if bias is not None and len(bias.shape) == 1 else None
+
+
+def _gain(program: Program, node: Node) -> Weight | None:
+    """Return the vector that a norm of rows of a batch, or of their heads, multiplies by."""
+    is_norm = node.op in ("rms_norm", "layer_norm") and len(node.weights) > 0
+    return node.weights[0] if is_norm and _is_of_batch(program, node) else None
 
 
 def adapt_products(
@@ -93,17 +103,18 @@ def adapt_products(
     ----------
     program : Program
     ranks : dict of str to int
-        By the name that is asked for of each matrix, table or bias that adapters change, the
+        By the name that is asked for of each matrix, table or vector that adapters change, the
         largest of their ranks.
     n : int
         How many adapters there are; stacks have n + 1 matrices, the last one zeros, and of a stack
         of experts n times as many as it has, and one more. Of a table A has n times as many rows,
-        and one more. Of a bias A is a table of n + 1 rows, and there is no B.
+        and one more. Of a vector A is a table of n + 1 rows, and there is no B.
     n_used : int
         How many a row has at most.
     names : (str, str)
         What follows a matrix's name in those of its stacks A [n + 1, rank, in] and B [n + 1, out,
-        rank]; A of several matrices has all of their names, with ``JOINT`` between them.
+        rank]; A of several matrices has all of their names, with ``JOINT`` between them. That of a
+        norm of heads has its name, and its rows their values, once for each head.
     """
     return _Adapting(program, ranks, n, n_used, names).finish()
 
@@ -157,6 +168,7 @@ class _Adapting:
     def _adapt_node(self, node: Node, made: Node) -> None:
         """Change what a node of the program makes, whose copy in the new one is ``made``."""
         matrix, bias = _matrix(self._program, node), _bias(self._program, node)
+        gain = _gain(self._program, node)
         if matrix is not None and matrix.wanted in self._ranks:
             if node.op == "embed":
                 self._changed[node.outputs[0]] = self._adapt_table(made, matrix)
@@ -165,6 +177,8 @@ class _Adapting:
             elif self._is_adapted(matrix):
                 siblings = [*self._siblings[node.inputs[0]].values()]
                 self._changed[node.outputs[0]] = self._adapt(made, matrix, siblings)
+        if gain is not None and gain.wanted in self._ranks:
+            self._changed[node.outputs[0]] = self._adapt_norm(made, gain)
         if bias is not None and bias.wanted in self._ranks:
             self._changed[node.outputs[0]] = self._adapt_bias(node, bias)
 
@@ -210,12 +224,35 @@ class _Adapting:
         (made,) = node.outputs
         y = self._values[self._changed.get(made, made)]
         ids, scales = self._rows_of(y)
-        (width,) = bias.shape
-        name = bias.wanted + self._names[0]
-        table = Weight(name, name, (self._n + 1, width))
-        rows = self._add("embed_ids", f"{node.name}.adapter_bias", [ids], [table])
+        rows = self._vectors_of(f"{node.name}.adapter_bias", ids, bias)
         inputs = [y, rows, ids, scales]
         return self._add("add_chosen", f"{node.name}.adapted_bias", inputs, n=self._n).id
+
+    def _adapt_norm(self, node: Node, gain: Weight) -> int:
+        """Add what adapters make of a norm, and return the id of the sum."""
+        x, y = (self._values[i] for i in (node.inputs[0], node.outputs[0]))
+        ids, scales = self._rows_of(x)
+        name, n_heads = node.name, int(x.shape[1]) if len(x.shape) > 2 else 1
+        plain = self._add(node.op, f"{name}.adapter_norm", [x], **node.attrs)
+        if len(x.shape) > 2:
+            plain = self._add("merge_heads", f"{name}.adapter_norm_row", [plain])
+            y = self._add("merge_heads", f"{name}.row", [y])
+        plain = self._add("split_heads", f"{name}.adapter_norm_once", [plain], n_heads=1)
+        if (n_used := int(ids.shape[1])) > 1:
+            plain = self._add("repeat", f"{name}.adapter_norms", [plain], n_heads=n_used)
+        factors = self._vectors_of(f"{name}.adapter_factors", ids, gain, n_heads)
+        change = self._add("mul", f"{name}.adapter_change", [plain, factors])
+        inputs = [y, change, ids, scales]
+        changed = self._add("add_chosen", f"{name}.adapted", inputs, n=self._n)
+        if len(x.shape) > 2:
+            changed = self._add("split_heads", f"{name}.adapted_heads", [changed], n_heads=n_heads)
+        return changed.id
+
+    def _vectors_of(self, name: str, ids: Value, vector: Weight, n_times: int = 1) -> Value:
+        """Add adapters' rows of the table of a vector, which has each n_times side by side."""
+        table_name = JOINT.join([vector.wanted] * n_times) + self._names[0]
+        table = Weight(table_name, table_name, (self._n + 1, n_times * vector.shape[0]))
+        return self._add("embed_ids", name, [ids], [table])
 
     def _adapt_experts(self, node: Node, matrix: Weight) -> int:
         """Add what adapters make of products by experts, and return the id of the sum."""

@@ -25,9 +25,9 @@ from mtpcore.graph import (
     JOINT,
     Program,
     adapt_products,
-    adapted_biases,
     adapted_products,
     adapted_tables,
+    adapted_vectors,
 )
 from mtpcore.runtime.further_weights import FurtherWeights
 
@@ -80,7 +80,8 @@ class Adapters:
     ------
     LinkError
         Too many, or one that is for other models, or that changes what the graph does not multiply
-        by as a matrix or a stack of experts, nor looks tokens up in, nor adds as a bias.
+        by as a matrix or a stack of experts, nor looks tokens up in, nor adds as a bias, nor
+        multiplies a norm by.
 
     Attributes
     ----------
@@ -150,8 +151,8 @@ class Adapters:
         LinkError
             An adapter does not fit.
         """
-        tables, biases = adapted_tables(program), adapted_biases(program)
-        matrices = adapted_products(program) | tables | biases
+        tables, vectors = adapted_tables(program), adapted_vectors(program)
+        matrices = adapted_products(program) | tables | vectors
         ranks: dict[str, int] = {}
         for adapter in self._adapters:
             for name, change in adapter.matrices.items():
@@ -159,7 +160,7 @@ class Adapters:
                 if matrices.get(name) != shape:
                     raise self._misfit(adapter, name, shape, matrices.get(name))
                 ranks[name] = max(ranks.get(name, 0), change.rank)
-        made = {name: self._tables for name in tables} | {name: self._biases for name in biases}
+        made = {name: self._tables for name in tables} | {name: self._vectors for name in vectors}
         halves = {name: made.get(name, self._stack)(name, rank) for name, rank in ranks.items()}
         adapted = adapt_products(program, ranks, len(self), self.n_used, _STACKS)
         stacks: dict[str, Tensor] = {}
@@ -208,8 +209,8 @@ class Adapters:
                 b[i, :, : pair.rank] = down.T
         return rows, b
 
-    def _biases(self, name: str, rank: int) -> tuple[F32, F32]:
-        """Return what all adapters add to a bias, a row for each, and one of zeros; and nothing."""
+    def _vectors(self, name: str, rank: int) -> tuple[F32, F32]:
+        """Return what all adapters add to a vector, a row each, and one of zeros; and nothing."""
         pairs, origin = self._pairs(name)
         rows = np.zeros((len(pairs) + 1, origin.a.shape[1]), np.float32)
         for i, pair in enumerate(pairs):
@@ -238,8 +239,8 @@ class Adapters:
             )
         return LinkError(
             "an adapter of what the model does not multiply by as a matrix or a stack of experts, "
-            "nor looks tokens up in, nor adds as a bias: a norm's weight, matrices of heads, or a "
-            "drafter's weight",
+            "nor looks tokens up in, nor adds as a bias, nor multiplies a norm by: matrices of "
+            "heads, or a drafter's weight",
             where=where,
             fix="merge it into the model: mtpcore quantize --lora, or --lora-merge",
         )

@@ -11,7 +11,7 @@ from programs import Tensor
 
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.reference import ReferenceBackend
-from mtpcore.graph import GraphBuilder, Outputs, adapt_products
+from mtpcore.graph import JOINT, GraphBuilder, Outputs, adapt_products
 from mtpcore.testing import Runner, Weights
 
 
@@ -73,6 +73,40 @@ def test_what_is_added_is_the_sum_of_scaled_products(data, seed):
         runner = Runner(backend, program, Weights(tensors))
         made = runner.feed([0] * 7, x=x, adapters=ids, adapter_scales=scales)["y"]
         np.testing.assert_allclose(made, wanted, rtol=0, atol=1e-4)
+
+
+@searching(40)
+@given(st.data(), st.booleans(), st.booleans(), st.integers(0, 2**32 - 1))
+def test_norms_have_the_weights_that_adapters_add_up_to(data, is_layer, has_heads, seed):
+    """In float64, of whole rows and of heads."""
+    rng = np.random.default_rng(seed)
+    width, n_heads, n, n_used = (data.draw(st.integers(1, most)) for most in (40, 4, 4, 3))
+    n_heads = n_heads if has_heads else 1
+    gain, bias, changes = (rng.normal(size=shape) for shape in (width, width, (n + 1, width)))
+    changes[n] = 0
+    table = JOINT.join(["gain"] * n_heads) + ".a"
+    tensors = {"gain": Tensor(gain), "bias": Tensor(bias)}
+    g = GraphBuilder("one", tensors, slots={"x": n_heads * width})
+    x = g.split_heads(g.inputs["x"], n_heads) if has_heads else g.inputs["x"]
+    y = g.layer_norm(x, "gain", "bias", 1e-5) if is_layer else g.rms_norm(x, "gain", 1e-5)
+    program = g.finish(Outputs(y=g.merge_heads(y) if has_heads else y))
+    program = adapt_products(program, {"gain": 1}, n, n_used, (".a", ".b"))
+    tensors[table] = Tensor(np.tile(changes, n_heads))
+    x = rng.normal(size=(7, n_heads, width)).astype(np.float32)
+    ids = rng.integers(-1, n + 2, (7, n_used)).astype(np.int32)
+    scales = rng.normal(size=(7, n_used)).astype(np.float32)
+    of_rows = np.where((ids >= 0) & (ids < n), ids, n)
+    gains = gain + (scales[:, :, None].astype(np.float64) * changes[of_rows]).sum(axis=1)
+    whole = x.astype(np.float64)
+    if is_layer:
+        whole -= whole.mean(axis=-1, keepdims=True)
+    whole /= np.sqrt(np.square(whole).mean(axis=-1, keepdims=True) + 1e-5)
+    wanted = whole * gains[:, None] + (bias if is_layer else 0)
+    for backend in (CpuBackend(), ReferenceBackend()):
+        runner = Runner(backend, program, Weights(tensors))
+        rows = {"x": x.reshape(7, -1), "adapters": ids, "adapter_scales": scales}
+        made = runner.feed([0] * 7, **rows)["y"]
+        np.testing.assert_allclose(made, wanted.reshape(7, -1), rtol=0, atol=1e-3)
 
 
 @searching(25)

@@ -79,7 +79,7 @@ def test_a_file_or_a_reason(bases, tmp_path_factory, damage):
     folder = tmp_path_factory.mktemp("damaged")
     config = CASES[case]["config"] | changed
     (folder / "adapter_config.json").write_text(json.dumps(config))
-    values = adapter_tensors(CASES[case]["config"], CASES[case]["shapes"])
+    values = adapter_tensors(CASES[case]["family"], CASES[case]["shapes"])
     save_file(damaged(values, happened), folder / "adapter_model.safetensors")
     base = bases[CASES[case]["family"]]
     apart, merged = folder / "a.gguf", folder / "m.gguf"

@@ -7,9 +7,9 @@ from mtpcore.graph import (
     GraphBuilder,
     Outputs,
     adapt_products,
-    adapted_biases,
     adapted_products,
     adapted_tables,
+    adapted_vectors,
 )
 
 
@@ -54,7 +54,7 @@ def test_biases_are_changed_after_their_products():
     g = GraphBuilder("biased", {**TENSORS, "b": Shape(6), "s": Shape(8)})
     x = g.shift_by(g.embed(g.inputs.tokens, "table"), "s")
     before = g.finish(Outputs(logits=g.matmul(g.output_rows(g.matmul(x, "w", "b")), "out")))
-    assert adapted_biases(before) == {"b": (1, 6), "s": (1, 8)}
+    assert adapted_vectors(before) == {"b": (1, 6), "s": (1, 8)}
     after = adapt_products(before, {"w": 3, "b": 1, "s": 1}, 4, 2, (".a", ".b"))
     assert (after.weights()["b.a"].shape, after.weights()["s.a"].shape) == ((5, 6), (5, 8))
     assert not {"b.b", "s.b"} & after.weights().keys()
@@ -62,6 +62,30 @@ def test_biases_are_changed_after_their_products():
     assert chosen == ["s.adapted_bias", "w.adapted", "w.adapted_bias"]
     product = next(node for node in after.nodes if node.name == "w")
     assert after.nodes[[*after.nodes].index(product) - 1].name == "s.adapted_bias"
+
+
+@pytest.mark.parametrize("n_used", [1, 2])
+def test_norms_are_changed_by_what_they_are_without_a_weight(n_used):
+    tensors = {**TENSORS, "n": Shape(8), "h": Shape(3), "l": Shape(6), "lb": Shape(6)}
+    g = GraphBuilder("normed", tensors)
+    x = g.rms_norm(g.embed(g.inputs.tokens, "table"), "n", eps=1e-5)
+    heads = g.rms_norm(g.split_heads(g.matmul(x, "w"), 2), "h", eps=1e-6)
+    y = g.layer_norm(g.merge_heads(heads), "l", "lb", eps=1e-5)
+    before = g.finish(Outputs(logits=g.matmul(g.output_rows(y), "out")))
+    assert adapted_vectors(before) == {"n": (1, 8), "h": (1, 3), "l": (1, 6), "lb": (1, 6)}
+    ranks = dict.fromkeys(("n", "h", "l", "lb"), 1)
+    after = adapt_products(before, ranks, 4, n_used, (".a", ".b"))
+    weights = after.weights()
+    assert weights[f"h{JOINT}h.a"].shape == (5, 6)  # once for each head
+    assert (weights["n.a"].shape, weights["l.a"].shape) == ((5, 8), (5, 6))
+    norms = [node for node in after.nodes if node.op.endswith("_norm")]
+    bare = [node for node in norms if not node.weights]
+    assert [node.attrs["eps"] for node in bare] == [1e-5, 1e-6, 1e-5]
+    repeated = [node.attrs["n_heads"] for node in after.nodes if node.op == "repeat"]
+    assert repeated == [n_used] * (3 if n_used > 1 else 0)
+    chosen = [node.name for node in after.nodes if node.op == "add_chosen"]
+    assert [name.rpartition(".")[2] for name in chosen] == [*["adapted"] * 3, "adapted_bias"]
+    assert after.shape("logits") == before.shape("logits")
 
 
 def test_later_nodes_read_the_sum():

@@ -31,12 +31,12 @@ def write_adapter(
 def matrices_of(model, names=None):
     """Return shapes (outputs, inputs) of a model's matrices that can be adapted, by name.
 
-    Tables of embeddings are among them, and biases as matrices of one row.
+    Tables of embeddings are among them, and biases and weights of norms as matrices of one row.
     """
-    from mtpcore.graph import adapted_biases, adapted_products, adapted_tables
+    from mtpcore.graph import adapted_products, adapted_tables, adapted_vectors
 
     program = model.program()
-    products = adapted_products(program) | adapted_tables(program) | adapted_biases(program)
+    products = adapted_products(program) | adapted_tables(program) | adapted_vectors(program)
     return products if names is None else {name: products[name] for name in names}
 
 

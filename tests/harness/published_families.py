@@ -45,15 +45,17 @@ def tensors(shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
     return {name: _values(name, shape) for name, shape in shapes.items()}
 
 
-def adapter_tensors(config: dict[str, Any], shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
-    """Return random tensors of an adapter that PEFT saved.
+def adapter_tensors(family: str, shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
+    """Return random tensors of an adapter that PEFT saved, of a class.
 
     An output matrix that is tied to a table of embeddings is the same there.
     """
     values = tensors(shapes)
-    if config.get("ensure_weight_tying"):
-        table = "base_model.model.model.embed_tokens.weight"
-        values["base_model.model.lm_head.weight"] = values[table]
+    table, output = (
+        f"base_model.model.{name}.weight" for name in ("model.embed_tokens", "lm_head")
+    )
+    if table in values and output in values and "lm_head.weight" not in known()[family]["shapes"]:
+        values[output] = values[table]
     return values
 
 

@@ -13,9 +13,9 @@ from mtpcore.graph import (
     GraphBuilder,
     Outputs,
     adapt_products,
-    adapted_biases,
     adapted_products,
     adapted_tables,
+    adapted_vectors,
 )
 from mtpcore.graph.ops import ACTIVATIONS
 from mtpcore.graph.program import Program
@@ -406,9 +406,9 @@ def random_programs(draw):
 
 
 def adapt(draw, drawn):
-    """Let adapters change some products and biases of a program, where it has any."""
+    """Let adapters change some products, biases and norms of a program, where it has any."""
     program = drawn.program
-    products = adapted_products(program) | adapted_tables(program) | adapted_biases(program)
+    products = adapted_products(program) | adapted_tables(program) | adapted_vectors(program)
     chosen = draw(st.sets(st.sampled_from(sorted(products)))) if products else ()
     if not chosen:
         return drawn
