@@ -59,8 +59,11 @@ class Merging:
                 )
             for name, matrix in adapter.matrices.items():
                 a, b = matrix.factors()
+                tensor = tensors.get(name)
+                if len(b) == 1 and tensor is not None and tensor.shape[-2:] == (a.shape[-1], 1):
+                    a, b = b.T, a.T  # a vector, which the file holds as a column
                 shape = (*b.shape[:-1], a.shape[-1])
-                self._check(adapter, name, shape, tensors.get(name))
+                self._check(adapter, name, shape, tensor)
                 self._changes.setdefault(name, []).append((a, b * np.float32(scale)))
 
     @staticmethod

@@ -13,6 +13,8 @@ from mtpcore.conversion import convert
 PUBLISHED = known()
 NEAR = 1e-9
 """Mean square of the differences of logits, beside that of the logits: rounding."""
+SENSITIVE = {"qwen3next": 1e-7}
+"""Of the first layer's norm a last bit in each weight makes up to 1.6e-8 of the merged model's."""
 
 
 def write_model(folder, name):
@@ -65,4 +67,5 @@ def test_beside_the_model_as_merged_into_it(tmp_path, name):
         merged = run(Context(model, **size)).astype(np.float64)
     changed = np.square(beside - plain).mean()
     assert changed > 1e-4 * np.square(plain).mean()
-    assert np.square(beside - merged).mean() < NEAR * np.square(merged).mean()
+    near = SENSITIVE.get(name, NEAR)
+    assert np.square(beside - merged).mean() < near * np.square(merged).mean()
