@@ -1,17 +1,18 @@
 """``mtpcore serve`` beside llama-server: clients that ask at once, plain and with n-gram drafts.
 
-    python benchmarks/serving.py MODEL.gguf --server PATH [--clients 1,4,16] [--turns 3] [-n 128]
+    python benchmarks/serving.py MODEL.gguf [--server PATH] [--clients 1,4,16] [--turns 3] [-n 128]
         [-t 2] [--mtp | --eagle HEAD.gguf] [--template FILE]
 
-Any file will do. With ``--mtp`` it has a head, which drafts in both in place of n-grams, and with
+Any file will do. Ours drafts nothing, a fixed number, and as it chooses itself (``auto``). With
+``--mtp`` the file has a head, which drafts in both servers in place of n-grams, and with
 ``--eagle`` an EAGLE-3 head in a file of its own does; ``--template`` is a chat template in Jinja
 for files that have none. Of a model that thinks the thoughts count as pieces, too.
 
 In a turn each server is started anew, asked once to warm up, and then by so many clients at once,
 each of which has two answers to questions of its own, streamed, greedily. Printed are tokens a
 second of all clients together, milliseconds until the first piece and between two (median, and the
-slowest of a hundred), medians of the turns, and the ratio of tokens a second to llama-server
-without drafts in the same turn.
+slowest of a hundred), medians of the turns, and the ratio of tokens a second to those without
+drafts in the same turn: of llama-server, or of ours where there is none.
 
     python benchmarks/serving.py MODEL.gguf --own [--clients 1,4,16] [--turns 3] [-n 128]
 
@@ -50,6 +51,7 @@ QUESTIONS = (
     "Tell a story about a fox who is afraid of hens.",
 )
 THEIRS = "llama-server"
+FIXED = "3"
 _PATIENCE = 120.0
 
 
@@ -73,7 +75,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model")
-    kind = parser.add_mutually_exclusive_group(required=True)
+    kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--server", metavar="PATH", help="llama-server")
     kind.add_argument("--own", action="store_true", help="CPU time of our server alone")
     parser.add_argument("--clients", default="1,4,16")
@@ -101,24 +103,29 @@ def main() -> None:
     for n in map(int, options.clients.split(",")):
         ours = [sys.executable, "-m", "mtpcore", "serve", options.model, "-np", str(n)]
         ours += ["-t", threads, "-c", str(n_ctx)]
-        theirs = [options.server, "-m", options.model, "-np", str(n), "-t", threads, "--no-webui"]
-        theirs += ["-c", str(n_ctx * n)]
+        theirs = [str(options.server), "-m", options.model, "-np", str(n), "-t", threads]
+        theirs += ["-c", str(n_ctx * n), "--no-webui"]
         if options.template:
             ours += ["--chat-template-file", options.template]
             theirs += ["--jinja", "--chat-template-file", options.template]
         servers = {
-            THEIRS: theirs,
-            f"{THEIRS}, {drafts}": [*theirs, "--spec-type", drafts, *other],
             "mtpcore, --draft 0": [*ours, "--draft", "0"],
+            f"mtpcore, --draft {FIXED}": [*ours, *own, "--draft", FIXED],
             "mtpcore": [*ours, *own],
         }
+        if options.server:
+            servers = {
+                THEIRS: theirs,
+                f"{THEIRS}, {drafts}": [*theirs, "--spec-type", drafts, *other],
+                **servers,
+            }
         turns = [
             {name: measure(command, n, options.tokens) for name, command in servers.items()}
             for _ in range(options.turns)
         ]
         for name in servers:
             several = [turn[name] for turn in turns]
-            ratio = median(turn[name].speed / turn[THEIRS].speed for turn in turns)
+            ratio = median(turn[name].speed / turn[next(iter(servers))].speed for turn in turns)
             first, between = (
                 " / ".join(f"{1e3 * seconds:.0f}" for seconds in spread(times))
                 for times in (
