@@ -85,6 +85,7 @@ cdef class FlatRound:
         loop.keeps_logits = any(["logits" in names for names in self.kinds])
         self.take_bests(bests)
         self.take_drafts(drafts)
+        self.check_trees(drafts, bests)
         for i in range(loop.n_stages):
             self.take_stage(i)
             self.take_picks(i)
@@ -177,6 +178,23 @@ cdef class FlatRound:
                         != self.loop.drafts[best.candidates[0]].text):
                     raise BatchError("the best of drafts of one text before them",
                                      where=f"best {i}")
+        return 0
+
+    cdef int check_trees(self, tuple drafts, tuple bests) except -1:
+        """Refuse drafts to be verified that come after some that may not be.
+
+        A draft is no more probable than the one before it, and of equal ones the first are taken.
+        """
+        of = {best: candidates for candidates, its, _ in bests for best in its}
+        for i, (candidates, _, goes_on) in enumerate(bests):
+            before = {-1}  # the pending token
+            for number in candidates if not goes_on else ():
+                parent = drafts[number][1]
+                if not before.issuperset(of.get(parent, (parent,))):
+                    raise BatchError("drafts to be verified after others that are none of them",
+                                     where=f"best {i}", got=number,
+                                     fix="name the draft before it, or all that may be it, first")
+                before.add(number)
         return 0
 
     cdef int take_stage(self, int64_t s) except -1:

@@ -166,10 +166,30 @@ def rebuilt(schedule, **fields):
 
 
 @pytest.mark.parametrize(
+    "nodes",
+    [
+        [0, 4, 5],  # 4 comes after the best of 0 and 1
+        [4, 0, 1],  # which may be as probable, and are to be taken first
+        [0, 1, 4, 2],  # which is one of them, once more
+        [0, 1, 10],  # which comes after the best of 4 to 7
+    ],
+)
+def test_drafts_to_be_verified_are_a_tree(nodes):
+    """Those after which they come may be verified with them."""
+    runners = plans("cpu", 1)
+    good = make(GROWN, runners)
+    *others, last = good.round.bests
+    check(rebuilt(good, bests=[*others, last._replace(candidates=[0, 1, *range(4, 8)])]))
+    with pytest.raises(BatchError, match="after others that are none of them"):
+        check(rebuilt(good, bests=[*others, last._replace(candidates=nodes)]))
+    clear(*runners)
+
+
+@pytest.mark.parametrize(
     "drafts",
     [[(1, PENDING), (0, 0)], [(0, 0), (0, 0)], [(0, PENDING), (0, 1)], [(0, PENDING), (0, -2)]],
 )
-def test_drafts_behind_none_are_refused(drafts):
+def test_drafts_after_none_are_refused(drafts):
     runners = plans("cpu", 1)
     good = make(CHAIN, runners)
     with pytest.raises(BatchError, match="a draft of no text"):

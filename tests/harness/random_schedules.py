@@ -217,12 +217,10 @@ class Drawing:
     def end(self):
         """Draw the best of all ranked drafts of a text, which nothing comes after.
 
-        To be verified they are a tree.
+        They are a tree.
         """
         for text in range(self.n_texts):
-            candidates = [n for n in self.own(text) if n in self.ranked]
-            if self.verifies:
-                candidates = self.rooted(candidates)
+            candidates = self.rooted(n for n in self.own(text) if n in self.ranked)
             if candidates and self.draw(st.booleans()):
                 most = min(4, len(candidates)) if self.verifies else 4  # none is to be missing
                 n = self.draw(st.integers(1, most))
