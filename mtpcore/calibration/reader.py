@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import Backend
+from mtpcore._ext._sampling import Sampler, Scratch
+from mtpcore.backends.base import Backend, CheckedBatch, Plan
+from mtpcore.backends.schedule import Drafts, Schedule
 from mtpcore.calibration.settings import ImportanceSettings
 from mtpcore.calibration.sums import ChunkSums
 from mtpcore.conversion.mixes import is_of_output
 from mtpcore.cross.link import link
 from mtpcore.declarations.spec import TARGET, DrafterSpec
+from mtpcore.drafting.block import BlockDrafter
+from mtpcore.drafting.drafters import GREEDY, Drafter, DraftJob
+from mtpcore.drafting.shared_memory import SharedMemoryDrafter
 from mtpcore.evaluation import compare_rows
 from mtpcore.graph import GraphType, ProductInput, Program, delivered_products, expose_products
 from mtpcore.runtime.batch import Batch
@@ -28,6 +35,10 @@ I32 = NDArray[np.int32]
 
 _FEWEST = 16
 """Rows of a batch at least."""
+_UNLIKELY = 1e-30
+"""The least probability of a draft: then none is no fault."""
+See = Callable[[CheckedBatch, Mapping[str, NDArray[Any]]], None]
+"""``see(batch, made)``: what a plan made of a batch."""
 
 
 class Said:
@@ -57,8 +68,27 @@ def drafters_in(model: Model) -> list[DrafterSpec]:
     return [one for one in model.drafters if not one.variant_of and one.build is not None]
 
 
+class _FirstRows:
+    """A plan that runs the rows with which rounds begin, and shows them; nothing is drafted."""
+
+    def __init__(self, plan: Plan, see: See) -> None:
+        self._plan, self._see = plan, see
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plan, name)
+
+    def run_schedule(self, schedule: Schedule) -> Drafts:
+        """Run the rows of the first pass."""
+        first, n = schedule.passes[0], len(schedule.round.drafts)
+        self._see(first.batch, self._plan.run(first.batch, first.memory))
+        return Drafts([-1] * n, [*range(n)], [not at for at in range(len(schedule.round.stages))])
+
+
 class ChunkReader:
     """Reads chunks with a model, and with its heads as they read a prompt: true rows and tokens.
+
+    What reads no prompt, as a drafter that fills blocks, begins a round wherever the last one's
+    drafts would end.
 
     Parameters
     ----------
@@ -102,11 +132,16 @@ class ChunkReader:
         self._step = size if whole else min(max(self._rows // self.together, 1), size)
         drafters = drafters_in(self._weighed) if settings.heads or draft_model else []
         self.cross = link(llm, drafters, draft_model=draft_model)
+        self._rounds: dict[Drafter, int] = {}  # how many drafts each makes
+        self._sampler = Sampler(GREEDY, Scratch(1))  # which nothing is chosen by
         self._sums: dict[int, ChunkSums] = {}
         self._said: dict[int, Said] = {}
         self._chunks: I32 = np.zeros((0, size), np.int32)
         for role, context in self.cross.contexts.items():
             self._watch(role, context.runner)
+        if self._rounds:  # pieces of the text end where they begin
+            every = math.gcd(*self._rounds.values())
+            self._step = max(n for n in range(1, self._step + 1) if every % n == 0)
 
     def _watch(self, role: str, runner: GraphRunner) -> None:
         """Let a graph hand out what its products read, and sum it up."""
@@ -121,6 +156,20 @@ class ChunkReader:
         ]
         runner.set_taps(tapped._replace(program=program))
         runner.deliver = self._deliverer(role, runner.deliver, [*exposed, *delivered])
+        drafter = self.cross.drafters.get(role)
+        if isinstance(drafter, BlockDrafter | SharedMemoryDrafter) and exposed:
+            runner.wrap_plan(partial(_FirstRows, see=self._viewer(role, exposed)))
+            self._rounds[drafter] = drafter.size if isinstance(drafter, BlockDrafter) else 1
+
+    def _viewer(self, role: str, exposed: Sequence[ProductInput]) -> See:
+        def see(batch: CheckedBatch, made: Mapping[str, NDArray[Any]]) -> None:
+            for seq in np.unique(batch.seq).tolist():
+                rows = batch.seq == seq
+                for read in exposed:
+                    ids = None if read.ids is None else made[read.ids][rows]
+                    self._sums[seq].add(role, read, np.asarray(made[read.rows])[rows], ids)
+
+        return see
 
     def _is_weighed(self, name: str) -> bool:
         """Say whether a matrix is asked for."""
@@ -167,8 +216,21 @@ class ChunkReader:
             with self.cross.transaction(range(n)):
                 for seq in range(n):
                     self.cross.speculation.settle_all(seq)
+                self._begin_rounds(chunks, begin + part.shape[1])
         for seq in range(n):
             yield self._sums[seq], self._said[seq]
+
+    def _begin_rounds(self, chunks: I32, n_read: int) -> None:
+        """Begin a round of each drafter that it is time for, after so many tokens of each chunk."""
+        for drafter, k in self._rounds.items():
+            if n_read % k == 0 and n_read + k <= chunks.shape[1]:
+                texts = chunks[:, : n_read + 1]  # and the pending token
+                drafter.draft(
+                    [
+                        DraftJob(seq, text, n_read, k, self._sampler, p_min=_UNLIKELY)
+                        for seq, text in enumerate(texts)
+                    ]
+                )
 
 
 def _is_none(name: str) -> bool:

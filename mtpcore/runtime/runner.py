@@ -265,6 +265,10 @@ class GraphRunner:
             self._plan = self.model.plan_alone(self._make_plans)
         return self._plan
 
+    def wrap_plan(self, wrap: Callable[[Plan], Plan]) -> None:
+        """Run batches by what ``wrap`` makes of the plan, as what watches rounds of drafts does."""
+        self._plan = wrap(self.plan)
+
     def _make_plans(self) -> Plan:
         """Return the plan, after that of deliveries where the graph has some."""
         batches, delivery = split_sources(self.program)

@@ -5,10 +5,13 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 from harness.fixtures import model_file
+from harness.gemma4_pairs import write_pair
 
 from mtpcore import Batch, Context, load_model
-from mtpcore.calibration.collecting import collect_importance, find_missing
+from mtpcore.calibration.collecting import collect_importance, find_missing, shapes_of
+from mtpcore.calibration.reader import ChunkReader
 from mtpcore.calibration.settings import ImportanceSettings
+from mtpcore.calibration.sums import TotalSums
 from mtpcore.conversion.importance_file import read_sums
 from mtpcore.discovery.loading import find_demos
 from mtpcore.errors import LinkError
@@ -79,7 +82,7 @@ def test_every_head_of_a_file_has_weights(name, read_file):
 
 @pytest.mark.parametrize("name", ["eagle3", "dflash"])
 def test_a_drafter_in_a_file_of_its_own_is_weighed_alone(name, tmp_path):
-    """Of one that fills blocks only what makes entries of the text: it reads no masks."""
+    """One that fills blocks has begun some."""
     (tmp_path / "text").write_text("def add(a, b):\n    return a + b\n" * 40)
     head = find_demos()[f"demo:{name}-draft"]
     made = collect_importance(
@@ -92,8 +95,46 @@ def test_a_drafter_in_a_file_of_its_own_is_weighed_alone(name, tmp_path):
     with load_model(head) as model:
         assert found.sums.keys() <= model.tensors.keys()
     assert found.counts["fc.weight"].tolist() == [2 * SIZE]
-    assert bool(made.missing) == (name == "dflash")
+    assert made.missing == ()
     assert made.perplexity is not None
+
+
+def read_with_drafter(model, head, chunks):
+    reader = ChunkReader(
+        model, ImportanceSettings(chunk_size=SIZE, perplexity=False), draft_model=head, threads=1
+    )
+    total = TotalSums(shapes_of(head))
+    for sums, _ in reader.read(chunks):
+        total.add(sums)
+    return total
+
+
+def test_a_block_is_the_pending_token_and_masks():
+    """A block wherever the last one's drafts would end; entries of the text are another graph's."""
+    with load_model("demo") as model, load_model(find_demos()["demo:dflash-draft"]) as head:
+        chunks = chunks_of(model, 2)
+        total = read_with_drafter(model, head, chunks)
+        block, eps = head.drafters[0].block, head.hparams.norm_eps
+        embedded = model.tensors["token_embd.weight"].array()
+        wanted = 0
+        for chunk in chunks:
+            for begin in range(block.size, SIZE - block.size + 1, block.size):
+                tokens = [chunk[begin], *[block.mask] * (block.size - 1)]
+                rows = normed(embedded[tokens], head.tensors["blk.0.attn_norm.weight"], eps)
+                wanted = wanted + np.square(rows).sum(axis=0)
+    assert total.counts["blk.0.attn_q.weight"].tolist() == [2 * 3 * block.size]
+    np.testing.assert_allclose(total.sums["blk.0.attn_q.weight"][0], wanted, rtol=1e-4)
+    for name in ("blk.0.ffn_down.weight", "blk.2.ffn_up.weight"):
+        assert total.counts[name].tolist() == [2 * 3 * block.size]
+
+
+def test_a_drafter_without_entries_begins_at_every_token(tmp_path):
+    """With the row before it; Gemma 4's assistant reads what the target has stored."""
+    target, drafter = write_pair(tmp_path, "all tokens")
+    with load_model(target) as model, load_model(drafter) as head:
+        total = read_with_drafter(model, head, chunks_of(model, 2))
+        assert find_missing(head, total) == ()
+    assert total.counts["blk.0.attn_q.weight"].tolist() == [2 * (SIZE - 1)]
 
 
 def test_a_language_model_is_no_such_drafter(tmp_path):

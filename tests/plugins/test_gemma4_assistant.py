@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from harness import gemma4
 from harness.fixtures import DATA
-from harness.published import tokenizer, write_checkpoint
+from harness.gemma4_pairs import write_pair
 from harness.search import searching
 from hypothesis import HealthCheck
 from hypothesis.stateful import run_state_machine_as_test
@@ -47,24 +47,10 @@ backends = pytest.mark.parametrize("backend", ["cpu", "reference"])
 CLOSE = 2e-4
 
 
-def write(folder, name, outtype="f32"):
-    """Write both checkpoints of a pair and convert them; return the model files."""
-    a = gemma4.ASSISTANTS[name]
-    s = gemma4.SHAPES[a.target]
-    tensors = gemma4.published(s, gemma4.weights(s))
-    texts = tokenizer(gemma4.N_VOCAB)
-    write_checkpoint(folder / "target", gemma4.configuration(s), tensors, texts)
-    write_checkpoint(folder / "drafter", gemma4.assistant_config(a), gemma4.assistant_weights(a))
-    convert(folder / "target", folder / "gemma.gguf", outtype=outtype)
-    drafter = folder / "mtp-gemma.gguf"
-    convert(folder / "drafter", drafter, outtype=outtype, target=folder / "target")
-    return folder / "gemma.gguf", drafter
-
-
 @pytest.fixture(scope="module", params=gemma4.ASSISTANTS)
 def pair(request, tmp_path_factory):
     """Return the subject of a pair, and its references."""
-    target, drafter = write(tmp_path_factory.mktemp("pair"), request.param)
+    target, drafter = write_pair(tmp_path_factory.mktemp("pair"), request.param)
     with np.load(DATA / "gemma4" / "refs.npz") as file:
         refs = {
             name.partition("/")[2]: file[name] for name in file if name.startswith(request.param)
@@ -228,7 +214,7 @@ def test_drafts_go_on_after_rows_that_are_not_tokens(pair):
 
 
 def test_a_file_beside_the_target_is_found(tmp_path):
-    target, _ = write(tmp_path, "all tokens")
+    target, _ = write_pair(tmp_path, "all tokens")
     with load_model(target) as model:
         cross = link(Context(model, 64))
         assert drafter_of(cross).spec.name == "gemma4_assistant"
@@ -250,7 +236,7 @@ def test_what_the_loop_cannot_do_is_refused(pair, tmp_path):
 
 
 def test_no_target_no_graph(tmp_path):
-    _, drafter = write(tmp_path, "clusters")
+    _, drafter = write_pair(tmp_path, "clusters")
     with (
         load_model(drafter) as model,
         pytest.raises(GraphError, match="no target is linked") as caught,
@@ -261,7 +247,7 @@ def test_no_target_no_graph(tmp_path):
 
 def test_assistants_of_the_unified_class(tmp_path):
     """Which is transformers' other one by another name."""
-    _, drafter = write(tmp_path, "all tokens")
+    _, drafter = write_pair(tmp_path, "all tokens")
     config = gemma4.assistant_config(gemma4.ASSISTANTS["all tokens"])
     config |= {"architectures": ["Gemma4UnifiedAssistantForCausalLM"]}
     (tmp_path / "drafter" / "config.json").write_text(json.dumps(config))
