@@ -16,6 +16,7 @@ import msgspec
 
 from mtpcore.errors import MtpcoreError
 from mtpcore.gguf.chat import ChatTemplate
+from mtpcore.gguf.elements import ElementMarks
 
 __all__ = [
     "AN_ID",
@@ -89,16 +90,17 @@ class CallText(msgspec.Struct, frozen=True):
 
     That is ``before``, a name, ``middle`` and arguments; for each further call ``between``, a name,
     ``middle`` and arguments; and ``after``. With ``argument`` each argument is between its three
-    marks, around a key and a value; else they are one object of JSON, or with ``values`` as these
-    say.
+    marks, around a key and a value, and with ``elements`` it is one; else they are one object of
+    JSON, or with ``values`` as these say. Without ``between`` there is one call.
     """
 
     before: str
     middle: str
-    between: str
+    between: str | None
     after: str
     argument: tuple[str, str, str] | None = None
     values: ValueText | None = None
+    elements: ElementMarks | None = None
 
 
 class CallFormat(msgspec.Struct, frozen=True):
@@ -108,9 +110,9 @@ class CallFormat(msgspec.Struct, frozen=True):
     ----------
     begin : str
         The mark from which on a text holds calls.
-    kind : {"json", "named", "tagged"}
-        JSON with name and arguments; a name, then JSON with the arguments alone; or name and
-        arguments each between marks.
+    kind : {"json", "named", "tagged", "elements"}
+        JSON with name and arguments; a name, then JSON with the arguments alone; name and
+        arguments each between marks; or a name, then arguments as elements.
     name, arguments : str
         Of JSON the keys.
     open, middle : str
@@ -118,18 +120,21 @@ class CallFormat(msgspec.Struct, frozen=True):
     argument, close : str
         Of tagged ones regular expressions of an argument, with the groups ``key`` and ``value``,
         and of what ends a call.
+    elements : ElementMarks, optional
+        Of elements their marks.
     text : CallText, optional
         What a model is to write, where that is known.
     """
 
     begin: str
-    kind: Literal["json", "named", "tagged"]
+    kind: Literal["json", "named", "tagged", "elements"]
     name: str = "name"
     arguments: str = "arguments"
     open: str = ""
     middle: str = ""
     argument: str = ""
     close: str = ""
+    elements: ElementMarks | None = None
     text: CallText | None = None
 
 
@@ -144,11 +149,14 @@ class AnswerFormat(msgspec.Struct, frozen=True):
         The mark before what is said, where answers without reasoning have one.
     calls : CallFormat, optional
         How calls are written.
+    opened : str
+        What prompts end with that belongs to the marks of what is said and of calls.
     """
 
     reasoning: tuple[str, str] | None = None
     content: str = ""
     calls: CallFormat | None = None
+    opened: str = ""
 
 
 def derive_format(template: ChatTemplate) -> AnswerFormat:
@@ -162,39 +170,50 @@ def derive_format(template: ChatTemplate) -> AnswerFormat:
             return ""
 
     reasoning = _find_reasoning(render, template.source)
-    content = _find_content(render, reasoning or ())
-    return AnswerFormat(reasoning, content, _find_calls(render, reasoning or ()))
+    calls, opened = _find_calls(render, reasoning or ())
+    content = _find_content(render, reasoning or (), opened)
+    return AnswerFormat(reasoning, content, calls, opened)
 
 
-def _find_content(render: Probing, reasoning: Sequence[str]) -> str:
-    """Find the mark before what is said."""
+def _find_content(render: Probing, reasoning: Sequence[str], opened: str = "") -> str:
+    """Find the mark before what is said, of which a prompt may have the beginning."""
     before = render({"role": "assistant", "content": _SAID}).partition(_SAID)[0]
-    found = _after(before, render(add_generation_prompt=True)).strip()
-    return "" if any(mark in found for mark in reasoning) else found
+    found = _after(before, render(add_generation_prompt=True)).lstrip()
+    if any(mark in found for mark in reasoning):
+        return ""
+    return f"{opened}{found}" if found and opened else found.rstrip()
 
 
 def _find_reasoning(render: Probing, source: str) -> tuple[str, str] | None:
     """Find the marks around reasoning: of an answer that has some, or one that a prompt opens."""
     prompt = render(add_generation_prompt=True)
+    with_tools = render(tools=[_TOOL], add_generation_prompt=True)
     plain = render({"role": "assistant", "content": _SAID})
     for key in _REASONING_KEYS:
         text = render({"role": "assistant", "content": _SAID, key: _THOUGHT})
         before, found, after = text.partition(_THOUGHT)
         between, said, _ = after.partition(_SAID)
+        before_call, _, called = _say_calls(render, 1, **{key: _THOUGHT}).partition(_THOUGHT)
+        if not said and called:  # they are written before calls alone
+            opened, closed = _last_tag(before_call), _after(with_tools, before_call).strip()
+            if opened and closed and called.lstrip().startswith(closed):
+                return opened, closed
         if not found or not said:
             continue
-        opened, closed = _after(before, prompt).strip() or _last_tag(before), between.strip()
+        closed = between.strip()
         # The mark of what is said may follow, which a call has none of.
-        called = _say_calls(render, 1, **{key: _THOUGHT}).partition(_THOUGHT)[2]
         shared = _whole_marks(between, called)
         if shared and closed.removeprefix(shared).strip() == _find_content(render, ()):
             closed = shared
-        is_empty = re.search(rf"{re.escape(opened)}\s*{re.escape(closed)}", plain)
-        is_own = opened not in plain or is_empty or prompt.rstrip().endswith(opened)
-        if opened and closed and is_own:
-            return opened, closed
-    if no_thought := _NO_THOUGHT.search(prompt):  # as where the model is not to think
-        return f"<{no_thought[1]}>", f"</{no_thought[1]}>"
+        begun = prompt.removeprefix(before) if prompt.startswith(before) else ""
+        for opened in (_after(before, prompt).strip() or _last_tag(before), begun.strip()):
+            is_empty = re.search(rf"{re.escape(opened)}\s*{re.escape(closed)}", plain)
+            is_own = opened not in plain or is_empty or prompt.rstrip().endswith(opened)
+            if opened and closed and is_own:
+                return opened, closed
+    for text in (prompt, plain.partition(_SAID)[0]):  # as where the model is not to think
+        if no_thought := _NO_THOUGHT.search(text):
+            return f"<{no_thought[1]}>", f"</{no_thought[1]}>"
     opened = _last_tag(prompt)
     closed = f"</{opened[1:]}"
     if opened.startswith("<") and not opened.startswith("</") and closed in source:
@@ -235,39 +254,79 @@ def _last_tag(text: str) -> str:
     return found[1] if found else ""
 
 
-def _find_calls(render: Probing, reasoning: Sequence[str]) -> CallFormat | None:
-    """Find what stands around the parts of a call."""
+def _find_calls(render: Probing, reasoning: Sequence[str]) -> tuple[CallFormat | None, str]:
+    """Find what stands around the parts of a call, and what of it prompts end with."""
     prompt = render(tools=[_TOOL], add_generation_prompt=True)
+    header = prompt[_n_common(prompt, render(tools=[_TOOL])) :]
     plain = render({"role": "assistant", "content": _SAID}, tools=[_TOOL])
+    end = plain.partition(_SAID)[2].strip()
 
     def read(n: int) -> str:
-        body = _after(_say_calls(render, n), prompt).strip()
-        body = body.removesuffix(plain.partition(_SAID)[2].strip()).rstrip()
+        text = _say_calls(render, n)
+        body = _after(text, prompt)
+        n_shared = _n_common(text, prompt)
+        begin = text.find(header, max(0, n_shared - len(header)))
+        if header and 0 <= begin < text.find(
+            _NAME, n_shared
+        ):  # more may stand before it than in the prompt
+            body = text[begin + len(header) :]
+        body = _without_end(body.strip(), end).rstrip()
         for mark in reasoning:
             body = body.removeprefix(mark).lstrip()
         return body
 
-    body = read(1)
-    if _NAME not in body:
+    one, two = read(1), read(2)
+    opened = _find_opened(two, prompt) if one.startswith(_NAME) else ""
+    one, two = opened + one, opened + two
+    found = _find_form(one, two, render)
+    if found is None:
+        return None, ""
+    return msgspec.structs.replace(found, text=_find_text(one, two, found)), opened
+
+
+def _without_end(text: str, end: str) -> str:
+    """Return a text without what ends all answers, of which it may have the last marks alone."""
+    shared = _common_end(text, end)
+    begin = 0 if shared == end else shared.find("<")
+    return text[: len(text) - len(shared) + begin] if begin >= 0 else text
+
+
+def _find_opened(two: str, prompt: str) -> str:
+    """Find the mark before each of two calls, if a prompt ends with it."""
+    begin = two.find("{")
+    if begin < 0 or _decode(two, begin) != _ARGUMENTS:
+        return ""
+    end = json.JSONDecoder().raw_decode(two, begin)[1]
+    mark = two[end:].partition(_NAME)[0].strip()
+    return mark if prompt.rstrip().endswith(mark) else ""
+
+
+def _find_form(one: str, two: str, render: Probing) -> CallFormat | None:
+    """Find the form of calls, of the texts of one call and of two."""
+    if _NAME not in one:
         return None
-    opened = body.partition(_NAME)[0]
-    before_second = _say_calls(render, 2).rpartition(_NAME)[0]
+    opened = one.partition(_NAME)[0]
+    before_second = two.rpartition(_NAME)[0]
     opened = _common_end(before_second, opened)
     opened = re.sub(r"\A[^<\[]*[>\]]", "", opened).strip()  # no part of a mark
-    opened = opened or body.partition(_NAME)[0].strip()
-    found = _find_json(body) or _find_named(body, opened) or _find_tagged(body, opened)
-    probes = (_NAME, _ID, *_ARGUMENTS, *_ARGUMENTS.values())
-    is_clean = found and not any(
-        word in part for word in probes for part in msgspec.structs.astuple(found) if part
+    opened = opened or one.partition(_NAME)[0].strip()
+    found = (
+        _find_json(one)
+        or _find_named(one, opened)
+        or _find_elements(one, two, opened, render)
+        or _find_tagged(one, two, opened)
     )
-    if found is None or not is_clean:
-        return None
-    return msgspec.structs.replace(found, text=_find_text(body, read(2), found))
+    probes = (_NAME, _ID, *_ARGUMENTS, *_ARGUMENTS.values())
+    parts = [] if found is None else msgspec.structs.astuple(found)
+    is_clean = not any(word in part for word in probes for part in parts if isinstance(part, str))
+    return found if is_clean else None
 
 
-def _say_calls(render: Probing, n: int, **more: str) -> str:
+def _say_calls(
+    render: Probing, n: int, arguments: Mapping[str, Any] = _ARGUMENTS, /, **more: str
+) -> str:
     """Return a conversation whose answer is so many calls, and what else a message has."""
-    function = {"name": _NAME, "arguments": _ARGUMENTS}
+    function = {"name": _NAME, "arguments": arguments}
     calls = [{"id": f"{_ID}{i}", "type": "function", "function": function} for i in range(n)]
     said = {"role": "assistant", "content": "", "tool_calls": calls, **more}
     return render(said, tools=[_TOOL])
@@ -279,7 +338,11 @@ def _find_text(one: str, two: str, form: CallFormat) -> CallText | None:
     before, _, rest = one.partition(_NAME)
     (first, second), (value, other) = _ARGUMENTS.keys(), _ARGUMENTS.values()
     argument = None
-    if form.kind == "tagged":
+    if form.elements is not None:
+        middle = rest.partition(first)[0].removesuffix(form.elements.opened)
+        closed = form.elements.close(second)
+        begin, end = len(middle), rest.index(closed) + len(closed)
+    elif form.kind == "tagged":
         lead, between, closing, _ = _cut(rest, (first, value, second, other))
         opened = _common_end(lead, closing)
         between = re.sub(r'="\w+"', f'="{A_WORD}"', between)  # it may say of what type a value is
@@ -293,14 +356,15 @@ def _find_text(one: str, two: str, form: CallFormat) -> CallText | None:
         middle, end = rest[:begin], begin + json.JSONDecoder().raw_decode(rest, begin)[1] - begin
     after = rest[end:]
     calls = two.split(_NAME)
-    if len(calls) != 3 or calls[0] != before:
-        return None
-    between_calls = calls[1][end:]
     numbered = re.sub(r"\d+", A_NUMBER, middle)
-    is_alike = re.sub(r"\d+", A_NUMBER, calls[2]) == re.sub(r"\d+", A_NUMBER, rest)
-    if not is_alike or not before.startswith(form.begin):
+    if not before.startswith(form.begin):
         return None
-    return CallText(before, numbered, between_calls, after, argument)
+    if two in ("", one):  # the template writes one call alone
+        return CallText(before, numbered, None, after, argument, elements=form.elements)
+    is_alike = re.sub(r"\d+", A_NUMBER, calls[-1]) == re.sub(r"\d+", A_NUMBER, rest)
+    if len(calls) != 3 or calls[0] != before or not is_alike:
+        return None
+    return CallText(before, numbered, calls[1][end:], after, argument, elements=form.elements)
 
 
 def _cut(text: str, words: Sequence[str]) -> list[str]:
@@ -351,7 +415,42 @@ def _find_named(body: str, opened: str) -> CallFormat | None:
     return CallFormat(begin, "named", open=_loosely(opened), middle=middle)
 
 
-def _find_tagged(body: str, opened_call: str) -> CallFormat | None:
+def _find_elements(body: str, both: str, opened_call: str, render: Probing) -> CallFormat | None:
+    """Find a name, then arguments between marks with their names."""
+    (first, second), (one, two) = _ARGUMENTS.keys(), _ARGUMENTS.values()
+    before, _, rest = body.partition(_NAME)
+    found = re.fullmatch(
+        "(.*?)".join(["", first, one, first, second, two, f"{second}(.*)"]), rest, re.DOTALL
+    )
+    begin = _begin(before)
+    if found is None or not begin:
+        return None
+    lead, end, closing, between, end_too, closing_too, after = found.groups()
+    is_alike = (end, closing) == (end_too, closing_too) and between.startswith(end)
+    opened = _common_end(lead, between[len(end) :])
+    if not is_alike or not after.startswith(end) or not (opened.strip() and end and closing):
+        return None
+    marks = ElementMarks(opened, closing, end)
+    listed = _say_calls(render, 1, {first: [one, two]}).rpartition(marks.open(first))[2]
+    named = re.match(rf"{re.escape(opened)}(\w+){re.escape(end)}{one}", listed)
+    return CallFormat(
+        begin,
+        "elements",
+        open=_loosely(opened_call),
+        middle=_loosely(lead.removesuffix(opened)),
+        close=_find_close(after[len(end) :], both.partition(marks.close(second))[2], opened_call),
+        elements=msgspec.structs.replace(marks, item=named[1]) if named else marks,
+    )
+
+
+def _find_close(one: str, two: str, opened: str) -> str:
+    """Find what ends a call, of what follows the arguments of one call and of the first of two."""
+    words = _whole_marks(one, two.partition(opened)[0]).split() or one.split()
+    n_words = next((i for i, word in enumerate(words, 1) if "<" in word or "[" in word), 1)
+    return _loosely(" ".join(words[:n_words]))
+
+
+def _find_tagged(body: str, both: str, opened_call: str) -> CallFormat | None:
     """Find a name and arguments between marks."""
     (first, second), (one, two) = _ARGUMENTS.keys(), _ARGUMENTS.values()
     parts, rest = [], body
@@ -369,9 +468,7 @@ def _find_tagged(body: str, opened_call: str) -> CallFormat | None:
         return None
     if not rest.startswith(closed):
         return None
-    words = rest[len(closed) :].split()
-    n_words = next((i for i, word in enumerate(words, 1) if "<" in word or "[" in word), 1)
-    close = _loosely(" ".join(words[:n_words]))
+    close = _find_close(rest[len(closed) :], both.partition(word)[2][len(closed) :], opened_call)
     return CallFormat(
         begin,
         "tagged",

@@ -11,6 +11,8 @@ import msgspec
 
 from mtpcore.errors import MtpcoreError, spell
 from mtpcore.gguf.answer_format import AnswerFormat, CallFormat
+from mtpcore.gguf.argument_types import properties_of, read_untyped
+from mtpcore.gguf.elements import ElementMarks, read_elements
 
 __all__ = ["AnswerParser", "AnswerPart", "ToolCall", "functions_of", "join_parts"]
 
@@ -103,12 +105,14 @@ class AnswerParser:
         self._most_calls = most_calls
         self._reasoning = form.reasoning
         self._calls = form.calls if tools else None
-        self._types = {name: _types_of(one) for name, one in functions_of(tools).items()}
+        functions = functions_of(tools)
+        self._properties = {name: properties_of(one) for name, one in functions.items()}
         self._content = form.content
         self._state: Literal["reasoning", "content", "calls"] = "content"
         if self._reasoning is not None and prompt.rstrip().endswith(self._reasoning[0]):
             self._state = "reasoning"
-        self._held = ""
+        ends_so = form.opened and prompt.rstrip().endswith(form.opened)
+        self._held = self._opened = form.opened if ends_so else ""  # of this the prompt has it
         self._is_first = True  # nothing but space was read in this part
         self._has_said = False
         self.n_calls = 0
@@ -153,7 +157,7 @@ class AnswerParser:
         opens = self._reasoning is not None and mark == self._reasoning[0]
         self._state = "reasoning" if opens else "content"
         self._held = self._held.removeprefix(mark)
-        self._is_first = True
+        self._opened, self._is_first = "", True
         return True
 
     def _marks(self) -> list[str]:
@@ -172,6 +176,8 @@ class AnswerParser:
     def _say(self, parts: list[AnswerPart], n: int, *, is_last: bool) -> None:
         """Give the first ``n`` characters that are held; space around reasoning is none of it."""
         text, rest = self._held[:n], self._held[n:]
+        if self._opened and n:
+            text, self._opened = text.removeprefix(self._opened), ""
         if self._is_first and (self._reasoning is not None or self._content):
             text = text.lstrip()
         is_content = self._state == "content"
@@ -185,10 +191,10 @@ class AnswerParser:
     def _read_calls(self, parts: list[AnswerPart], *, is_end: bool) -> bool:
         """Read the next call; return whether there was one."""
         assert self._calls is not None
-        found = _find_call(self._calls, self._held, self._types)
+        found = _find_call(self._calls, self._held, self._properties)
         if found is not None:
             calls, end = found
-            self._held = self._held[end:]
+            self._held, self._opened = self._held[end:], ""
             if self._most_calls is not None:
                 calls = calls[: self._most_calls - self.n_calls]
             self.n_calls += len(calls)
@@ -196,7 +202,7 @@ class AnswerParser:
             return True
         if is_end:
             if not self.n_calls:  # it looked like one
-                parts.append(AnswerPart("content", self._held))
+                parts.append(AnswerPart("content", self._held.removeprefix(self._opened)))
             self._held = ""
         return False
 
@@ -221,38 +227,46 @@ def _n_open(text: str, marks: Sequence[str]) -> int:
     return 0
 
 
-def _types_of(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the types of a tool's parameters."""
-    parameters = function.get("parameters") or function.get("input_schema") or {}
-    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-    if not isinstance(properties, Mapping):
-        return {}
-    return {name: one.get("type") for name, one in properties.items() if isinstance(one, Mapping)}
-
-
 def _find_call(
-    form: CallFormat, text: str, types: Mapping[str, Mapping[str, Any]]
+    form: CallFormat, text: str, properties: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[ToolCall], int] | None:
     """Return the first calls of a text, and where they end; None: there is no whole one."""
     if form.kind == "json":
         return _find_json_calls(form, text)
     if form.kind == "named":
-        for found in re.finditer(rf"{form.open}(?P<name>[\w.\-]+?){form.middle}(?={{)", text):
-            value = _decode(text, found.end())
-            if value is not None:
-                return [ToolCall(found["name"], _spell(value[0]))], value[1]
-        return None
+        found = re.search(rf"{form.open}(?P<name>[\w.\-]+?){form.middle}(?={{)", text)
+        value = None if found is None else _decode(text, found.end())
+        if found is None or value is None:  # an object in it might look like a call
+            return None
+        return [ToolCall(found["name"], _spell(value[0]))], value[1]
+    if form.elements is not None:
+        return _find_elements_call(form, form.elements, text, properties)
     argument = form.argument.replace("(?P<key>", "(?:").replace("(?P<value>", "(?:")
     pattern = rf"{form.open}(?P<name>[^\s<>\"]+?){form.middle}(?P<all>(?:{argument})*){form.close}"
     found_one = re.search(pattern, text, re.DOTALL)
     if found_one is None:
         return None
-    kinds = types.get(found_one["name"], {})
+    schemas = properties.get(found_one["name"], {})
     arguments = {
-        one["key"]: _read_value(one["value"], kinds.get(one["key"]))
+        one["key"]: read_untyped(one["value"], schemas.get(one["key"]))
         for one in re.finditer(form.argument, found_one["all"], re.DOTALL)
     }
     return [ToolCall(found_one["name"], _spell(arguments))], found_one.end()
+
+
+def _find_elements_call(
+    form: CallFormat, marks: ElementMarks, text: str, properties: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[ToolCall], int] | None:
+    begun = re.search(rf"{form.open}(?P<name>[^\s<>\"]+?){form.middle}", text)
+    close = re.compile(form.close)
+    if begun is None or close.search(text, begun.end()) is None:
+        return None
+    schema = {"properties": properties.get(begun["name"], {})}
+    arguments, end = read_elements(text, begun.end(), marks, schema)
+    closed = close.match(text, end)
+    if closed is None:
+        return None
+    return [ToolCall(begun["name"], _spell(arguments))], closed.end()
 
 
 def _find_json_calls(form: CallFormat, text: str) -> tuple[list[ToolCall], int] | None:
@@ -277,16 +291,6 @@ def _decode(text: str, begin: int) -> tuple[Any, int] | None:
         return json.JSONDecoder().raw_decode(text, begin)
     except (ValueError, RecursionError):
         return None
-
-
-def _read_value(text: str, kind: object) -> Any:
-    """Return an argument that is written without quotes, by the type that the tool declares."""
-    if kind == "string":
-        return text
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def _spell(arguments: object) -> str:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-__all__ = ["LARGEST", "read_call_list"]
+__all__ = ["LARGEST", "read_call_list", "read_literal"]
 
 T = TypeVar("T")
 
@@ -41,6 +41,17 @@ def read_call_list(text: str) -> list[dict[str, Any]]:
     return _CallListReader(text).calls()
 
 
+def read_literal(text: str) -> Any:
+    """Return a value as it stands in such a list.
+
+    Raises
+    ------
+    ValueError
+        The text is none.
+    """
+    return _CallListReader(text).value()
+
+
 class _CallListReader:
     """Reads one text from its beginning; ``at`` is where it is."""
 
@@ -50,9 +61,17 @@ class _CallListReader:
     def calls(self) -> list[dict[str, Any]]:
         self._take("[")
         calls = self._items("]", self._call)
-        if self._next():
-            self._fail("nothing after the list")
+        self._end()
         return calls
+
+    def value(self) -> Any:
+        value = self._value(0)
+        self._end()
+        return value
+
+    def _end(self) -> None:
+        if self._next():
+            self._fail("nothing after it")
 
     def _call(self) -> dict[str, Any]:
         name = self._name("the name of a function")

@@ -36,7 +36,7 @@ else:
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import SandboxedEnvironment
 
 HEAD = struct.Struct("!QdQ")
 LENGTH = struct.Struct("!Q")
@@ -59,9 +59,12 @@ class Generation(Extension):
         return nodes.Scope(body, lineno=line)
 
 
-def make_environment() -> ImmutableSandboxedEnvironment:
-    """Return Jinja as chat templates expect it: as Hugging Face's transformers set it up."""
-    environment = ImmutableSandboxedEnvironment(
+def make_environment() -> SandboxedEnvironment:
+    """Return Jinja as chat templates expect it: as Hugging Face's transformers set it up.
+
+    Lists may be changed, too, as some templates do: what they are given is theirs.
+    """
+    environment = SandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=["jinja2.ext.loopcontrols", Generation],

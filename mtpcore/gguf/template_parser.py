@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mtpcore.gguf.answer_parser import AnswerPart, ToolCall, functions_of, join_parts
+from mtpcore.gguf.argument_types import properties_of, type_arguments
 from mtpcore.gguf.region_readers import RegionReader, TextReader
 from mtpcore.gguf.response_parser import RegionEvent, RegionParser
 from mtpcore.gguf.response_template import ResponseField, ResponseTemplate
@@ -41,7 +42,7 @@ class TemplateAnswerParser:
         self._regions = RegionParser(template if tools else template.without_calls())
         self._most_calls = most_calls
         functions = functions_of(tools)
-        self._properties = {name: _properties_of(one) for name, one in functions.items()}
+        self._properties = {name: properties_of(one) for name, one in functions.items()}
         self._region = _Region()
         self._seen: set[str] = set()  # kinds of which something was given
         self._outside = ""
@@ -151,13 +152,6 @@ def _is_plain(field: ResponseField) -> bool:
     return field.kind != "call" and type(field.reader) is TextReader and field.transform is None
 
 
-def _properties_of(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schemas of a tool's parameters."""
-    parameters = function.get("parameters") or function.get("input_schema") or {}
-    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-    return properties if isinstance(properties, Mapping) else {}
-
-
 def _read_calls(
     value: object, properties: Mapping[str, Mapping[str, Any]]
 ) -> list[ToolCall] | None:
@@ -176,84 +170,3 @@ def _read_calls(
         typed = type_arguments(arguments or {}, properties.get(name, {}))
         calls.append(ToolCall(name, json.dumps(typed, ensure_ascii=False)))
     return calls or None
-
-
-def type_arguments(arguments: Mapping[str, Any], properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of the types that a tool declares, where a text can be read as one.
-
-    Items of a list are, too, where the type is no list: the values of a tag that came again.
-    """
-    typed = dict(arguments)
-    for key, value in arguments.items():
-        types = _types_of(properties.get(key))
-        if isinstance(value, str):
-            typed[key] = _type_text(value, types)
-        elif isinstance(value, list) and types and "array" not in types:
-            typed[key] = [
-                _type_text(item, types) if isinstance(item, str) else item for item in value
-            ]
-    return typed
-
-
-def _types_of(schema: object) -> list[str]:
-    """Return the types that a schema names, of its alternatives, too."""
-    if not isinstance(schema, Mapping):
-        return []
-    named = schema.get("type")
-    types = [one for one in (named if isinstance(named, list) else [named]) if isinstance(one, str)]
-    for key in ("anyOf", "oneOf"):
-        for one in schema.get(key) or ():
-            types += _types_of(one)
-    return [*types, "null"] if schema.get("nullable") and "null" not in types else types
-
-
-def _type_text(text: str, types: Sequence[str]) -> Any:
-    """Return a text as the first type that it can be read as; else as it is."""
-    for kind in types:
-        try:
-            return _READ[kind](text)
-        except (KeyError, ValueError, RecursionError):
-            continue
-    return text
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        number = float(text)
-        if not number.is_integer():
-            raise
-        return int(number)
-
-
-def _number(text: str) -> float:
-    number = float(text)
-    if number - number != 0:
-        raise ValueError("no number of JSON's")
-    return int(number) if number.is_integer() and "." not in text else number
-
-
-def _one_of(words: Mapping[str, Any], text: str) -> Any:
-    if text not in words:
-        raise ValueError("another word")
-    return words[text]
-
-
-def _json_of(kind: type, text: str) -> Any:
-    value = json.loads(text)
-    if not isinstance(value, kind):
-        raise ValueError("of another type")
-    return value
-
-
-_TRUTH = {"true": True, "1": True, "false": False, "0": False}
-_NOTHING = {"null": None, "None": None}
-_READ: Mapping[str, Callable[[str], Any]] = {
-    "integer": _whole,
-    "number": _number,
-    "boolean": lambda text: _one_of(_TRUTH, text.strip().lower()),
-    "null": lambda text: _one_of(_NOTHING, text.strip()),
-    "object": lambda text: _json_of(dict, text),
-    "array": lambda text: _json_of(list, text),
-}

@@ -11,6 +11,8 @@ import msgspec
 
 from mtpcore.errors import SamplingError, spell
 from mtpcore.gguf.answer_format import A_NUMBER, A_WORD, AN_ID, AnswerFormat, CallText
+from mtpcore.gguf.elements import ElementMarks
+from mtpcore.gguf.response_template import ResponseTemplate
 from mtpcore.gguf.template_parser import TemplateAnswerParser
 from mtpcore.gguf.tokenizer import Tokenizer
 from mtpcore.gguf.vocabulary import SPECIAL
@@ -226,26 +228,47 @@ def form_answer(
             )
         if text.values is not None:
             _check_names(model, text, tools)
-        begin = form.calls.begin
+        begin, given = form.calls.begin, _given(model, form, prompt)
         rules += _calls(marks, text, tools, parts, several=calls_several)
         rest = f"{marks.spell(text.before.removeprefix(begin))} calls"
-        if must_call or answer is not None:
-            ways.append(f"{before} {marks.spell(begin)} {rest}")
-        else:
+        if must_call or answer is not None or given:
+            ways.append(f"{before} {marks.spell(begin.removeprefix(given))} {rest}")
+        if not must_call and answer is None:
             rules += [*marks.until("said", begin), *marks.free("anything", begin)]
-            ways.append(f"{before} (said {rest} | anything)")
+            ways.append(f"{before_text if given else before} (said {rest} | anything)")
     return Grammar("\n".join([f"start: {' | '.join(ways)}", *rules]), parts)
 
 
 def _format_of(model: Model) -> AnswerFormat:
     """Return the form of answers: as the chat template shows it, or a response template reads it.
 
-    The first says how a model was taught to write, where it shows all of a call.
+    The first says how a model was taught to write, where it shows all of a call, and the second
+    reads that.
     """
     shown, template = model.answer_format, model.response_template
-    if template is None or (shown.calls is not None and shown.calls.text is not None):
+    if template is None or _reads(template, shown):
         return shown
-    return written_format(template) or shown
+    return written_format(template) or msgspec.structs.replace(shown, calls=None)
+
+
+def _reads(template: ResponseTemplate, form: AnswerFormat) -> bool:
+    """Say whether a template reads calls of a form, letter by letter."""
+    text = None if form.calls is None else form.calls.text
+    if text is None:
+        return False
+    is_json = text.argument is None and text.elements is None
+    call = f"{text.before}f{text.middle}{'{}' if is_json else ''}{text.after}"
+    for sign, sample in ((AN_ID, "a" * 9), (A_NUMBER, "0"), (A_WORD, "a")):
+        call = call.replace(sign, sample)
+    parser = TemplateAnswerParser(template, "", [{"function": {"name": "f"}}])
+    parts = [*parser.feed(call), *parser.finish()]
+    return [part.call.name if part.call else None for part in parts] == ["f"]
+
+
+def _given(model: Model, form: AnswerFormat, prompt: Sequence[int]) -> str:
+    """Return what a prompt has of the mark of an answer."""
+    tail = model.tokenizer.decode(prompt[-_TAIL:], special=True).rstrip()
+    return form.opened if form.opened and tail.endswith(form.opened) else ""
 
 
 def _reasoning(
@@ -253,8 +276,9 @@ def _reasoning(
 ) -> tuple[str, str]:
     """Return what stands before calls, and before what is said; and add its rules."""
     form = _format_of(model)
-    content = marks.spell(form.content)
-    may_say = content and f"({content})?"
+    given = _given(model, form, prompt)
+    content = marks.spell(form.content.removeprefix(given))
+    may_say = content if given else content and f"({content})?"
     if form.reasoning is None:
         return "", may_say
     opened, closed = form.reasoning
@@ -305,50 +329,102 @@ def _calls(
     for i, tool in enumerate(tools):
         function = tool.get("function", tool)
         schema = function.get("parameters") or {"type": "object"}
+        name = arguments = f"arguments{i}"
         if text.values is not None:
-            name = f"arguments{i}"
-            made = ArgumentRules(name, schema, text.values, marks.spell, parts)
-            rules, arguments = [*rules, *made.rules], name
-        elif text.argument is None:
-            parts[f"arguments{i}"] = Grammar.of_schema(schema)
-            arguments = f"@arguments{i}"
+            rules += ArgumentRules(name, schema, text.values, marks.spell, parts).rules
+        elif text.elements is not None:
+            rules += _elements(marks, text.elements, name, schema, parts)
+        elif text.argument is not None:
+            rules += _tagged(marks, text.argument, name, schema, parts)
         else:
-            rules += _tagged(marks, text, f"arguments{i}", schema, parts)
-            arguments = f"arguments{i}"
+            parts[name] = Grammar.of_schema(schema)
+            arguments = f"@{name}"
         ways.append(f"{json.dumps(function['name'])} {marks.spell(text.middle)} {arguments}")
-    more = f"({marks.spell(text.between)} call)*" if several else ""
+    is_alone = not several or text.between is None
+    more = "" if is_alone else f"({marks.spell(text.between or '')} call)*"
     return [*rules, f"call: {' | '.join(ways)}", f"calls: call {more} {marks.spell(text.after)}"]
 
 
 def _tagged(
-    marks: _Marks, text: CallText, name: str, schema: Mapping[str, Any], parts: dict[str, Grammar]
+    marks: _Marks,
+    argument: tuple[str, str, str],
+    name: str,
+    schema: Mapping[str, Any],
+    parts: dict[str, Grammar],
 ) -> list[str]:
-    """Return the rules of arguments that stand between marks: texts as they are, others as JSON."""
-    assert text.argument is not None
-    opened, between, closed = text.argument
-    properties = schema.get("properties") or {}
-    required = set(schema.get("required") or ())
-    rules, items = [], []
-    for j, (key, one) in enumerate(properties.items()):
+    """Return the rules of arguments that stand between marks."""
+    opened, between, closed = argument
+    rules, values = [], {}
+    for j, (key, one) in enumerate((schema.get("properties") or {}).items()):
         value = f"{name}_{j}"
-        if isinstance(one, Mapping) and one.get("type") == "string":
-            words = one.get("enum")
-            if words and all(isinstance(word, str) for word in words):
-                rules.append(f"{value}: {' | '.join(map(json.dumps, words))}")
-                end = marks.spell(closed)
-            else:
-                rules += marks.until(f"{value}_text", closed)
-                rules.append(f"{value}: {value}_text")
-                end = ""
-        else:
-            definitions = {"$defs": schema["$defs"]} if "$defs" in schema else {}
-            inner = {**one, **definitions} if isinstance(one, Mapping) else one
-            parts[value] = Grammar.of_schema(inner)
-            rules.append(f"{value}: @{value}")
-            end = marks.spell(closed)
-        item = f"{marks.spell(opened)} {json.dumps(key)} {marks.spell(between)} {value} {end}"
-        items.append(f"({item})" if key in required else f"({item})?")
-    return [*rules, f"{name}: {' '.join(items) or _EMPTY}"]
+        rules += _value(marks, value, _with_definitions(one, schema), closed, parts)
+        values[key] = f"{marks.spell(opened)} {json.dumps(key)} {marks.spell(between)} {value}"
+    return [*rules, _members(name, values, schema)]
+
+
+def _elements(
+    marks: _Marks,
+    elements: ElementMarks,
+    name: str,
+    schema: Mapping[str, Any],
+    parts: dict[str, Grammar],
+) -> list[str]:
+    """Return the rules of the elements that are an object's members."""
+    rules, values = [], {}
+    for j, (key, one) in enumerate((schema.get("properties") or {}).items()):
+        values[key] = f"{name}_{j}"
+        rules += _element(marks, elements, values[key], key, _with_definitions(one, schema), parts)
+    return [*rules, _members(name, values, schema)]
+
+
+def _element(
+    marks: _Marks,
+    elements: ElementMarks,
+    name: str,
+    key: str,
+    schema: Any,
+    parts: dict[str, Grammar],
+) -> list[str]:
+    """Return the rules of an element: of others where its value is an object or a list."""
+    opened, closed, held = elements.open(key), elements.close(key), f"{name}_held"
+    kind = schema.get("type") if isinstance(schema, Mapping) else None
+    if kind == "object" and schema.get("properties"):
+        rules = _elements(marks, elements, held, schema, parts)
+    elif kind == "array" and elements.item and "items" in schema:
+        item, few, most = f"{name}_item", schema.get("minItems", 0), schema.get("maxItems", "")
+        items = _with_definitions(schema["items"], schema)
+        rules = _element(marks, elements, item, elements.item, items, parts)
+        rules.append(f"{held}: {item}{{{few},{most}}}")
+    else:
+        rules = _value(marks, held, schema, closed, parts)
+        return [*rules, f"{name}: {marks.spell(opened)} {held}"]
+    return [*rules, f"{name}: {marks.spell(opened)} {held} {marks.spell(closed)}"]
+
+
+def _members(name: str, values: Mapping[str, str], schema: Mapping[str, Any]) -> str:
+    """Return the rule of an object's members, some of which may be left out."""
+    required = schema.get("required") or ()
+    items = [f"({value})" if key in required else f"({value})?" for key, value in values.items()]
+    return f"{name}: {' '.join(items) or _EMPTY}"
+
+
+def _with_definitions(schema: Any, outer: Mapping[str, Any]) -> Any:
+    """Return a schema with what it may refer to."""
+    definitions = {"$defs": outer["$defs"]} if "$defs" in outer else {}
+    return {**schema, **definitions} if isinstance(schema, Mapping) else schema
+
+
+def _value(
+    marks: _Marks, name: str, schema: Any, closed: str, parts: dict[str, Grammar]
+) -> list[str]:
+    """Return the rule of a value and the mark after it: texts are as they are, others JSON."""
+    if isinstance(schema, Mapping) and schema.get("type") == "string":
+        words = schema.get("enum")
+        if words and all(isinstance(word, str) for word in words):
+            return [f"{name}: ({' | '.join(map(json.dumps, words))}) {marks.spell(closed)}"]
+        return marks.until(name, closed)
+    parts[name] = Grammar.of_schema(schema)
+    return [f"{name}: @{name} {marks.spell(closed)}"]
 
 
 class _Marks:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mtpcore.gguf import ChatTemplate
 from mtpcore.gguf.answer_format import AnswerFormat, derive_format
 from mtpcore.gguf.answer_parser import AnswerParser
+from mtpcore.gguf.elements import ElementMarks, read_elements
 
 TURNS = """{% for m in messages %}{% if m.role != "assistant" %}<|start|>{{ m.role }}
 {{ m.content }}<|end|>
@@ -82,6 +83,66 @@ FORMS = {
 {% endfor %}</invoke>
 {% endfor %}</calls>{% endif %}<|end|>
 """,
+    "no spaces": "{{ m.content }}{% if m.tool_calls %}<|open|>tools<|sep|>"
+    + CALL
+    + """<|open|>call tool="{{ f.name }}" index="{{ loop.index }}"<|sep|>"""
+    "{% for k, v in f.arguments.items() %}"
+    """<|open|>argument key="{{ k }}"<|sep|>{{ v if v is string else v | tojson }}"""
+    "<|close|>argument<|sep|>{% endfor %}<|close|>call<|sep|>{% endfor %}<|close|>tools<|sep|>"
+    "{% endif %}<|end|>\n",
+    "literals": "{{ m.content }}" + CALL + """
+<function name="{{ f.name }}">{% for k, v in f.arguments.items() %}<param name="{{ k }}">"""
+    """{{ v }}</param>{% endfor %}</function>{% endfor %}<|end|>
+""",
+    "elements": """{% macro write(value) %}{% if value is mapping %}
+{% for k, v in value.items() %}]~[<{{ k }}>{{ write(v) }}]~[</{{ k }}>{% endfor %}
+{% elif value is iterable and value is not string %}
+{% for v in value %}]~[<item>{{ write(v) }}]~[</item>{% endfor %}
+{% else %}{{ value if value is string else value | tojson }}{% endif %}{% endmacro %}
+{% if m.reasoning_content %}<think>{{ m.reasoning_content }}{% endif %}</think>{{ m.content }}
+{%- if m.tool_calls %}]~[<calls>
+"""
+    + CALL
+    + """]~[<invoke name="{{ f.name }}">{{ write(f.arguments) }}]~[</invoke>
+{% endfor %}]~[</calls>{% endif %}<|end|>
+""",
+    "lines": "{{ m.content }}{% if m.tool_calls %}<calls>\n"
+    + CALL
+    + """{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}
+{% endfor %}</calls>{% endif %}<|end|>
+""",
+    "a word": "{{ m.content }}{% if m.tool_calls %}\nAction:\n```json\n["
+    "{% for c in m.tool_calls %}"
+    """{"tool_name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}"""
+    "{{ ', ' if not loop.last }}{% endfor %}\n]```{% endif %}<|end|>\n",
+    "keys": "{{ m.content }}{% if m.tool_calls %}<|calls|>[{% for c in m.tool_calls %}"
+    """{"{{ c.function.name }}": {{ c.function.arguments | tojson }}}"""
+    "{{ ', ' if not loop.last }}{% endfor %}]<|/calls|>{% endif %}<|end|>\n",
+    "alone": "{{ m.content }}{% if m.tool_calls %}{% if m.content or m.tool_calls[1:] %}"
+    "{{ raise_exception('one call') }}{% endif %}{% set f = m.tool_calls[0].function %}"
+    """{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}{% endif %}<|end|>\n""",
+    "first alone": "{{ m.content }}{% if m.tool_calls %}<|call|>"
+    "{{ m.tool_calls[0].function | tojson }}{% endif %}<|end|>\n",
+    "opened": "{% if m.content %}>>>all\n{{ m.content }}{% endif %}"
+    + CALL
+    + ">>>{{ f.name }}\n{{ f.arguments | tojson }}{% endfor %}<|end|>\n",
+    "announced": "{% if m.reasoning_content %}{{ m.reasoning_content }}\n[ANSWER]\n{% endif %}"
+    "{{ m.content }}{% if m.tool_calls %}<calls>[{% for c in m.tool_calls %}"
+    "{{ c.function | tojson }}{{ ', ' if not loop.last }}{% endfor %}]</calls>{% endif %}<|end|>\n",
+}
+PROMPTS = {"opened": ">>>", "announced": "My thoughts:\n"}
+"""What else prompts end with."""
+FEWER = {"alone": 1, "first alone": 1}
+"""Forms of which a template writes so many calls."""
+PROPERTIES = {
+    "city": {"type": "string"},
+    "days": {"type": "integer"},
+    "sure": {"type": "boolean"},
+    "places": {"type": "array", "items": {"type": "string"}},
+    "more": {
+        "type": "object",
+        "properties": {"n": {"type": "integer"}, "s": {"anyOf": [{"type": "string"}]}},
+    },
 }
 TOOLS = [
     {
@@ -89,10 +150,7 @@ TOOLS = [
         "function": {
             "name": name,
             "description": "a tool",
-            "parameters": {
-                "type": "object",
-                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-            },
+            "parameters": {"type": "object", "properties": PROPERTIES},
         },
     }
     for name in ("get_weather", "get-time")
@@ -100,12 +158,24 @@ TOOLS = [
 QUESTION = {"role": "user", "content": "hello"}
 END = "<|end|>"
 WORDS = st.text("abc é{}\"'\n.,", max_size=12).map(str.strip)
+ARGUMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "city": WORDS,
+        "days": st.integers(-9, 999),
+        "sure": st.booleans(),
+        "places": st.lists(WORDS, max_size=3),
+        "more": st.fixed_dictionaries({}, optional={"n": st.integers(0, 9), "s": WORDS}),
+    },
+)
 
 
 @pytest.fixture(scope="session", params=FORMS)
 def form(request):
     """A template and what was found of it."""
     source = TURNS.replace("%s", FORMS[request.param])
+    ending = "{% endif %}"
+    source = source.removesuffix(ending) + PROMPTS.get(request.param, "") + ending
     template = ChatTemplate(source)
     return request.param, template, derive_format(template)
 
@@ -114,8 +184,11 @@ def written_by(template, message, tools=None):
     """Return the end of a prompt, and the answer that a message is, as a model writes it."""
     prompt = template.render([QUESTION], tools=tools)
     whole = template.render([QUESTION, message], tools=tools, add_generation_prompt=False)
-    assert whole.startswith(prompt)
-    return prompt, whole[len(prompt) :].rstrip().removesuffix(END)
+    begin = next(n for n in range(len(prompt), -1, -1) if whole.startswith(prompt[:n]))
+    assert prompt[begin:] in ("", *PROMPTS.values())
+    if prompt.endswith(PROMPTS["announced"]) and not message.get("reasoning_content"):
+        prompt = prompt[:begin]  # as where a model is not to think
+    return prompt, whole[begin:].rstrip().removesuffix(END)
 
 
 def read(form, prompt, text, cuts=(), tools=TOOLS):
@@ -134,18 +207,14 @@ def read(form, prompt, text, cuts=(), tools=TOOLS):
 @given(
     reasoning=WORDS,
     content=WORDS,
-    calls=st.lists(
-        st.tuples(
-            st.sampled_from(["get_weather", "get-time"]),
-            st.fixed_dictionaries({}, optional={"city": WORDS, "days": st.integers(-9, 999)}),
-        ),
-        max_size=3,
-    ),
+    calls=st.lists(st.tuples(st.sampled_from(["get_weather", "get-time"]), ARGUMENTS), max_size=3),
     cuts=st.lists(st.integers(0, 400), max_size=12),
 )
 def test_a_message_is_read_back(form, reasoning, content, calls, cuts):
-    _, template, found = form
+    name, template, found = form
     reasoning = reasoning if found.reasoning else ""
+    calls = calls[: FEWER.get(name)]
+    content = "" if name == "alone" and calls else content
     message = {
         "role": "assistant",
         "content": content,
@@ -155,6 +224,7 @@ def test_a_message_is_read_back(form, reasoning, content, calls, cuts):
             for name, arguments in calls
         ],
     }
+    assert ("reasoning_content" in FORMS[name]) == (found.reasoning is not None)
     prompt, text = written_by(template, message, TOOLS)
     got = read(found, prompt, text, cuts)
     assert got[0] == reasoning
@@ -220,6 +290,29 @@ def test_a_prompt_may_open_and_close_the_reasoning():
         assert got == (thought, "Yes.", [("get_weather", {"city": "Rome"})])
 
 
+def test_a_prompt_may_say_more_than_the_conversation_with_the_answer():
+    """As what is to be done with the tools, after all messages."""
+    answer = FORMS["a word"].replace("{% endif %}<|end|>", "<|do|>{% else %}<|end|>{% endif %}")
+    source = TURNS.replace("%s", answer).replace(
+        "{% if add_generation", "<|start|>system\nCall a tool.<|end|>\n{% if add_generation"
+    )
+    found = derive_format(ChatTemplate(source))
+    assert found.calls.begin == "Action:"
+    call = 'Action:\n```json\n[{"tool_name": "get_weather", "parameters": {"city": "Rome"}}\n]```'
+    assert read(found, "", f"Hm.\n{call}") == ("", "Hm.", [("get_weather", {"city": "Rome"})])
+    assert found.calls.text.after == "}]```<|do|>"
+
+
+def test_thoughts_may_stand_before_calls_alone():
+    answer = (
+        "{% if m.reasoning_content and m.tool_calls %}<|think|>{{ m.reasoning_content }}<|/think|>"
+        "{% endif %}" + FORMS["list"]
+    )
+    opening = "<|think|><|/think|>{% endif %}"
+    found = derive_format(ChatTemplate(TURNS.replace("%s", answer)[:-11] + opening))
+    assert found.reasoning == ("<|think|>", "<|/think|>")
+
+
 def test_reasoning_ends_with_what_texts_and_calls_have_in_common():
     """Whole words of it: "to=" is the beginning of both here."""
     form = """{% if m.reasoning_content %} to=self<|say|>{{ m.reasoning_content }}<|end|><|start|>
@@ -233,6 +326,44 @@ assistant{% endif %}{% if m.tool_calls %} to=tools<|say|>[{{ m.tool_calls[0].fun
     assert read(found, "", f"{text} to=user<|say|>Yes.") == ("Hm.", "Yes.", [])
     call = '[{"name": "get_weather", "arguments": {}}]'
     assert read(found, "", f"{text} to=tools<|say|>{call}") == ("Hm.", "", [("get_weather", {})])
+
+
+XML = ElementMarks("<", "</", ">", "item")
+ANY = {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "value"),
+    [
+        ("<a>a < b <c> d</a>", {"type": "string"}, "a < b <c> d"),
+        ("<a>a < b <c> d</a>", {}, "a < b <c> d"),
+        ("<a>5</a>", {}, 5),
+        ("<a>5</a>", {"type": "string"}, "5"),
+        ("<a>5</a>", {"anyOf": [{"type": "null"}, {"type": "integer"}]}, 5),
+        ("<a></a>", {"type": "array"}, []),
+        ("<a></a>", ANY, {}),
+        ("<a></a>", {"type": ["integer", "null"]}, None),
+        ("<a></a>", {}, ""),
+        ("<a><a>1</a></a>", ANY, {"a": 1}),
+        ("<a>\n <b>1</b>\n <b>2</b>\n</a>", ANY, {"b": [1, 2]}),
+        ("<a><item>x</item></a>", {}, ["x"]),
+        ("<a><item>1</item></a>", ANY, {"item": 1}),
+        ("<a><item>1</item><b>2</b></a>", {}, {"item": 1, "b": 2}),
+        ("<a><x>1</x></a>", ANY | {"additionalProperties": {"type": "string"}}, {"x": "1"}),
+        ('<a>{"b": [1]}</a>', ANY, {"b": [1]}),
+        ("<a>" * 300 + "</a>" * 300, {}, None),
+    ],
+)
+def test_elements(text, schema, value):
+    """The last one is deeper than what is read as elements: what is inside stays a text."""
+    found, end = read_elements(f"{text}</f>", 0, XML, {"properties": {"a": schema}})
+    assert end <= len(text)
+    assert text.count("<") > 100 or found == {"a": value}
+
+
+@pytest.mark.parametrize("text", ["", "<a>", "<a>1", "<a>1</b>", "</a>", "a", "<>1</>"])
+def test_no_whole_element(text):
+    assert read_elements(text, 0, XML, {}) == ({}, 0)
 
 
 def test_without_tools_nothing_is_a_call(form):
@@ -249,7 +380,7 @@ def test_a_call_that_is_cut_off_is_content(form):
     message = {"role": "assistant", "content": "", "tool_calls": [{"function": call}]}
     prompt, text = written_by(template, message, TOOLS)
     text = text[: text.index("Rome")]
-    assert read(found, prompt, text) == ("", text.lstrip(), [])
+    assert read(found, prompt, text) == ("", text.removeprefix("</think>").lstrip(), [])
 
 
 def test_a_template_without_reasoning_and_tools_has_no_marks():

@@ -48,6 +48,15 @@ def test_further_variables_and_the_clock():
     assert template.render([], now=datetime(2024, 5, 6), thinking=True) == "2024-05 True"
 
 
+def test_a_template_may_change_its_lists():
+    source = (
+        "{% set ns = namespace(of=[]) %}{% set _ = ns.of.append(2) %}{% set _ = messages.pop() %}"
+    )
+    template = ChatTemplate(source + "{{ ns.of }}{{ messages | length }}")
+    assert [template.render(TALK) for _ in range(2)] == ["[2]1"] * 2
+    assert len(TALK) == 2
+
+
 @pytest.mark.parametrize("name", ["strftime_now", "self"])
 def test_variables_that_a_template_would_not_see_are_refused(name):
     """Here the clock takes one's place, and Jinja the other's."""
@@ -87,7 +96,6 @@ def test_malformed_templates(source):
 
 REFUSED = {
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "mutation": "{{ messages.append(1) }}",
     "internals": "{{ ''.__class__.__mro__[1] }}",
     "internals of a function": "{{ strftime_now.__self__.year }}",
     "include": "{% include 'x' %}",

@@ -79,7 +79,28 @@ FORMS = {
     """{{ v if v is string else v | tojson }}</parameter>
 {% endfor %}</invoke>
 {% endfor %}</calls>{% endif %}""",
+    "elements": """{% macro write(value) %}{% if value is mapping %}
+{% for k, v in value.items() %}]~[<{{ k }}>{{ write(v) }}]~[</{{ k }}>{% endfor %}
+{% elif value is iterable and value is not string %}
+{% for v in value %}]~[<item>{{ write(v) }}]~[</item>{% endfor %}
+{% else %}{{ value if value is string else value | tojson }}{% endif %}{% endmacro %}
+{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}
+{%- if m.tool_calls %}]~[<calls>
+"""
+    + CALL
+    + """]~[<invoke name="{{ f.name }}">{{ write(f.arguments) }}]~[</invoke>
+{% endfor %}]~[</calls>{% endif %}""",
+    "alone": "{{ m.content }}{% if m.tool_calls[1:] %}{{ raise_exception('one call') }}{% endif %}"
+    + CALL
+    + """{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}{% endfor %}""",
+    "opened": "{% if m.content %}>>>all\n{{ m.content }}{% endif %}"
+    + CALL
+    + ">>>{{ f.name }}\n{{ f.arguments | tojson }}{% endfor %}",
 }
+PROMPTS = {"opened": ">>>"}
+"""What else prompts end with."""
+FEWER = {"alone": 1}
+"""Forms of which a template writes so many calls."""
 TOOLS = [
     {
         "type": "function",
@@ -91,6 +112,10 @@ TOOLS = [
                     "city": {"type": "string"},
                     "days": {"type": "integer"},
                     "unit": {"type": "string", "enum": ["C", "F"]},
+                    "trip": {
+                        "type": "object",
+                        "properties": {"stops": {"type": "array", "items": {"type": "string"}}},
+                    },
                 },
                 "required": ["city", "days"],
                 "additionalProperties": False,
@@ -101,16 +126,23 @@ TOOLS = [
 ]
 QUESTION = {"role": "user", "content": "hello"}
 WORDS = st.text("abc é{}\"'\n.,", max_size=12).map(str.strip)
+MEMBERS = ("city", "days", "unit", "trip")
 ARGUMENTS = st.fixed_dictionaries(
-    {"city": WORDS, "days": st.integers(-9, 999)}, optional={"unit": st.sampled_from("CF")}
-).map(lambda found: {name: found[name] for name in ("city", "days", "unit") if name in found})
+    {"city": WORDS, "days": st.integers(-9, 999)},
+    optional={
+        "unit": st.sampled_from("CF"),
+        "trip": st.fixed_dictionaries({"stops": st.lists(WORDS, max_size=2)}),
+    },
+).map(lambda found: {name: found[name] for name in MEMBERS if name in found})
 
 
 @pytest.fixture(scope="module", params=FORMS)
 def model(request):
     """The demo with a template."""
     made = mtpcore.load_model("demo")
-    made.chat_template = ChatTemplate(TURNS.replace("%s", FORMS[request.param]))
+    source, ending = TURNS.replace("%s", FORMS[request.param]), "{% endif %}"
+    source = source.removesuffix(ending) + PROMPTS.get(request.param, "") + ending
+    made.chat_template = ChatTemplate(source)
     return made
 
 
@@ -141,7 +173,8 @@ def may_end(model, grammar, text):
         st.tuples(st.sampled_from(["get_weather", "get-time"]), ARGUMENTS), min_size=1, max_size=3
     ),
 )
-def test_calls_that_the_template_writes_have_the_form(model, reasoning, calls):
+def test_calls_that_the_template_writes_have_the_form(request, model, reasoning, calls):
+    calls = calls[: FEWER.get(request.node.callspec.params["model"])]
     message = {
         "role": "assistant",
         "content": "",
@@ -201,6 +234,11 @@ def short(parameters):
     few = {
         "city": {"type": "string", "enum": ["Rome", "Oslo"]},
         "days": {"type": "integer", "minimum": 0, "maximum": 9},
+        "trip": {
+            "type": "object",
+            "properties": {"stops": {"type": "array", "items": {"enum": ["a"]}, "maxItems": 2}},
+            "additionalProperties": False,
+        },
     }
     return parameters | {"properties": parameters["properties"] | few}
 
@@ -265,6 +303,28 @@ def test_a_mark_of_what_is_said_without_reasoning(text, fits):
     made.chat_template = ChatTemplate(TURNS.replace("%s", "<say>{{ m.content }}"))
     prompt = tokens_of(made, "<|assistant|>\n")
     assert may_end(made, form_answer(made, prompt, SHAPE), text) == fits
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "answers", "fits"),
+    [
+        (">>>", "all\nyes.", True, True),
+        (">>>", "yes.", True, False),
+        ("", ">>>all\nyes.", True, True),
+        (">>>", "all\nHm.", False, True),
+        (">>>", 'all\nHm.>>>sell\n{"kind": "cat", "legs": 3}', False, True),
+        (">>>", 'all\nHm.>>>sell\n{"kind": "cow", "legs": 3}', False, False),
+        (">>>", 'sell\n{"kind": "cat", "legs": 3}', False, True),
+        (">>>", 'sell\n{"kind": "cow", "legs": 3}', False, False),
+    ],
+)
+def test_a_prompt_has_the_beginning_of_a_mark(prompt, text, answers, fits):
+    made = mtpcore.load_model("demo")
+    source, ending = TURNS.replace("%s", FORMS["opened"]), "{% endif %}"
+    made.chat_template = ChatTemplate(source.removesuffix(ending) + ">>>" + ending)
+    ids = tokens_of(made, f"<|assistant|>\n{prompt}")
+    grammar = form_answer(made, ids, SHAPE if answers else None, tools=[pet("sell")])
+    assert may_end(made, grammar, text) == fits
 
 
 @pytest.mark.parametrize("draft", [0, 3, "auto"])
