@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from harness.head_runs import clear
 from harness.random_schedules import (
+    AFTER_A_DEAD_ROW,
     AFTER_ITS_OWN,
     GROWN,
     HEADS,
@@ -61,6 +62,7 @@ def drafted(drawn, kind, threads=1, *, compiled=True, n_before=0, built=None):
 @given(schedules())
 @example(WITHOUT_FILLS)
 @example(AFTER_ITS_OWN)
+@example(AFTER_A_DEAD_ROW)
 @example(NONE_ANEW)
 @example(MOVED_UP)
 @example(LINKED)

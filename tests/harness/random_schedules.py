@@ -468,6 +468,28 @@ AFTER_ITS_OWN = Drawn(
     texts=[(0, 0.0)] * 2,
     is_broken=True,
 )
+# A row that gets nothing comes after one whose draft is none: what it chooses is none, too, though
+# that comes after nothing but the pending token.
+AFTER_A_DEAD_ROW = Drawn(
+    stages=[
+        DrawnStage(0, [(1, None, None, 0), (0, None, None, 0)], [(0, 0)], 0, False, True),
+        DrawnStage(
+            *(
+                1,
+                [
+                    *[(0, None, None, 0)] * 2,
+                    (1, None, None, 0),
+                    (1, 0, None, 0),
+                    (1, None, None, 0),
+                ],
+            ),
+            *([(4, 1, 0)], 0, False, True),
+        ),
+    ],
+    drafts=[(1, PENDING), (1, PENDING)],
+    texts=[(0, 0.0)] * 2,
+    is_broken=True,
+)
 # What was none before is chosen anew from a row that is finite, and stays none.
 NONE_ANEW = Drawn(
     stages=[

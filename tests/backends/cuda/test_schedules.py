@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from harness.head_runs import GREEDY, HIDDEN, HISTORY, IDS, clear
 from harness.random_schedules import (
+    AFTER_A_DEAD_ROW,
     AFTER_ITS_OWN,
     GROWN,
     HEADS,
@@ -237,6 +238,7 @@ DEAD_ABOVE = Drawn(
 @example(DEAD_ABOVE)
 @example(WITHOUT_FILLS)
 @example(AFTER_ITS_OWN)
+@example(AFTER_A_DEAD_ROW)
 @example(NONE_ANEW)
 @example(MOVED_UP)
 @example(LINKED)
