@@ -26,6 +26,8 @@ _PARTS = [{"type": "text", "text": _MARK}]
 _OBJECT = {_MARK: "value"}
 _QUESTION = {"role": "user", "content": "question"}
 _ID = "call00001"  # nine characters, as some templates want it
+_THOUGHT = "reasoning_content"
+"""What templates call the thoughts of an answer; of some servers they are ``reasoning``."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _FUNCTION = {
     "name": "probe",
@@ -81,6 +83,9 @@ class Reading:
         if isinstance(calls, (list, tuple)):
             message["tool_calls"] = [self._adapt_call(call, tools) for call in calls]
         role, content = message.get("role"), message.get("content")
+        thought = message.get("reasoning")
+        if role == "assistant" and isinstance(thought, str) and not message.get(_THOUGHT):
+            message[_THOUGHT] = thought
         role = role if role in _ROLES else "user"
         if content is None and role == "assistant":
             if not self._reads_null(bool(calls), tools):

@@ -183,3 +183,19 @@ def test_messages_of_the_caller_stay_as_they_are():
     before = json.dumps(said)
     ChatTemplate(CALLS.replace("@", "{{ c.function.arguments.place }}")).render(said)
     assert json.dumps(said) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ({"reasoning": "Hm."}, "Hm."),
+        ({"reasoning": "Hm.", "reasoning_content": None}, "Hm."),
+        ({"reasoning": "Hm.", "reasoning_content": "Ah."}, "Ah."),
+        ({"reasoning": {"effort": "low"}}, ""),
+    ],
+)
+def test_thoughts_have_either_name(given, read):
+    """As answers of servers have them, and as clients send them back."""
+    template = ChatTemplate("{% for m in messages %}{{ m.reasoning_content or '' }}{% endfor %}")
+    said = {"role": "assistant", "content": "Yes.", **given}
+    assert template.render([{"role": "user", "content": "?", "reasoning": "x"}, said]) == read
