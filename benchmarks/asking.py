@@ -1,13 +1,14 @@
 """What asking for drafts costs where none are found: CPU time of Python in rounds of a real model.
 
-    python benchmarks/asking.py MODEL.gguf [--texts 1,4,16] [--rounds 400]
+    python benchmarks/asking.py MODEL.gguf [--texts 1,4,16] [--rounds 400] [--silent]
 
 Printed are CPU microseconds of a round outside the model's pass, with one thread: plain decoding,
-a proposer that never proposes with a fixed length and with ``draft="auto"``, and the share of the
-whole round that asking adds. The ways write the same texts in turn, round by round, so that what
-else the machine does is alike for all; means of all rounds but the slowest tenth, which others
-interrupted (``auto`` learns in one of some rounds, which a median would not see). Weights go
-through the caches in each pass, so this is more than the same code takes alone.
+lookup whose drafts are thrown away with a fixed length and with ``draft="auto"``, and the share of
+the whole round that asking adds. With ``--silent`` it is a proposer that looks for nothing. The
+ways write the same texts in turn, round by round, so that what else the machine does is alike for
+all; means of all rounds but the slowest tenth, which others interrupted (``auto`` learns in one of
+some rounds, which a median would not see). Weights go through the caches in each pass, so this is
+more than the same code takes alone.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from serving import QUESTIONS
 
 import mtpcore
 from mtpcore.backends.cpu.backend import CpuPlan
+from mtpcore.declarations.proposer import Proposal
+from mtpcore.drafting.lookup import Lookup
 
 _SETTLED = 40
 """Rounds in which auto learns what it begins with."""
@@ -40,6 +43,15 @@ class Silent(mtpcore.Proposer):
     def propose(self, seq: int, tokens: NDArray[np.int32], k: int) -> list[int]:
         """Return no token."""
         return []
+
+
+class InVain(Lookup):
+    """Looks drafts up, and proposes none."""
+
+    def propose(self, seq: int, tokens: NDArray[np.int32], k: int) -> Proposal:
+        """Return no token."""
+        super().propose(seq, tokens, k)
+        return Proposal([])
 
 
 class Spent(NamedTuple):
@@ -81,12 +93,14 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--texts", default="1,4,16")
     parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--silent", action="store_true")
     options = parser.parse_args()
     model, watch = mtpcore.load_model(options.model), Watch()
     print("| texts | way | outside the pass, us | a round, us | more than plain |")
     print("| --- | --- | --- | --- | --- |")
     for n in map(int, options.texts.split(",")):
-        spent = _measure(watch, model, n, options.rounds)
+        proposer = Silent() if options.silent else InVain()
+        spent = _measure(watch, model, proposer, n, options.rounds)
         plain = [one.outside for one in spent["plain"]]
         a_round = _usual(one.whole for one in spent["plain"])
         for way, rounds in spent.items():
@@ -106,10 +120,12 @@ def _usual(values: Iterable[float]) -> float:
     return mean(ordered[n : len(ordered) - n])
 
 
-def _measure(watch: Watch, model: mtpcore.Model, n: int, rounds: int) -> dict[str, list[Spent]]:
+def _measure(
+    watch: Watch, model: mtpcore.Model, proposer: mtpcore.Proposer, n: int, rounds: int
+) -> dict[str, list[Spent]]:
     """Return what rounds took after the prompts were read, by the way."""
     context = mtpcore.Context(model, rounds + 256, n_seq_max=n * len(WAYS), threads=1)
-    cross = mtpcore.link(context, Silent())
+    cross = mtpcore.link(context, proposer)
     cross.prepare()
     generators = {
         way: mtpcore.Generator(cross, sampling=mtpcore.Sampling.greedy(), draft=draft)

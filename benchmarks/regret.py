@@ -23,6 +23,7 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from harness.bytecodes import count_bytecodes
+from harness.head_replay import HeadReplay, head_controller
 from harness.length_scenarios import scenarios
 from harness.replay import Traffic, make_controller, recorded, replays, share_of_best
 
@@ -49,8 +50,9 @@ def main() -> None:
     by_column = list(zip(*found, strict=True))
     print(f"| mean | {' | '.join(f'{mean(column):.4f}' for column in by_column)} |")
     print(f"| least | {' | '.join(f'{min(column):.4f}' for column in by_column)} |")
-    taken = [_with(change, _bytecodes, 1) for change in columns]
-    print(f"| bytecodes | {' | '.join(f'{n:.0f}' for n in taken)} |")
+    for name, run in (("answers", _of_answers), ("a head", _of_a_head)):
+        taken = [_with(change, run, 1) for change in columns]
+        print(f"| bytecodes, {name} | {' | '.join(f'{n:.0f}' for n in taken)} |")
 
 
 def _rows() -> dict[str, Callable[[int], float]]:
@@ -67,10 +69,21 @@ def _replay(runs: Any, seed: int) -> float:
     return float(share_of_best(runs, [seed]))
 
 
-def _bytecodes(seed: int) -> float:
-    """Return how many bytecodes a round of short answers takes below ``decoding/lengths``."""
-    controller, n_rounds = make_controller(), 0
-    learn = controller.observe
+def _of_answers(seed: int) -> float:
+    """Return the bytecodes of a round of short answers, four at once, in which lookup drafts."""
+    return _bytecodes(Traffic(4, longest=48), make_controller(), seed)
+
+
+def _of_a_head(seed: int) -> float:
+    """Return the bytecodes of a round of one text for which a head drafts."""
+    replay = HeadReplay("greedy", 1, 0.05)
+    replay.n_tokens = 500
+    return _bytecodes(replay, head_controller(), seed)
+
+
+def _bytecodes(replay: Any, controller: Any, seed: int) -> float:
+    """Return how many bytecodes a round takes below ``decoding/lengths``."""
+    n_rounds, learn = 0, controller.observe
 
     def observe(done: Any) -> Any:
         nonlocal n_rounds
@@ -78,8 +91,7 @@ def _bytecodes(seed: int) -> float:
         return learn(done)
 
     controller.observe = observe
-    traffic = Traffic(4, longest=48)
-    n = count_bytecodes(lambda: traffic.run(controller, seed), under="mtpcore/decoding/lengths")
+    n = count_bytecodes(lambda: replay.run(controller, seed), under="mtpcore/decoding/lengths")
     return float(n / n_rounds)
 
 

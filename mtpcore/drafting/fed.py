@@ -120,5 +120,5 @@ class FedDrafter(Drafter):
                 self._pause(job.seq, place)
                 return []
         ask = JobAsk(job, self._boxes)
-        answer: Any = call_plugin(self.spec, "draft", lambda: self._proposer.draft(ask), job.k)
+        answer: Any = call_plugin(self.spec, job.k, self._proposer, "draft", ask)
         return read_answer(answer, job.k)

@@ -171,13 +171,10 @@ class Lookup(Proposer):
         is_plain = type(tokens) is np.ndarray and tokens.dtype is _INT32 and tokens.ndim == 1
         if not (is_plain and tokens.flags.c_contiguous):  # what compiled code reads
             tokens = integers(tokens, "tokens of a text").ravel()
-        index = self._indexes.get(seq)
-        if index is None:
-            index = TextIndex(self._orders, self._seed)
+        index = self._indexes.pop(seq, None) or TextIndex(self._orders, self._seed)
         if self._others.room:
             self._keep(index, index.shared(tokens))
         index.follow(tokens)
-        self._indexes.pop(seq, None)
         self._indexes[seq] = index  # the one used last stands last
         if len(self._indexes) > _MOST_INDEXES:
             forgotten = self._indexes.pop(next(iter(self._indexes)))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, cast
 
@@ -37,11 +36,11 @@ class DeclaredProposer(Proposer):
         PluginError
             It raised something.
         """
-        return call_plugin(self.spec, "propose", partial(self._proposer.propose, seq, tokens, k), k)
+        return call_plugin(self.spec, k, self._proposer, "propose", seq, tokens, k)
 
 
-def call_plugin(spec: DrafterSpec, name: str, call: Callable[[], object], k: int) -> object:
-    """Return what a plugin's function returns, of an iterator as much as may be needed.
+def call_plugin(spec: DrafterSpec, k: int, proposer: object, name: str, *given: object) -> object:
+    """Return what a method of a plugin's proposer returns, of an iterator as much as ``k`` needs.
 
     Raises
     ------
@@ -49,7 +48,7 @@ def call_plugin(spec: DrafterSpec, name: str, call: Callable[[], object], k: int
         It raised something; names the plugin.
     """
     try:
-        answer = call()
+        answer = getattr(proposer, name)(*given)
         if type(answer) in _WHOLE:
             return answer
         return list(islice(answer, k + 1)) if isinstance(answer, Iterator) else answer

@@ -6,6 +6,7 @@ Weights go through the caches in every pass, so Python finds little of itself in
 
 import pytest
 from harness.bytecodes import count_bytecodes
+from harness.head_replay import HeadReplay, head_controller
 from harness.replay import Nothing, Replay, Traffic, make_controller, places, recorded
 
 from mtpcore import Context, Generator, Proposer, Sampling, link, load_model
@@ -31,6 +32,14 @@ def bytecodes_of_a_round(n_seqs, draft):
     return count_bytecodes(lambda: [generator.step() for _ in range(ROUNDS)]) / ROUNDS
 
 
+def bytecodes_of_choosing(replay, controller):
+    """What a round of a replay takes below ``decoding/lengths``."""
+    rounds, learn = [], controller.observe
+    controller.observe = lambda done: rounds.append(done) or learn(done)
+    n = count_bytecodes(lambda: replay.run(controller), under="mtpcore/decoding/lengths")
+    return n / len(rounds)
+
+
 @pytest.mark.parametrize("n_seqs", [1, 4, 16])
 def test_asking_in_vain_takes_little_more_than_a_round_without(n_seqs):
     """A tenth more bytecodes, of what is a tenth of a small model's round itself."""
@@ -53,15 +62,12 @@ def test_choosing_lengths_takes_few_bytecodes_a_round(n_seqs, most):
     """In short answers of many kinds, where drafts are found in a fifth to half of the rounds."""
     for task in recorded()["tasks"]:
         places(task)
-    controller, n_rounds = make_controller(), 0
-    learn = controller.observe
+    assert bytecodes_of_choosing(Traffic(n_seqs, longest=48), make_controller()) < most
 
-    def observe(done):
-        nonlocal n_rounds
-        n_rounds += 1
-        return learn(done)
 
-    controller.observe = observe
-    traffic = Traffic(n_seqs, longest=48)
-    n = count_bytecodes(lambda: traffic.run(controller), under="mtpcore/decoding/lengths")
-    assert n < most * n_rounds
+@pytest.mark.parametrize(("n_seqs", "most"), [(1, 4500), (4, 12000)])
+def test_choosing_lengths_of_a_head_takes_few_bytecodes_a_round(n_seqs, most):
+    """What is chosen stays for some rounds while nothing is tried."""
+    replay = HeadReplay("greedy", n_seqs, 0.05)
+    replay.n_tokens = 500 * n_seqs
+    assert bytecodes_of_choosing(replay, head_controller()) < most

@@ -24,9 +24,9 @@ each text at once; and so many for each are saved up at most."""
 _SAID = 16
 """Rounds between two notes on one text."""
 _GLANCE, _RARELY = 4, 16
-"""Of rounds in which nothing was found, one of so many is looked at: they are alike. If that goes
-on for long and may be tried for so long, it is one of the second number. Notes are made in one of
-the first number."""
+"""Rounds for which a choice stays where what it tries may be lost so often, and passes have as many
+rows as were often measured: one of them is looked at, as they are alike. Where nothing is found for
+long it is the second number."""
 
 
 class Turn(NamedTuple):
@@ -34,14 +34,14 @@ class Turn(NamedTuple):
 
     ``worth`` is how many tokens a second of it has to bring, ``n_rows`` the rows of its pass
     without drafts that are chosen. ``plans`` say by sequence whom it asks for how much,
-    ``drafting`` which drafter that reads texts it has with what gain. ``kept`` are the rows of
-    drafts that were kept so far, and ``lost`` the tokens that are lost by trying something.
+    ``drafting`` which drafter that reads texts it has. ``kept`` are the rows of drafts that were
+    kept so far, and ``lost`` the tokens that are lost by trying something.
     """
 
     worth: float
     n_rows: int
     plans: dict[int, dict[str, int]]
-    drafting: dict[int, tuple[str, float]]
+    drafting: dict[int, str]
     kept: int = 0
     lost: float = 0.0
 
@@ -79,14 +79,14 @@ class Controller:
         self._longest = max((one.limit for one in drafters.values()), default=0)
         self._usual_rows = 0  # of the last round, where passes of as many were often measured
         self._n_alike = 0  # rounds in which nothing was found, since the last one looked at
-        self._look_every = _GLANCE  # of such rounds
+        self._stays = 1  # rounds for which what was planned stays where passes are as usual
         self._found_at = 0  # the round in which drafts were found last
         self._texts: dict[int, TextState] = {}
         self._round = 0
         self._written = (8.0, 8.0)  # tokens lately, and what they would be without drafts
         self._tries = 0.0  # tokens that may be lost by trying
         self._most_texts = 0  # at once so far
-        self._turn = Turn(0.0, 0, {}, {})
+        self._turn = self._planned = Turn(0.0, 0, {}, {})
         self._found: set[str] = set()  # who found drafts in this round
 
     def describe(self) -> dict[str, Any]:
@@ -106,11 +106,13 @@ class Controller:
         self, limits: Mapping[int, int], fixed: Mapping[int, int]
     ) -> dict[int, dict[str, int]]:
         """Return whom each sequence asks, in this order, and for how much; see ``LengthPolicy``."""
-        is_same = bool(limits) and limits.keys() == self._turn.plans.keys() and not fixed
-        if self._n_alike and is_same and min(limits.values()) >= self._longest:
-            return self._turn.plans  # rounds in which nothing was found are alike
-        self._catch_up()
         self._found.clear()
+        plans = self._planned.plans
+        stays = self._round % self._stays and self._usual_rows and limits.keys() == plans.keys()
+        if stays and not fixed and min(limits.values(), default=0) >= self._longest:
+            self._turn = self._planned
+            return plans
+        self._catch_up()
         for seq in limits:
             if seq not in self._texts:
                 self._texts[seq] = TextState()
@@ -124,10 +126,11 @@ class Controller:
             worth = max(written / plainly, 1.0) * n / self.passes.at(n)
             turn = self._turn = self._ask_finders(turn._replace(worth=worth), limits)
             turn = self._turn = self._ask_graphs(turn, limits)
-        is_long = self._round - self._found_at > _GLANCE * _RARELY
+        is_long = self._only_finds and self._round - self._found_at > _GLANCE * _RARELY
         rounds = [_RARELY] * is_long + [_GLANCE]
         may_lose = max(self._tries, _FIRST_TRIES)
-        self._look_every = next((n for n in rounds if n * turn.lost <= may_lose), 1)
+        self._stays = next((n for n in rounds if n * turn.lost <= may_lose), 1)
+        self._planned = turn
         return turn.plans
 
     def _ask_finders(self, turn: Turn, limits: Mapping[int, int]) -> Turn:
@@ -156,7 +159,7 @@ class Controller:
             for seq, k in chosen.items():
                 if k:
                     turn.plans[seq][one.role] = k
-                    drafting[seq] = one.role, self._gain_alone(seq, k, offer, turn)
+                    drafting[seq] = one.role
         return turn._replace(lost=lost)
 
     def _shared(
@@ -200,18 +203,21 @@ class Controller:
             lambda seq, k: k * proposed[seq].rows / proposed[seq].depth,
         )
         others = turn.drafting.keys() - proposed
-        planned = sum(turn.plans[seq][turn.drafting[seq][0]] for seq in others)
+        planned = sum(turn.plans[seq][turn.drafting[seq]] for seq in others)
         n_rows = turn.n_rows + turn.kept + planned
         kept, gain, lost = self._decide(offer, n_rows, turn.worth, turn.lost)
         for seq in turn.drafting.keys() & kept.keys():
-            if self._gain_alone(seq, kept[seq], offer, turn) < turn.drafting[seq][1]:
+            graph = self.drafters[turn.drafting[seq]]
+            k = turn.plans[seq][graph.role]
+            instead = self._gain_alone(seq, k, self._offer(graph, {seq: k}), turn)
+            if self._gain_alone(seq, kept[seq], offer, turn) < instead:
                 kept[seq] = 0
         rows = sum(round(offer.rows(seq, k)) for seq, k in kept.items())
         self._turn = turn._replace(kept=turn.kept + rows, lost=lost)
         n_asked = sum(role in plan for plan in turn.plans.values())
         one.count_worth(max(gain, 0.0) / n_asked, 1.0 - 1.0 / _ASKED)
         self._found.add(role)
-        self._found_at = self._round
+        self._found_at, self._stays = self._round, min(self._stays, _GLANCE)
         return {seq: kept.get(seq, draft.depth) for seq, draft in proposed.items()}
 
     def _decide(
@@ -243,8 +249,8 @@ class Controller:
         """Learn from a round and return what was decided; see ``LengthPolicy``."""
         self._round += 1
         now, n = self._round, len(done.asked)
-        is_alike = self._only_finds and not done.makers and not done.prompt_rows
-        if is_alike and now % self._look_every and done.rows == self._usual_rows:
+        stays = now % self._stays and done.rows == self._usual_rows
+        if stays and self._only_finds and not done.makers and not done.prompt_rows:
             self._n_alike += 1
             return []
         self._catch_up()
@@ -253,7 +259,7 @@ class Controller:
         fade, (written, plainly) = 1.0 - 1.0 / _RECENT, self._written
         for role in done.seconds_of.keys() & self.drafters.keys() - self._found:
             self.drafters[role].count_worth(0.0, 1.0 - 1.0 / _ASKED)
-        if not done.prompt_rows:
+        if not stays and not done.prompt_rows:
             self._observe_drafts(done, now)
         self._observe_accepted(done, now)
         seconds = done.pass_seconds + done.choose_seconds
@@ -262,8 +268,9 @@ class Controller:
             if not self.passes.n_seen(done.rows):
                 self.passes.observe(done.rows, seconds, now, is_warm=done.is_warm)
             return []
-        self.passes.observe(done.rows, seconds, now, is_warm=done.is_warm)
-        self._usual_rows = done.rows if self.passes.is_sure(done.rows) else 0
+        if not stays:
+            self.passes.observe(done.rows, seconds, now, is_warm=done.is_warm)
+            self._usual_rows = done.rows if self.passes.is_sure(done.rows) else 0
         taken = self.passes.at(done.rows) + done.draft_seconds / self.passes.slowness
         plain = n * taken / self.passes.at(n)
         self._written = written * fade + tokens, plainly * fade + plain
@@ -345,7 +352,7 @@ class Controller:
 
     def forget(self, seq: int) -> None:
         """Forget a sequence; prices and what is known of all texts together stay."""
-        text = self._texts.pop(seq, None)
+        text, self._usual_rows = self._texts.pop(seq, None), 0
         if text is not None:
             for one in self.drafters.values():
                 one.forget(text)

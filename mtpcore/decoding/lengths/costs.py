@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable
+from itertools import accumulate
+from typing import NamedTuple
 
 __all__ = ["Curve", "DraftCurves", "Passes"]
 
@@ -27,6 +29,15 @@ _WARM = 0.7
 _UNSURE, _UNSURE_AFTER = 0.4, 512
 """Share of its price that an unknown size may cost less; and rounds after which a size that was
 measured would be wholly unknown again."""
+
+
+class _Floor(NamedTuple):
+    """What sizes that were measured cost at least, from a round on; ``at``: others asked for."""
+
+    begin: int
+    sizes: list[int]
+    seconds: list[float]
+    at: dict[float, float]
 
 
 class Curve:
@@ -54,7 +65,7 @@ class Curve:
         self._sizes: list[float] = []
         self._seconds: list[float] = []
         self._at: dict[float, float] = {}  # seconds of sizes that were asked for
-        self._floor: tuple[int, list[int], list[float]] = (-_GLANCE, [], [])  # from a round on
+        self._floor = _Floor(-_GLANCE, [], [], {})
 
     def __len__(self) -> int:
         return len(self._points)
@@ -120,17 +131,21 @@ class Curve:
         """
         if not self._sizes:
             self._fit()
-        if not self._floor[0] <= now < self._floor[0] + _GLANCE:
-            sizes, floors, floor = [], [], 0.0
-            for kept in sorted(self._points):
-                floor = max(floor, self._lowest_alone(kept, now))
-                sizes.append(kept)
-                floors.append(floor)
-            self._floor = now, sizes, floors
-        _, sizes, floors = self._floor
+        if not 0 <= now - self._floor.begin < _GLANCE:
+            sizes = sorted(self._points)
+            alone = [self._lowest_alone(kept, now) for kept in sizes]
+            self._floor = _Floor(now, sizes, [*accumulate(alone, max)], {})
+        found = self._floor.at.get(size)
+        if found is None:
+            found = self._floor.at[size] = self._above_floor(size)
+        return found
+
+    def _above_floor(self, size: float) -> float:
+        _, sizes, seconds, _ = self._floor
         i = bisect_right(sizes, size)
-        floor = floors[i - 1] if i else 0.0
-        return floor if i and sizes[i - 1] == size else max(floor, (1.0 - _UNSURE) * self.at(size))
+        if i and sizes[i - 1] == size:
+            return seconds[i - 1]
+        return max(seconds[i - 1] if i else 0.0, (1.0 - _UNSURE) * self.at(size))
 
     def _lowest_alone(self, kept: int, now: int) -> float:
         if kept in self._cold:
@@ -153,7 +168,7 @@ class Curve:
                 mean = (mean * weight + before * n) / (weight + n)
                 weight, sizes = weight + n, below + sizes
             pools.append((mean, weight, sizes))
-        self._floor, self._at = (-_GLANCE, [], []), {}
+        self._floor, self._at = _Floor(-_GLANCE, [], [], {}), {}
         # Sizes last: without them there is no curve, wherever a signal cuts this off.
         self._seconds = [0.0] * self._anchored + [pool[0] for pool in pools for _ in pool[2]]
         self._sizes = [0] * self._anchored + [size for pool in pools for size in pool[2]]
@@ -205,7 +220,7 @@ class DraftCurves:
         self, n_seqs: int, longest: int, seconds: float, now: int, *, is_warm: bool = True
     ) -> None:
         """Take a draft of ``n_seqs`` sequences together."""
-        curve = self._curves.get(n_seqs, Curve(anchored=True))
+        curve = self._curves.get(n_seqs) or Curve(anchored=True)
         curve.observe(longest, seconds, now, is_warm=is_warm)
         self._curves[n_seqs] = curve  # now that it has a measurement: a signal may come between
         self._measured = sorted(self._curves)
@@ -219,13 +234,15 @@ class DraftCurves:
         return self._between(n_seqs, lambda curve: curve.lowest(longest, now))
 
     def _between(self, n_seqs: int, read: Callable[[Curve], float]) -> float:
-        measured = self._measured
+        measured, curve = self._measured, self._curves.get(n_seqs)
+        if curve is not None:  # as mostly
+            return read(curve)
         if not n_seqs or not measured:
             return 0.0
         i = bisect_left(measured, n_seqs)
         above = measured[min(i, len(measured) - 1)]
         seconds = read(self._curves[above])
-        if not i or above <= n_seqs:
+        if not i or above < n_seqs:
             return seconds
         below = measured[i - 1]
         low = read(self._curves[below])

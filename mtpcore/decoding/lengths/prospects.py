@@ -139,7 +139,7 @@ class Prospects:
         """Take how many of the ``tried`` drafts of a text were accepted in a row."""
         rates = self._rates_of(confidence)
         if text is not None:
-            expected = rates.rates(tried, now)
+            expected = rates.rates(min(accepted + 1, tried), now)
             self._calibration(text).observe(expected, accepted, now)
             text.unread[self.role] = accepted + 1
         rates.observe(tried, accepted, now)

@@ -68,12 +68,12 @@ class Calibration:
 
     def observe(self, rates: list[float], accepted: int, now: int) -> None:
         """Count a draft of which draft 1, 2, ... is accepted at these rates in all texts."""
-        fade = self._fade(now)
-        tried = [(rate, i < accepted) for i, rate in enumerate(rates[: accepted + 1])]
-        first, later = _counted(self._first, fade, tried[:1]), self._later
-        if len(tried) > 1 or fade < 1.0:
-            later = _counted(later, fade, tried[1:])
-        self._first, self._later, self._now = first, later, now
+        fade, later = self._fade(now), max(accepted - 1, 0)
+        self._first, self._later, self._now = (
+            _counted(self._first, fade, rates[:1], accepted - later),
+            _counted(self._later, fade, rates[1 : accepted + 1], later),
+            now,
+        )
 
     def reach(self, rates: list[float], now: int) -> list[float]:
         """Return the share of rounds in which draft 1, 2, ... is accepted, all before it too."""
@@ -95,18 +95,14 @@ class Calibration:
 Seen = tuple[float, float, float]
 
 
-def _counted(seen: Seen, fade: float, tried: list[tuple[float, bool]]) -> Seen:
-    """Return what was seen and faded, and further drafts: their rates, and which were accepted."""
-    good, expected, n = (one * fade for one in seen)
-    return (
-        good + sum(is_good for _, is_good in tried),
-        expected + sum(rate for rate, _ in tried),
-        n + len(tried),
-    )
+def _counted(seen: Seen, fade: float, rates: list[float], accepted: int) -> Seen:
+    """Return what was seen and faded, and further drafts: their rates, and how many are good."""
+    good, expected, n = seen
+    return good * fade + accepted, expected * fade + sum(rates), n * fade + len(rates)
 
 
 def _odds(seen: Seen, fade: float) -> float:
     """Return the odds of acceptance over those expected, with a few trials as expected."""
-    good, expected, n = (one * fade for one in seen)
+    good, expected, n = seen[0] * fade, seen[1] * fade, seen[2] * fade
     odds = (good + _PRIOR) / (expected + _PRIOR)
     return odds * (n - expected + _PRIOR) / (n - good + _PRIOR)

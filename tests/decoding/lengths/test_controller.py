@@ -108,7 +108,7 @@ def test_it_follows_the_text():
 def test_what_costs_more_in_a_pause_is_noticed():
     """Verifying becomes dear (long context, another program): it goes off, and on again."""
     lost, noticed = [], 0
-    for seed in range(12):
+    for seed in range(24):
         now = [0]
 
         def verify(n, now=now):
@@ -119,8 +119,8 @@ def test_what_costs_more_in_a_pause_is_noticed():
         _, asked, _ = auto(machine, falling(0.8), 3000, seed=seed)
         noticed += count(asked[800:1500])[0] > 400
         lost.append(count(asked[1500:])[0])
-    assert noticed >= 10
-    assert sum(lost) / 12 < 800  # to try costs half a percent of the time
+    assert noticed >= 19
+    assert sum(lost) / 24 < 800  # to try costs half a percent of the time
 
 
 @pytest.mark.parametrize("shape", ["dense", "tiles of four rows", "never pays"])
