@@ -127,7 +127,7 @@ static void compare_delta_rules(float *const buffers[6], const char *slots)
                                         "delta rule by column"};
     static const int64_t shapes[][5] = {/* key heads, heads, widths of keys and values, steps */
                                         {2, 4, 6, 5, 1},
-                                        {1, 3, 20, 24, 3},
+                                        {1, 3, 20, 24, 7},
                                         {1, 1, 32, 32, 8}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int is_tiled = 0; is_tiled < 2 && is_tiled < shapes[i][0]; is_tiled++)

@@ -20,7 +20,6 @@ from mtpcore.testing import (
     check_drafts,
     check_graphs,
     check_rows,
-    check_texts,
 )
 from mtpcore.testing.texts import decode
 
@@ -61,14 +60,6 @@ def test_graphs_on_memory_of_every_type(on_device, kv_dtype):
 def test_rows_do_not_depend_on_their_company(on_device, batching):
     """Those of a hybrid for longer than the log of its states is."""
     check_rows(on_device, batching)
-
-
-@pytest.mark.parametrize("family", [FAMILIES[0], HYBRID], ids=str)
-def test_texts_do_not_depend_on_drafts(on_device):
-    """All families of heads: ``test_speculation.py``."""
-    sampling = Sampling(temperature=0.9, seed=3)
-    texts = Texts(k=3, sampling=sampling, n_texts=2, n_tokens=8, n_batch=64)
-    assert 0 <= check_texts(on_device, texts) <= 1
 
 
 samplings = pytest.mark.parametrize(
