@@ -327,6 +327,16 @@ def test_a_prompt_has_the_beginning_of_a_mark(prompt, text, answers, fits):
     assert may_end(made, grammar, text) == fits
 
 
+def test_of_a_template_that_writes_one_call_there_is_one():
+    made = mtpcore.load_model("demo")
+    made.chat_template = ChatTemplate(TURNS.replace("%s", FORMS["alone"]))
+    grammar = form_answer(made, [1], None, tools=[pet("sell")], must_call=True)
+    arguments = '{"kind": "cat", "legs": 3}'
+    call = f'{{"name": "sell", "parameters": {arguments}}}'
+    assert may_end(made, grammar, call)
+    assert not may_end(made, grammar, call[:-1] + f'sell", "parameters": {arguments}}}')
+
+
 @pytest.mark.parametrize("draft", [0, 3, "auto"])
 def test_reasoning_is_drafted_and_the_form_begins_inside_a_round(thinker, draft):
     """A processor leads the model through its reasoning; then the form alone decides."""

@@ -312,3 +312,23 @@ def test_forms_that_are_not_known():
         assert written_format(ResponseTemplate(other)) is None
     assert written_format(ResponseTemplate(spec)) is not None
     assert msgspec.structs.asdict(written_format(ResponseTemplate(spec)))["reasoning"] is not None
+
+
+def test_what_is_written_is_what_the_response_template_reads():
+    """Of a chat template that shows calls in another way than one reads them that comes first."""
+    made = mtpcore.load_model("demo")
+    shown = CHATML.replace("[{% for c", "{% for c").replace(
+        "%}]<|tool_call_end", "%}<|tool_call_end"
+    )
+    shown = shown.replace(
+        "{{ c.function.name }}(", "{{ c.function.name }}={{ c.function.arguments | tojson }}"
+    )
+    made.chat_template = ChatTemplate(shown)
+    made.response_template = ResponseTemplate(PLAIN)
+    call = made.answer_format.calls.text
+    tools = [{"function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+    grammar = form_answer(made, [1], None, tools=tools, must_call=True)
+    assert may_end(
+        made, grammar, '<|tool_call_start|>{"name": "f", "arguments": {}}<|tool_call_end|>'
+    )
+    assert not may_end(made, grammar, f"{call.before}f{call.middle}{{}}{call.after}")
