@@ -16,6 +16,9 @@ from mtpcore.gguf.elements import ElementMarks, read_elements
 
 __all__ = ["AnswerParser", "AnswerPart", "ToolCall", "functions_of", "join_parts"]
 
+_Found = tuple[list["ToolCall"], int, int]
+"""Calls, and where they begin, after their mark, and end."""
+
 
 class ToolCall(msgspec.Struct, frozen=True):
     """A call of a tool.
@@ -150,10 +153,11 @@ class AnswerParser:
             return False
         at, _, mark = min(found)
         self._say(parts, at, is_last=False)
-        self._held = self._held.lstrip()
         if self._calls is not None and self._state == "content" and mark == self._calls.begin:
+            self._held = self._held if self._has_said else self._held.lstrip()
             self._state = "calls"
             return True
+        self._held = self._held.lstrip()
         opens = self._reasoning is not None and mark == self._reasoning[0]
         self._state = "reasoning" if opens else "content"
         self._held = self._held.removeprefix(mark)
@@ -193,7 +197,11 @@ class AnswerParser:
         assert self._calls is not None
         found = _find_call(self._calls, self._held, self._properties)
         if found is not None:
-            calls, end = found
+            calls, begin, end = found
+            spoken_of = max(0, self._held[:begin].rfind(self._calls.begin))
+            said = self._held[:spoken_of].removeprefix(self._opened).rstrip()
+            if said and not self.n_calls:  # an earlier mark began nothing
+                parts.append(AnswerPart("content", said))
             self._held, self._opened = self._held[end:], ""
             if self._most_calls is not None:
                 calls = calls[: self._most_calls - self.n_calls]
@@ -229,8 +237,8 @@ def _n_open(text: str, marks: Sequence[str]) -> int:
 
 def _find_call(
     form: CallFormat, text: str, properties: Mapping[str, Mapping[str, Any]]
-) -> tuple[list[ToolCall], int] | None:
-    """Return the first calls of a text, and where they end; None: there is no whole one."""
+) -> _Found | None:
+    """Return the first calls of a text; None: there is no whole one."""
     if form.kind == "json":
         return _find_json_calls(form, text)
     if form.kind == "named":
@@ -238,7 +246,7 @@ def _find_call(
         value = None if found is None else _decode(text, found.end())
         if found is None or value is None:  # an object in it might look like a call
             return None
-        return [ToolCall(found["name"], _spell(value[0]))], value[1]
+        return [ToolCall(found["name"], _spell(value[0]))], found.start("name"), value[1]
     if form.elements is not None:
         return _find_elements_call(form, form.elements, text, properties)
     argument = form.argument.replace("(?P<key>", "(?:").replace("(?P<value>", "(?:")
@@ -251,12 +259,13 @@ def _find_call(
         one["key"]: read_untyped(one["value"], schemas.get(one["key"]))
         for one in re.finditer(form.argument, found_one["all"], re.DOTALL)
     }
-    return [ToolCall(found_one["name"], _spell(arguments))], found_one.end()
+    call = ToolCall(found_one["name"], _spell(arguments))
+    return [call], found_one.start("name"), found_one.end()
 
 
 def _find_elements_call(
     form: CallFormat, marks: ElementMarks, text: str, properties: Mapping[str, Mapping[str, Any]]
-) -> tuple[list[ToolCall], int] | None:
+) -> _Found | None:
     begun = re.search(rf"{form.open}(?P<name>[^\s<>\"]+?){form.middle}", text)
     close = re.compile(form.close)
     if begun is None or close.search(text, begun.end()) is None:
@@ -266,13 +275,13 @@ def _find_elements_call(
     closed = close.match(text, end)
     if closed is None:
         return None
-    return [ToolCall(begun["name"], _spell(arguments))], closed.end()
+    return [ToolCall(begun["name"], _spell(arguments))], begun.start("name"), closed.end()
 
 
-def _find_json_calls(form: CallFormat, text: str) -> tuple[list[ToolCall], int] | None:
+def _find_json_calls(form: CallFormat, text: str) -> _Found | None:
     begin = re.search(r"\[\s*\{|\{", text)  # a bracket alone may be a mark's
     value = None if begin is None else _decode(text, begin.start())
-    if value is None:
+    if begin is None or value is None:
         return None
     several = value[0] if isinstance(value[0], list) else [value[0]]
     calls = []
@@ -282,7 +291,7 @@ def _find_json_calls(form: CallFormat, text: str) -> tuple[list[ToolCall], int] 
         if not isinstance(said, Mapping) or not isinstance(said.get(form.name), str):
             return None
         calls.append(ToolCall(said[form.name], _spell(said.get(form.arguments) or {})))
-    return calls, value[1]
+    return calls, begin.start(), value[1]
 
 
 def _decode(text: str, begin: int) -> tuple[Any, int] | None:

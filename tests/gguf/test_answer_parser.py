@@ -374,6 +374,21 @@ def test_without_tools_nothing_is_a_call(form):
     assert read(found, prompt, text, tools=())[2] == []
 
 
+def test_a_mark_that_is_spoken_of_is_content(form):
+    name, template, found = form
+    call = {"name": "get_weather", "arguments": {"city": found.calls.begin}}
+    message = {"role": "assistant", "content": "", "tool_calls": [{"function": call}]}
+    prompt, text = written_by(template, message, TOOLS)
+    said = f"The mark is {found.calls.begin} here."
+    before = ">>>all\n" if name == "opened" else found.content
+    text = text.removeprefix("</think>").lstrip()
+    text = f"{before.removeprefix('>>>')}{said}{'>>>' if name == 'opened' else ''}{text}"
+    for cuts in ((), range(400)):
+        reasoning, content, calls = read(found, prompt, text, cuts)
+        assert (reasoning, content) == ("", said)
+        assert [one[0] for one in calls] == ["get_weather"]
+
+
 def test_a_call_that_is_cut_off_is_content(form):
     _, template, found = form
     call = {"name": "get_weather", "arguments": {"city": "Rome"}}
