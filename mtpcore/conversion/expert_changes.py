@@ -133,8 +133,8 @@ def _of_tensors(
     rows = np.broadcast_to(np.arange(shape[0], dtype=np.float32)[:, None], shape)
     made = apply_change(wish.rename, rows, config, wish.names[0])
     has_inputs_first = made.ndim == 2 and (made[:1] != made[:1, :1]).any()
-    turned = map(_transposed, pairs) if has_inputs_first else pairs
-    yield wish.names[0], OfExperts(tuple(turned))
+    of_stack = map(_transposed, pairs) if has_inputs_first else pairs
+    yield wish.names[0], OfExperts(tuple(of_stack))
 
 
 def _transposed(pair: LowRank) -> LowRank:
