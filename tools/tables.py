@@ -18,6 +18,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +114,8 @@ def _declared_in(spec: ModelSpec) -> dict[str, int]:
     if (folder := ROOT / "plugins" / spec.plugin).is_dir():
         return {str(file): _n_lines(file.read_text("utf-8")) for file in folder.rglob("*.py")}
     for file in sorted((ROOT / "mtpcore" / "models").glob("*.py")):
-        text = file.read_text("utf-8")
-        for call in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)):
+        text, calls = _calls_in(file)
+        for call in calls:
             named = [*call.args[:1], *(k.value for k in call.keywords if k.arg == "name")]
             if file.stem in _NO_TRUNKS or spec.name not in map(_text, named):
                 continue
@@ -122,6 +123,13 @@ def _declared_in(spec: ModelSpec) -> dict[str, int]:
                 return {spec.name: _n_lines(ast.get_source_segment(text, call) or "")}
             return {str(file): _n_lines(text)}
     raise ValueError(f"{spec.name}: declared nowhere")
+
+
+@cache
+def _calls_in(file: Path) -> tuple[str, list[ast.Call]]:
+    """Return a module's text and its calls."""
+    text = file.read_text("utf-8")
+    return text, [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
 
 
 VARIANTS = ROOT / "mtpcore" / "models" / "families.py"

@@ -1,4 +1,8 @@
-"""Whole models, and drafting with them, on the emulated device: the conformance kit."""
+"""Whole models, and drafting with them, on the emulated device: the conformance kit.
+
+Texts with drafts are compared in ``test_rounds.py``, and of all families of heads in
+``test_speculation.py``.
+"""
 
 import msgspec
 import numpy as np
