@@ -1,7 +1,7 @@
 """Whole models, and drafting with them, on the emulated device: the conformance kit.
 
-Texts with drafts are compared in ``test_rounds.py``, and of all families of heads in
-``test_speculation.py``.
+Texts with drafts of the models in the package are compared in ``test_rounds.py``, and of all
+families of heads in ``test_speculation.py``.
 """
 
 import msgspec
@@ -24,6 +24,7 @@ from mtpcore.testing import (
     check_drafts,
     check_graphs,
     check_rows,
+    check_texts,
 )
 from mtpcore.testing.texts import decode
 
@@ -64,6 +65,13 @@ def test_graphs_on_memory_of_every_type(on_device, kv_dtype):
 def test_rows_do_not_depend_on_their_company(on_device, batching):
     """Those of a hybrid for longer than the log of its states is."""
     check_rows(on_device, batching)
+
+
+@pytest.mark.parametrize("family", [HYBRID], ids=str)
+def test_texts_do_not_depend_on_drafts(on_device):
+    sampling = Sampling(temperature=0.9, seed=3)
+    texts = Texts(k=3, sampling=sampling, n_texts=2, n_tokens=8, n_batch=64)
+    assert 0 <= check_texts(on_device, texts) <= 1
 
 
 samplings = pytest.mark.parametrize(
