@@ -18,9 +18,7 @@ from mtpcore.calibration.sums import ChunkSums
 from mtpcore.conversion.mixes import is_of_output
 from mtpcore.cross.link import link
 from mtpcore.declarations.spec import TARGET, DrafterSpec
-from mtpcore.drafting.block import BlockDrafter
 from mtpcore.drafting.drafters import GREEDY, Drafter, DraftJob
-from mtpcore.drafting.shared_memory import SharedMemoryDrafter
 from mtpcore.evaluation import compare_rows
 from mtpcore.graph import GraphType, ProductInput, Program, delivered_products, expose_products
 from mtpcore.runtime.batch import Batch
@@ -132,7 +130,7 @@ class ChunkReader:
         self._step = size if whole else min(max(self._rows // self.together, 1), size)
         drafters = drafters_in(self._weighed) if settings.heads or draft_model else []
         self.cross = link(llm, drafters, draft_model=draft_model)
-        self._rounds: dict[Drafter, int] = {}  # how many drafts each makes
+        self._rounds: list[Drafter] = []  # those whose rounds are begun
         self._sampler = Sampler(GREEDY, Scratch(1))  # which nothing is chosen by
         self._sums: dict[int, ChunkSums] = {}
         self._said: dict[int, Said] = {}
@@ -140,7 +138,7 @@ class ChunkReader:
         for role, context in self.cross.contexts.items():
             self._watch(role, context.runner)
         if self._rounds:  # pieces of the text end where they begin
-            every = math.gcd(*self._rounds.values())
+            every = math.gcd(*(drafter.round_size for drafter in self._rounds))
             self._step = max(n for n in range(1, self._step + 1) if every % n == 0)
 
     def _watch(self, role: str, runner: GraphRunner) -> None:
@@ -157,16 +155,16 @@ class ChunkReader:
         runner.set_taps(tapped._replace(program=program))
         runner.deliver = self._deliverer(role, runner.deliver, [*exposed, *delivered])
         drafter = self.cross.drafters.get(role)
-        if isinstance(drafter, BlockDrafter | SharedMemoryDrafter) and exposed:
+        if drafter is not None and drafter.round_size and exposed:
             runner.wrap_plan(partial(_FirstRows, see=self._viewer(role, exposed)))
-            self._rounds[drafter] = drafter.size if isinstance(drafter, BlockDrafter) else 1
+            self._rounds.append(drafter)
 
     def _viewer(self, role: str, exposed: Sequence[ProductInput]) -> See:
         def see(batch: CheckedBatch, made: Mapping[str, NDArray[Any]]) -> None:
             for seq in np.unique(batch.seq).tolist():
                 rows = batch.seq == seq
                 for read in exposed:
-                    ids = None if read.ids is None else made[read.ids][rows]
+                    ids = None if read.ids is None else np.asarray(made[read.ids])[rows]
                     self._sums[seq].add(role, read, np.asarray(made[read.rows])[rows], ids)
 
         return see
@@ -222,7 +220,8 @@ class ChunkReader:
 
     def _begin_rounds(self, chunks: I32, n_read: int) -> None:
         """Begin a round of each drafter that it is time for, after so many tokens of each chunk."""
-        for drafter, k in self._rounds.items():
+        for drafter in self._rounds:
+            k = drafter.round_size
             if n_read % k == 0 and n_read + k <= chunks.shape[1]:
                 texts = chunks[:, : n_read + 1]  # and the pending token
                 drafter.draft(

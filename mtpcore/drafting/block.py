@@ -49,11 +49,6 @@ class BlockDrafter(RoundDrafter):
     ------
     LinkError
         The declaration does not fit the graphs or the file.
-
-    Attributes
-    ----------
-    size : int
-        Rows of a block.
     """
 
     def __init__(
@@ -69,7 +64,8 @@ class BlockDrafter(RoundDrafter):
         assert isinstance(block.size, int)
         assert isinstance(block.mask, int)
         assert isinstance(block.passes, int)
-        self.size, self._mask = block.size, block.mask
+        self.round_size = self._size = block.size
+        self._mask = block.mask
         self._first_draft = int(not block.from_pending)  # the row of the first draft
         # A post-head that runs in passes reads the pending token's row, whatever that row drafts.
         self._first_row = 0 if block.passes else self._first_draft
@@ -116,11 +112,11 @@ class BlockDrafter(RoundDrafter):
                 wanted="a further graph that makes them: Block(entries=...)",
                 fix="or let each row see what is before it alone",
             )
-        if self._n_batch < self.size:
+        if self._n_batch < self._size:
             raise LinkError(
                 "a block runs in one piece",
                 where=where,
-                wanted=f"n_batch {self.size}",
+                wanted=f"n_batch {self._size}",
                 got=f"n_batch {self._n_batch}",
             )
         if self._post_head is not None:
@@ -148,11 +144,11 @@ class BlockDrafter(RoundDrafter):
             )
 
     def _n_rows(self, jobs: Sequence[DraftJob]) -> int:
-        return self.size
+        return self._size
 
     def _compose(self, jobs: Sequence[DraftJob]) -> RoundRows:
         """Return a block and what chooses its drafts."""
-        n_rows = self.runner.n_batch // len(jobs) - self.size + 1
+        n_rows = self.runner.n_batch // len(jobs) - self._size + 1
         texts = [self._entries[0].catch_up(job, n_rows) for job in jobs]
         spans = [self._span(job) for job in jobs]
         most = [max(len(rows) - self._first_draft, 0) for rows in spans]
@@ -167,7 +163,7 @@ class BlockDrafter(RoundDrafter):
         """Return the places of a sequence's block: as many as are wanted, or as have to be."""
         begin = len(job.history) - 1
         n = job.k + self._first_draft
-        end = begin + (self.size if self._is_whole else min(n, self.size))
+        end = begin + (self._size if self._is_whole else min(n, self._size))
         return range(begin, min(end, self.runner.n_ctx))
 
     def _batch(
@@ -191,7 +187,7 @@ class BlockDrafter(RoundDrafter):
 
     def _mask_rows(self, feed: Feed) -> F32:
         """Return what feeds a slot for all mask tokens of a block, where the graph reads it."""
-        rows = np.repeat(_mask_row(feed, self.runner), self.size - 1, axis=0)
+        rows = np.repeat(_mask_row(feed, self.runner), self._size - 1, axis=0)
         return hand_over(rows, self.runner.backend.row_buffer)
 
     def _post_head_rows(

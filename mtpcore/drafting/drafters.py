@@ -89,6 +89,9 @@ class Drafter:
         Whether its graphs must have read all that the target read, to draft after it.
     first : int
         The first place that it makes an entry of: what the target read before it is not read.
+    round_size : int
+        How many drafts a round makes whose first rows are none that a text is read with, as those
+        of masks; 0 where texts are read with all of them.
     paused : int
         How often a sequence got no further draft because a row was not finite, the drafter does not
         have a token, or none was left to choose.
@@ -98,6 +101,7 @@ class Drafter:
     reads_rows = False
     reads_text = True
     first = 0
+    round_size = 0
 
     def __init__(self, name: str, runners: Mapping[str, GraphRunner]) -> None:
         self.name, self.runners = name, runners

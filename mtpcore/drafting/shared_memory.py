@@ -48,6 +48,8 @@ class SharedMemoryDrafter(RoundDrafter):
         the target; as ``read_vocabulary``.
     """
 
+    round_size = 1
+
     def __init__(self, name: str, runner: GraphRunner, target: GraphRunner) -> None:
         spec = _check(runner, target)
         inputs = RoundInput(

@@ -36,7 +36,7 @@ else:
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import SandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 HEAD = struct.Struct("!QdQ")
 LENGTH = struct.Struct("!Q")
@@ -59,12 +59,20 @@ class Generation(Extension):
         return nodes.Scope(body, lineno=line)
 
 
-def make_environment() -> SandboxedEnvironment:
-    """Return Jinja as chat templates expect it: as Hugging Face's transformers set it up.
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox in which nothing can be changed but lists, which some templates queue ids in.
 
-    Lists may be changed, too, as some templates do: what they are given is theirs.
+    Those that a template is given are copies.
     """
-    environment = SandboxedEnvironment(
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        queues = isinstance(obj, list) and attr in ("append", "pop")
+        return queues or super().is_safe_attribute(obj, attr, value)
+
+
+def make_environment() -> ImmutableSandboxedEnvironment:
+    """Return Jinja as chat templates expect it: as Hugging Face's transformers set it up."""
+    environment = _Sandbox(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=["jinja2.ext.loopcontrols", Generation],

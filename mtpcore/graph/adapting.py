@@ -232,9 +232,10 @@ class _Adapting:
         """Add what adapters make of a norm, and return the id of the sum."""
         x, y = (self._values[i] for i in (node.inputs[0], node.outputs[0]))
         ids, scales = self._rows_of(x)
-        name, n_heads = node.name, int(x.shape[1]) if len(x.shape) > 2 else 1
+        name, has_heads = node.name, len(x.shape) > 2
+        n_heads = int(x.shape[1]) if has_heads else 1
         plain = self._add(node.op, f"{name}.adapter_norm", [x], **node.attrs)
-        if len(x.shape) > 2:
+        if has_heads:
             plain = self._add("merge_heads", f"{name}.adapter_norm_row", [plain])
             y = self._add("merge_heads", f"{name}.row", [y])
         plain = self._add("split_heads", f"{name}.adapter_norm_once", [plain], n_heads=1)
@@ -244,7 +245,7 @@ class _Adapting:
         change = self._add("mul", f"{name}.adapter_change", [plain, factors])
         inputs = [y, change, ids, scales]
         changed = self._add("add_chosen", f"{name}.adapted", inputs, n=self._n)
-        if len(x.shape) > 2:
+        if has_heads:
             changed = self._add("split_heads", f"{name}.adapted_heads", [changed], n_heads=n_heads)
         return changed.id
 
