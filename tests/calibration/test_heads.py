@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from harness import dflash
 from harness.fixtures import model_file
 from harness.gemma4_pairs import write_pair
 
@@ -126,6 +127,26 @@ def test_a_block_is_the_pending_token_and_masks():
     np.testing.assert_allclose(total.sums["blk.0.attn_q.weight"][0], wanted, rtol=1e-4)
     for name in ("blk.0.ffn_down.weight", "blk.2.ffn_up.weight"):
         assert total.counts[name].tolist() == [2 * 3 * block.size]
+
+
+@pytest.mark.parametrize(
+    ("variant", "chooses"),
+    [
+        ("windows both ways", ()),
+        ("dspark in place", ("markov",)),
+        ("xpress", ("refiner.",)),
+        ("causal dflash2", ("selector_",)),
+        ("convolved lilicorr", ("lilicorr.",)),
+    ],
+)
+def test_what_chooses_drafts_after_a_block_is_named(variant, chooses, tmp_path):
+    """Nothing was drafted that it could read; every other matrix of such drafters has weights."""
+    drafter = dflash.write_drafter(tmp_path, dflash.VARIANTS[variant])
+    with load_model(dflash.write_target(tmp_path)) as model, load_model(drafter) as head:
+        chunks = np.random.default_rng(3).integers(5, dflash.N_VOCAB, (2, SIZE)).astype(np.int32)
+        missing = find_missing(head, read_with_drafter(model, head, chunks))
+    assert bool(missing) == bool(chooses)
+    assert all(name.startswith(chooses) for name in missing)
 
 
 def test_a_drafter_without_entries_begins_at_every_token(tmp_path):
