@@ -97,6 +97,7 @@ def test_malformed_templates(source):
 REFUSED = {
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "mutation": "{{ messages[0].clear() }}",
+    "mutation of an object": "{{ messages[0].pop('role') }}",
     "mutation of a list's order": "{{ messages.reverse() }}",
     "internals": "{{ ''.__class__.__mro__[1] }}",
     "internals of a function": "{{ strftime_now.__self__.year }}",
