@@ -100,8 +100,8 @@ def _have_outputs_in_a(changes: Mapping[str, OfExperts], width: int) -> bool:
 def _meant(name: str, wishes: Sequence[Wish], present: Mapping[str, object] | None) -> list[Wish]:
     """Return the wishes that are made of a class's stack, one for each of its parts."""
     parameter, layer = name.rpartition(".")[2], re.search(r"\.(\d+)\.", name)
-    for parts in _PARTS[parameter] if layer else ():
-        n = int(layer[1]) if layer else 0
+    n = layer[1] if layer else ""
+    for parts in _PARTS[parameter]:
         found = [_one(f"blk.{n}.ffn_{part}_exps.weight", wishes, present) for part in parts]
         meant = [wish for wish in found if wish is not None]
         if len(meant) == len(parts):
