@@ -5,12 +5,27 @@ from __future__ import annotations
 from _thread import allocate_lock, start_new_thread
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
+from queue import SimpleQueue
 from threading import Lock
+from types import TracebackType
 
-__all__ = ["run_all"]
+__all__ = ["Workers", "run_all"]
+
+_Work = Callable[[], None]
 
 
-def run_all(tasks: Sequence[Callable[[], object]], threads: int, stop: Callable[[], None]) -> None:
+def _begin(work: _Work) -> None:
+    """Let a thread of its own do some work."""
+    start_new_thread(work, ())
+
+
+def run_all(
+    tasks: Sequence[Callable[[], object]],
+    threads: int,
+    stop: Callable[[], None],
+    begin: Callable[[_Work], None] = _begin,
+) -> None:
     """Run tasks in several threads, begun in their order; return when all have ended.
 
     Where a task fails no further one begins. Signals are handled in the thread that waits: between
@@ -24,6 +39,8 @@ def run_all(tasks: Sequence[Callable[[], object]], threads: int, stop: Callable[
     threads : int
     stop : callable
         Called where this call is interrupted: lets the tasks that run end early.
+    begin : callable
+        Lets a thread do some work; default: a new one.
 
     Raises
     ------
@@ -53,7 +70,7 @@ def run_all(tasks: Sequence[Callable[[], object]], threads: int, stop: Callable[
         end.acquire()
     try:
         for end in ends:
-            start_new_thread(work, (end,))
+            begin(partial(work, end))
         _wait(ends)
     except BaseException:
         left.clear()  # a thread that begins after this finds nothing to do
@@ -62,6 +79,61 @@ def run_all(tasks: Sequence[Callable[[], object]], threads: int, stop: Callable[
         raise
     if errors:
         raise errors[min(errors)]
+
+
+class Workers:
+    """Threads that stay for the next tasks, until they are closed.
+
+    A new thread may share a processor with others for some milliseconds before the system gives it
+    one of its own, so tasks as short as that gain nothing from new threads.
+
+    Parameters
+    ----------
+    threads : int
+        Begun when tasks first need them.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads, self._n_begun = threads, 0
+        self._work: SimpleQueue[_Work | None] = SimpleQueue()
+        self._ends: list[Lock] = []
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self._close()
+        except BaseException:  # an interrupt: what is told twice ends all the same
+            self._close()
+            raise
+
+    def run_all(self, tasks: Sequence[Callable[[], object]], stop: Callable[[], None]) -> None:
+        """Run tasks as the function ``run_all`` does."""
+        run_all(tasks, self.threads, stop, self._begin)
+
+    def _begin(self, work: _Work) -> None:
+        if self._n_begun < self.threads:
+            self._n_begun += 1
+            start_new_thread(self._serve, (allocate_lock(),))
+        self._work.put(work)
+
+    def _serve(self, end: Lock) -> None:
+        with end:
+            self._ends.append(end)
+            while (work := self._work.get()) is not None:
+                work()
+
+    def _close(self) -> None:
+        """Let all threads end, and wait for those that have begun."""
+        for _ in range(self._n_begun):
+            self._work.put(None)
+        _wait(self._ends)
 
 
 def _wait(ends: Sequence[Lock]) -> None:

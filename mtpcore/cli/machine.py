@@ -16,7 +16,7 @@ import numpy as np
 
 from mtpcore._ext._cpu import available_isas, isa
 from mtpcore.backends.threads import default_threads
-from mtpcore.backends.workers import run_all
+from mtpcore.backends.workers import Workers
 from mtpcore.cli.terminal import spell_bytes
 
 __all__ = ["Finding", "examine"]
@@ -210,10 +210,11 @@ def _read_all(n_bytes: int, n_threads: int) -> list[float]:
     """Read so much memory several times; return the bytes per second of each."""
     parts = np.array_split(np.ones(n_bytes, np.uint8), n_threads)
     speeds = []
-    for _ in range(_ROUNDS):
-        begin = time.perf_counter()
-        run_all([partial(np.maximum.reduce, part) for part in parts], n_threads, lambda: None)
-        speeds.append(n_bytes / (time.perf_counter() - begin))
+    with Workers(n_threads) as workers:
+        for _ in range(_ROUNDS):
+            begin = time.perf_counter()
+            workers.run_all([partial(np.maximum.reduce, part) for part in parts], lambda: None)
+            speeds.append(n_bytes / (time.perf_counter() - begin))
     return speeds
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from gguf import GGML_QUANT_VERSION
 
 from mtpcore.backends.threads import default_threads
-from mtpcore.backends.workers import run_all
+from mtpcore.backends.workers import Workers
 from mtpcore.boundary.arguments import expect, read
 from mtpcore.boundary.paths import take_path
 from mtpcore.conversion.importance import Importance, read_importance
@@ -141,7 +141,7 @@ def quantize(
         n_threads, _THREADS, "number of threads", where="threads", error=ModelFileError
     )
     more = dict(expect(override or {}, dict, "metadata", where="override", error=ModelFileError))
-    with load_model(source, sidecars=False, plugins=known) as model:
+    with Workers(n_threads) as workers, load_model(source, sidecars=False, plugins=known) as model:
         keep_split, n_parts = _keeps_split(keep_split, model, mtp), len(model.paths)
         paths = [path]
         if keep_split:
@@ -155,7 +155,7 @@ def quantize(
         metadata |= {key: value for key, value in more.items() if value is not None}
         opened = [(load_adapter(one), scale) for one, scale in adapters]
         merging = Merging(opened, own.tensors, model.architecture) if opened else None
-        writing = _Writing(choice, weights, n_threads, merging)
+        writing = _Writing(choice, weights, workers, merging)
         kept = [tensor for name, tensor in own.tensors.items() if name not in left_out]
         streamed = writing.retype(kept, model.architecture, own.metadata, in_order=keep_split)
         if keep_split:
@@ -232,7 +232,7 @@ def quantised_types(
         left_out, choice = _choose(model, source, outtype, mtp_type, mtp, types, weights)
         own = model.parts[0] if model.parts else model
         kept = {name: tensor for name, tensor in own.tensors.items() if name not in left_out}
-        streamed = _Writing(choice, weights, 1).retype(
+        streamed = _Writing(choice, weights, Workers(1)).retype(
             list(kept.values()), model.architecture, own.metadata
         )
         return [
@@ -364,10 +364,10 @@ class _Writing:
         self,
         choice: TypeChoice,
         weights: Importance | None,
-        n_threads: int,
+        workers: Workers,
         merging: Merging | None = None,
     ) -> None:
-        self.choice, self.weights, self.n_threads = choice, weights, n_threads
+        self.choice, self.weights, self._workers = choice, weights, workers
         self._merging = merging
 
     def retype(
@@ -442,11 +442,11 @@ class _Writing:
             made[begin] = encode(tensor.name, values, kind, own)[0]
 
         pieces = [*pieces_of(tensor.n_rows, n_rows, step)]
-        together = 4 * self.n_threads
+        together = 4 * self._workers.threads
         for at in range(0, len(pieces), together):
             some = pieces[at : at + together]
             made: dict[int, np.ndarray] = {}
             tasks = [partial(encode_piece, *piece, made) for piece in some]
-            run_all(tasks, self.n_threads, lambda: None)  # whatever interrupts it, pieces are short
+            self._workers.run_all(tasks, lambda: None)  # whatever interrupts it, pieces are short
             yield from (made[begin] for begin, _ in some)
         tensor.release()
