@@ -91,7 +91,8 @@ class CallText(msgspec.Struct, frozen=True):
     That is ``before``, a name, ``middle`` and arguments; for each further call ``between``, a name,
     ``middle`` and arguments; and ``after``. With ``argument`` each argument is between its three
     marks, around a key and a value, and with ``elements`` it is one; else they are one object of
-    JSON, or with ``values`` as these say. Without ``between`` there is one call.
+    JSON, or with ``values`` as these say. Without ``between`` there is one call. ``lead`` is the
+    space between the beginning of an answer and ``before``.
     """
 
     before: str
@@ -101,6 +102,7 @@ class CallText(msgspec.Struct, frozen=True):
     argument: tuple[str, str, str] | None = None
     values: ValueText | None = None
     elements: ElementMarks | None = None
+    lead: str = ""
 
 
 class CallFormat(msgspec.Struct, frozen=True):
@@ -261,7 +263,7 @@ def _find_calls(render: Probing, reasoning: Sequence[str]) -> tuple[CallFormat |
     plain = render({"role": "assistant", "content": _SAID}, tools=[_TOOL])
     end = plain.partition(_SAID)[2].strip()
 
-    def read(n: int) -> str:
+    def read(n: int) -> tuple[str, str]:
         text = _say_calls(render, n)
         body = _after(text, prompt)
         n_shared = _n_common(text, prompt)
@@ -270,18 +272,28 @@ def _find_calls(render: Probing, reasoning: Sequence[str]) -> tuple[CallFormat |
             _NAME, n_shared
         ):  # more may stand before it than in the prompt
             body = text[begin + len(header) :]
-        body = _without_end(body.strip(), end).rstrip()
+        lead, body = _split_space(_without_end(body.rstrip(), end).rstrip())
         for mark in reasoning:
-            body = body.removeprefix(mark).lstrip()
-        return body
+            if body.startswith(mark):
+                lead, body = _split_space(body.removeprefix(mark))
+        return lead, body
 
-    one, two = read(1), read(2)
+    (lead, one), (_, two) = read(1), read(2)
     opened = _find_opened(two, prompt) if one.startswith(_NAME) else ""
     one, two = opened + one, opened + two
     found = _find_form(one, two, render)
     if found is None:
         return None, ""
-    return msgspec.structs.replace(found, text=_find_text(one, two, found)), opened
+    written = _find_text(one, two, found)
+    if written is not None:
+        written = msgspec.structs.replace(written, lead=lead)
+    return msgspec.structs.replace(found, text=written), opened
+
+
+def _split_space(text: str) -> tuple[str, str]:
+    """Return the space with which a text begins, and the rest."""
+    rest = text.lstrip()
+    return text[: len(text) - len(rest)], rest
 
 
 def _without_end(text: str, end: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -21,10 +21,8 @@ from mtpcore.lm.call_arguments import ArgumentRules
 from mtpcore.runtime.model import Model
 from mtpcore.sampling import Grammar, Sampling
 
-__all__ = ["answering", "find_form", "form_answer", "name_choice", "read_response_format"]
+__all__ = ["answering", "find_form", "form_answer", "read_choice", "read_response_format"]
 
-_CHOICES = ("auto", "none", "required")
-"""A function may not be called so."""
 _TAIL = 64
 """Tokens of the end of a prompt, which may open the reasoning."""
 _BREAKS = r"/[ \n]{1,4}/?"
@@ -75,14 +73,41 @@ def read_response_format(given: object) -> Grammar | None:
     )
 
 
-def name_choice(choice: object) -> str:
-    """Return which tools may be called: ``auto``, ``none``, ``required``, or a function's name.
+class ToolChoice(NamedTuple):
+    """Which tools may be called in an answer.
+
+    Attributes
+    ----------
+    must_call : bool
+        Whether one is called in place of an answer.
+    names : tuple of str, optional
+        Those that may be called; None: all of them.
+    calls_several : bool
+        Whether there may be several calls.
+    """
+
+    must_call: bool = False
+    names: tuple[str, ...] | None = None
+    calls_several: bool = True
+
+
+_CHOICES = {
+    "auto": ToolChoice(),
+    "none": ToolChoice(names=()),
+    "required": ToolChoice(must_call=True),
+}
+
+
+def read_choice(choice: object) -> ToolChoice:
+    """Return which tools may be called.
 
     Parameters
     ----------
     choice : str or mapping
-        One of these three words, or as OpenAI's APIs name a function: ``{"type": "function",
-        "function": {"name": ...}}``, or with the name at its top.
+        ``auto``, ``none`` or ``required``; or as OpenAI's APIs name a function, which is then
+        called once: ``{"type": "function", "function": {"name": ...}}``; or some, of which one may
+        or must be called: ``{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or
+        "required", "tools": [...]}}``. What these hold may stand at their top, too.
 
     Raises
     ------
@@ -90,19 +115,34 @@ def name_choice(choice: object) -> str:
         None of these.
     """
     if isinstance(choice, str) and choice in _CHOICES:
-        return choice
-    if isinstance(choice, Mapping) and choice.get("type") == "function":
-        function = choice.get("function", choice)
-        name = function.get("name") if isinstance(function, Mapping) else None
-        if isinstance(name, str):
-            return name
+        return _CHOICES[choice]
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        allowed = choice.get("allowed_tools", choice)
+        mode = allowed.get("mode") if isinstance(allowed, Mapping) else None
+        tools = allowed.get("tools") if isinstance(allowed, Mapping) else None
+        names = [*map(_function_name, tools)] if isinstance(tools, Sequence) else []
+        named = tuple(name for name in names if name is not None)
+        if mode in ("auto", "required") and named and len(named) == len(names):
+            return ToolChoice(must_call=mode == "required", names=named)
+    elif (name := _function_name(choice)) is not None:
+        return ToolChoice(must_call=True, names=(name,), calls_several=False)
     raise SamplingError(
         "no tool_choice",
         where="tool_choice",
-        wanted="'auto', 'none', 'required' or a function, as "
-        '{"type": "function", "function": {"name": ...}}',
+        wanted="'auto', 'none', 'required', a function, as "
+        '{"type": "function", "function": {"name": ...}}, or some, as {"type": "allowed_tools", '
+        '"allowed_tools": {"mode": "auto" or "required", "tools": [a function, ...]}}',
         got=spell(choice),
     )
+
+
+def _function_name(named: object) -> str | None:
+    """Return the name of the function that is named as OpenAI's APIs do; None: none is."""
+    if not isinstance(named, Mapping) or named.get("type") != "function":
+        return None
+    function = named.get("function", named)
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else None
 
 
 def answering(
@@ -128,44 +168,43 @@ def find_form(
 ) -> Grammar | None:
     """Return the form of an answer, as ``form_answer`` makes it, where it needs one; else None.
 
-    Calls of tools have one where a tool must be called, where one of them is ``strict``, and where
-    what is said has one.
+    Calls of tools have one where a tool must be called, where only some may be, where one of them
+    is ``strict``, and where what is said has one.
 
     Parameters
     ----------
     model, prompt, answer, tools, calls_several
         As ``form_answer`` takes them; of tools, those without a name cannot be called.
     choice : str or mapping
-        As ``name_choice`` takes it; of a named function there is one call.
+        As ``read_choice`` takes it.
 
     Raises
     ------
     SamplingError
-        As ``name_choice`` and ``form_answer``, or a tool that there is not.
+        As ``read_choice`` and ``form_answer``, or a tool that there is not.
     """
-    name = name_choice(choice)
-    must_call = name not in ("auto", "none")
-    callable_ones = [] if name == "none" else [*_functions(tools)]
-    if must_call and name != "required":
-        callable_ones = [tool for tool in callable_ones if tool["name"] == name]
-    if must_call and not callable_ones:
+    asked, functions = read_choice(choice), [*_functions(tools)]
+    known = [tool["name"] for tool in functions]
+    if not {*(asked.names or ())} <= {*known} or (asked.must_call and not known):
         raise SamplingError(
             "there is no such tool",
             where="tool_choice",
             got=spell(choice),
-            wanted=f"one of {', '.join(tool['name'] for tool in _functions(tools)) or 'no tools'}",
+            wanted=f"one of {', '.join(known) or 'no tools'}",
         )
-    is_strict = any(tool.get("strict") is True for tool in callable_ones)
+    if asked.names is not None:
+        functions = [tool for tool in functions if tool["name"] in asked.names]
+    is_strict = bool(asked.names) or any(tool.get("strict") is True for tool in functions)
     may_call = answer is not None and _format_of(model).calls is not None
-    if answer is None and not must_call and not is_strict:
+    if answer is None and not asked.must_call and not is_strict:
         return None
     return form_answer(
         model,
         prompt,
         answer,
-        tools=callable_ones if must_call or is_strict or may_call else (),
-        must_call=must_call,
-        calls_several=calls_several and name in _CHOICES,
+        tools=functions if asked.must_call or is_strict or may_call else (),
+        must_call=asked.must_call,
+        calls_several=calls_several and asked.calls_several,
     )
 
 
@@ -213,11 +252,13 @@ def form_answer(
     marks, form = _Marks(model.tokenizer), _format_of(model)
     rules: list[str] = []
     parts: dict[str, Grammar] = {}
-    before, before_text = _reasoning(model, marks, prompt, rules)
+    tail = marks.tokenizer.decode(prompt[-_TAIL:], special=True)
+    given = form.opened if form.opened and tail.rstrip().endswith(form.opened) else ""
+    before = _before(form, marks, tail, given, rules)
     ways = []
     if not must_call and answer is not None:
         parts["answer"] = answer
-        ways.append(f"{before_text} @answer")
+        ways.append(f"{before.answer} @answer")
     if tools:
         text = None if form.calls is None else form.calls.text
         if form.calls is None or text is None:
@@ -228,14 +269,14 @@ def form_answer(
             )
         if text.values is not None:
             _check_names(model, text, tools)
-        begin, given = form.calls.begin, _given(model, form, prompt)
+        begin = form.calls.begin
         rules += _calls(marks, text, tools, parts, several=calls_several)
         rest = f"{marks.spell(text.before.removeprefix(begin))} calls"
         if must_call or answer is not None or given:
-            ways.append(f"{before} {marks.spell(begin.removeprefix(given))} {rest}")
+            ways.append(f"{before.call} {marks.spell(begin.removeprefix(given))} {rest}")
         if not must_call and answer is None:
             rules += [*marks.until("said", begin), *marks.free("anything", begin)]
-            ways.append(f"{before_text if given else before} (said {rest} | anything)")
+            ways.append(f"{before.text} (said {rest} | anything)")
     return Grammar("\n".join([f"start: {' | '.join(ways)}", *rules]), parts)
 
 
@@ -265,33 +306,39 @@ def _reads(template: ResponseTemplate, form: AnswerFormat) -> bool:
     return [part.call.name if part.call else None for part in parts] == ["f"]
 
 
-def _given(model: Model, form: AnswerFormat, prompt: Sequence[int]) -> str:
-    """Return what a prompt has of the mark of an answer."""
-    tail = model.tokenizer.decode(prompt[-_TAIL:], special=True).rstrip()
-    return form.opened if form.opened and tail.endswith(form.opened) else ""
+class _Before(NamedTuple):
+    """The rules of what stands before a call, before what has a form, and before any text."""
+
+    call: str
+    answer: str
+    text: str
 
 
-def _reasoning(
-    model: Model, marks: _Marks, prompt: Sequence[int], rules: list[str]
-) -> tuple[str, str]:
-    """Return what stands before calls, and before what is said; and add its rules."""
-    form = _format_of(model)
-    given = _given(model, form, prompt)
+def _before(form: AnswerFormat, marks: _Marks, tail: str, given: str, rules: list[str]) -> _Before:
+    """Return what stands before the parts of an answer, and add its rules.
+
+    ``tail`` is the end of the prompt, and ``given`` what it has of the mark of the first part.
+    """
     content = marks.spell(form.content.removeprefix(given))
     may_say = content if given else content and f"({content})?"
-    if form.reasoning is None:
-        return "", may_say
+    written = None if form.calls is None else form.calls.text
+    has_space = given or tail[-1:].isspace()
+    lead = "" if written is None or has_space else marks.spell(written.lead)
+    tail = tail.rstrip()
+    if form.reasoning is None or tail.endswith(form.reasoning[1]):
+        return _Before(lead, may_say, may_say if given else "")
     opened, closed = form.reasoning
-    tail = marks.tokenizer.decode(prompt[-_TAIL:], special=True).rstrip()
-    if tail.endswith(closed):
-        return "", may_say
     rules += marks.until("thought", closed)
     thought = f"thought {_BREAKS}"
     if tail.endswith(opened):
-        return thought, f"{thought} {may_say}"
+        said = f"{thought} {may_say}"
+        return _Before(thought, said, said if given else thought)
     thought = f"{marks.spell(opened)} {thought}"
-    before_text = f"({thought} {may_say} | {content})" if content else f"({thought})?"
-    return f"({thought})?", before_text
+    said = f"({thought} {may_say} | {content})" if content else f"({thought})?"
+    may_think = f"({thought})?"
+    return _Before(
+        f"({thought} | {lead})" if lead else may_think, said, said if given else may_think
+    )
 
 
 def _check_names(model: Model, text: CallText, tools: Sequence[Mapping[str, Any]]) -> None:

@@ -26,7 +26,7 @@ from mtpcore.discovery.loading import load_model
 from mtpcore.errors import BatchError, CapacityError, MtpcoreError, spell
 from mtpcore.gguf import Tokenizer
 from mtpcore.gguf.adapter import Adapter, load_adapter
-from mtpcore.lm.answer_form import answering, name_choice
+from mtpcore.lm.answer_form import answering, read_choice
 from mtpcore.lm.answer_parsing import AnswerParsing
 from mtpcore.lm.bar import show_progress
 from mtpcore.lm.completion import Completion
@@ -733,9 +733,11 @@ class LM(Closing, Uncopied):
             The form of the answer, as OpenAI's API has it: ``{"type": "json_schema", "json_schema":
             {"schema": ...}}`` or ``{"type": "json_object"}``; or a type, as ``schema`` takes it.
         tool_choice : str or mapping
-            Which tools may be called, as OpenAI's API has it: ``auto``, ``none``, ``required`` or
-            ``{"type": "function", "function": {"name": ...}}``. Where one must be called, and where
-            one is ``strict``, arguments follow the schemas of the tools.
+            Which tools may be called, as OpenAI's API has it: ``auto``, ``none``, ``required``,
+            ``{"type": "function", "function": {"name": ...}}``, or some of them: ``{"type":
+            "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [...]}}``. Where one must be
+            called or only some may be, and where one is ``strict``, arguments follow the schemas
+            of the tools.
         **options
             As in ``generate``. A form (``grammar``, ``schema``, ``regex``) is that of what follows
             the reasoning, where the model thinks.
@@ -904,7 +906,7 @@ class LM(Closing, Uncopied):
         """Return a job for each conversation; an error says which of several it is about."""
         writing, of_texts, choice = split_chat_options(options)
         tools = writing["tools"] = _read_tools(writing.get("tools"))
-        if name_choice(choice) == "none":
+        if read_choice(choice).names == ():
             tools = writing["tools"] = None
         prompts = []
         for i, messages in enumerate(conversations):

@@ -327,6 +327,34 @@ def test_a_prompt_has_the_beginning_of_a_mark(prompt, text, answers, fits):
     assert may_end(made, grammar, text) == fits
 
 
+@pytest.mark.parametrize(
+    ("prompt", "text", "fits"),
+    [
+        ("<|assistant|>", " to=sell CALL", True),
+        ("<|assistant|>", "to=sell CALL", False),
+        ("<|assistant|> ", "to=sell CALL", True),
+        ("<|assistant|> ", " to=sell CALL", False),
+        ("<|assistant|>", "<think>no?</think> to=sell CALL", True),
+    ],
+)
+def test_space_before_a_call_is_written_where_the_prompt_has_none(prompt, text, fits):
+    made = mtpcore.load_model("demo")
+    made.chat_template = ChatTemplate(
+        "{% for m in messages %}<|{{ m.role }}|>{% if m.reasoning_content %}<think>"
+        "{{ m.reasoning_content }}</think>{% endif %}{% for c in m.tool_calls or [] %} "
+        "to={{ c.function.name }} {{ c.function.arguments | tojson }}<|done|>{% endfor %}"
+        "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    call = text.replace("CALL", '{"kind": "cat", "legs": 3}<|done|>')
+    ids, tools = tokens_of(made, prompt), [pet("sell")]
+    assert may_end(made, form_answer(made, ids, None, tools=tools, must_call=True), call) == fits
+    assert may_end(made, form_answer(made, ids, SHAPE, tools=tools), call) == fits
+    assert may_end(made, form_answer(made, ids, SHAPE, tools=tools), "yes.")
+    free = form_answer(made, ids, None, tools=tools)
+    assert may_end(made, free, "Hm.")
+    assert may_end(made, free, call)
+
+
 def test_of_a_template_that_writes_one_call_there_is_one():
     made = mtpcore.load_model("demo")
     made.chat_template = ChatTemplate(TURNS.replace("%s", FORMS["alone"]))
@@ -386,6 +414,12 @@ def named(name):
     return {"type": "function", "function": {"name": name}}
 
 
+def allowed(mode, *names):
+    """Return the choice of some tools, as the API of chats has it."""
+    tools = [named(name) for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 @pytest.mark.parametrize("draft", [0, "auto"])
 def test_a_tool_that_must_be_called_is(caller, draft):
     tools = [pet("sell"), pet("feed")]
@@ -405,25 +439,43 @@ def test_a_tool_that_must_be_called_is(caller, draft):
         assert {call.name for call in said.tool_calls} <= {"sell", "feed"}
 
 
+def led(caller, tools, begun, **options):
+    """Let a processor lead the model into a call; then the form alone decides."""
+    way = tokens_of(caller.model, begun).tolist()
+    n = len(caller.encode_chat("hi", tools=tools))
+
+    def lead(tokens, logits):
+        if len(tokens) - n < len(way):
+            logits[way[len(tokens) - n]] += 1000
+
+    return caller.chat("hi", tools=tools, logits_processor=lead, max_tokens=80, **options)
+
+
 def test_calls_of_strict_tools_are_as_they_say(caller):
-    """A processor leads the model into a call; then the form alone decides."""
-    way = tokens_of(caller.model, '<tool_call>\n{"name": "sell", "arguments": {').tolist()
-
-    def said(strict):
-        tools = [pet("sell", strict=strict)]
-        n = len(caller.encode_chat("hi", tools=tools))
-
-        def lead(tokens, logits):
-            if len(tokens) - n < len(way):
-                logits[way[len(tokens) - n]] += 1000
-
-        options = {"logits_processor": lead, "seed": 1, "max_tokens": 80}
-        return caller.chat("hi", tools=tools, **options)
-
-    call = said(True).tool_calls[0]
+    begun = '<tool_call>\n{"name": "sell", "arguments": {'
+    call = led(caller, [pet("sell", strict=True)], begun, seed=1).tool_calls[0]
     assert call.name == "sell"
     assert set(call.read_arguments()) == {"kind", "legs"}
-    assert not said(False).tool_calls
+    assert not led(caller, [pet("sell", strict=False)], begun, seed=1).tool_calls
+
+
+def test_tools_that_are_not_allowed_are_shown_and_not_called(caller):
+    tools = [pet("sell"), pet("feed"), pet("walk")]
+    begun = '<tool_call>\n{"name": "'
+    some = allowed("auto", "feed", "walk")
+    call = led(caller, tools, begun + "sell", seed=1, tool_choice=some).tool_calls[0]
+    assert call.name in ("feed", "walk")
+    assert set(call.read_arguments()) == {"kind", "legs"}
+    n_shown = caller.chat("hi", tools=tools, max_tokens=1).stats.prompt_tokens
+    free = caller.chat("hi", tools=tools, tool_choice=some, max_tokens=8, seed=1)
+    assert free.stats.prompt_tokens == n_shown
+    assert free.content
+    assert not free.tool_calls
+    options = {"tools": tools, "max_tokens": 120, "seed": 3}
+    in_responses = {"type": "allowed_tools", "mode": "required", "tools": [named("walk")]}
+    for choice in (allowed("required", "walk"), in_responses):
+        calls = caller.chat("hi", tool_choice=choice, **options).tool_calls
+        assert {call.name for call in calls} == {"walk"}
 
 
 def test_the_model_is_told_of_no_tools_where_none_may_be_called(caller):
@@ -433,14 +485,28 @@ def test_the_model_is_told_of_no_tools_where_none_may_be_called(caller):
     assert (none.text, none.stats.prompt_tokens) == (plain.text, plain.stats.prompt_tokens)
 
 
-@pytest.mark.parametrize("choice", ["maybe", "sell", None, 3, {"type": "function"}, {}, named(3)])
+@pytest.mark.parametrize(
+    "choice",
+    [
+        *("maybe", "sell", None, 3, {"type": "function"}, {}, named(3)),
+        *(allowed("auto"), allowed("none", "sell"), allowed("auto", "sell", 3)),
+        *({"type": "allowed_tools"}, {"type": "allowed_tools", "allowed_tools": "sell"}),
+        {"type": "allowed_tools", "mode": "auto", "tools": "sell"},
+    ],
+)
 def test_no_tool_choice(caller, choice):
     with pytest.raises(SamplingError) as caught:
         caller.chat("hi", tools=[pet("sell")], tool_choice=choice)
     assert caught.value.where == "tool_choice"
 
 
-@pytest.mark.parametrize(("tools", "choice"), [([pet("sell")], named("dance")), ([], "required")])
+@pytest.mark.parametrize(
+    ("tools", "choice"),
+    [
+        *(([pet("sell")], named("dance")), ([], "required"), ([], allowed("auto", "sell"))),
+        ([pet("sell")], allowed("required", "sell", "dance")),
+    ],
+)
 def test_a_tool_that_is_not_there_cannot_be_called(caller, tools, choice):
     with pytest.raises(SamplingError, match="no such tool"):
         caller.chat("hi", tools=tools, tool_choice=choice)

@@ -128,8 +128,18 @@ def test_any_object(client):
     [
         ("required", {"weather", "time"}),
         ({"type": "function", "function": {"name": "time"}}, {"time"}),
+        (
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "required",
+                    "tools": [{"type": "function", "function": {"name": "time"}}],
+                },
+            },
+            {"time"},
+        ),
     ],
-    ids=["required", "named"],
+    ids=["required", "named", "allowed"],
 )
 def test_a_tool_that_must_be_called_is(client, choice, names, stream):
     asked = ASKED | {"tools": [tool(), tool("time")], "tool_choice": choice}
