@@ -84,8 +84,9 @@ def functions_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, A
 class AnswerParser:
     """Parses one answer; what may still become a mark is held back.
 
-    Whatever the model writes, nothing is lost: what looks like a call and is none is content. All
-    of an answer without marks is content, letter by letter.
+    Nothing is lost that comes before a call: what looks like one and is none is content. What
+    follows calls and is none is left out. All of an answer without marks is content, letter by
+    letter.
 
     Parameters
     ----------
