@@ -73,7 +73,7 @@ def read_response_format(given: object) -> Grammar | None:
     )
 
 
-class ToolChoice(NamedTuple):
+class CallChoice(NamedTuple):
     """Which tools may be called in an answer.
 
     Attributes
@@ -92,13 +92,13 @@ class ToolChoice(NamedTuple):
 
 
 _CHOICES = {
-    "auto": ToolChoice(),
-    "none": ToolChoice(names=()),
-    "required": ToolChoice(must_call=True),
+    "auto": CallChoice(),
+    "none": CallChoice(names=()),
+    "required": CallChoice(must_call=True),
 }
 
 
-def read_choice(choice: object) -> ToolChoice:
+def read_choice(choice: object) -> CallChoice:
     """Return which tools may be called.
 
     Parameters
@@ -123,9 +123,9 @@ def read_choice(choice: object) -> ToolChoice:
         names = [*map(_function_name, tools)] if isinstance(tools, Sequence) else []
         named = tuple(name for name in names if name is not None)
         if mode in ("auto", "required") and named and len(named) == len(names):
-            return ToolChoice(must_call=mode == "required", names=named)
+            return CallChoice(must_call=mode == "required", names=named)
     elif (name := _function_name(choice)) is not None:
-        return ToolChoice(must_call=True, names=(name,), calls_several=False)
+        return CallChoice(must_call=True, names=(name,), calls_several=False)
     raise SamplingError(
         "no tool_choice",
         where="tool_choice",
