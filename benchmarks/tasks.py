@@ -142,6 +142,14 @@ TASKS = (
 )
 
 
+class Way(NamedTuple):
+    """A way to write a text: which drafters are asked, and for how many drafts."""
+
+    name: str
+    lm: mtpcore.LM
+    draft: Draft
+
+
 class Spent(NamedTuple):
     """What a token took, in seconds."""
 
@@ -176,16 +184,8 @@ def main() -> None:
         _print_medians(turns, ways[0].name)
 
 
-class Way(NamedTuple):
-    """A way to write a text: which drafters are asked, and for how many drafts."""
-
-    name: str
-    lm: mtpcore.LM
-    draft: Draft
-
-
 def _ways(model: str, head: str | None, drafts: list[Draft]) -> list[Way]:
-    """Return all ways, the first of them without drafts."""
+    """Return all ways; times are held against the first one's."""
     lookup = open_lm(model)
     ways = [Way(str(draft), lookup, draft) for draft in drafts]
     if head is not None:

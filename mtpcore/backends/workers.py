@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 from threading import Lock
-from types import TracebackType
+
+from mtpcore.acts.closing import Closing
 
 __all__ = ["Workers", "run_all"]
 
@@ -81,7 +82,7 @@ def run_all(
         raise errors[min(errors)]
 
 
-class Workers:
+class Workers(Closing):
     """Threads that stay for the next tasks, until they are closed.
 
     A new thread may share a processor with others for some milliseconds before the system gives it
@@ -98,24 +99,17 @@ class Workers:
         self._work: SimpleQueue[_Work | None] = SimpleQueue()
         self._ends: list[Lock] = []
 
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            self._close()
-        except BaseException:  # an interrupt: what is told twice ends all the same
-            self._close()
-            raise
-
     def run_all(self, tasks: Sequence[Callable[[], object]], stop: Callable[[], None]) -> None:
         """Run tasks as the function ``run_all`` does."""
         run_all(tasks, self.threads, stop, self._begin)
+
+    def close(self) -> None:
+        """Let all threads end, and wait for those that have begun."""
+        try:
+            self._end()
+        except BaseException:  # an interrupt: threads that are told twice end all the same
+            self._end()
+            raise
 
     def _begin(self, work: _Work) -> None:
         if self._n_begun < self.threads:
@@ -129,8 +123,7 @@ class Workers:
             while (work := self._work.get()) is not None:
                 work()
 
-    def _close(self) -> None:
-        """Let all threads end, and wait for those that have begun."""
+    def _end(self) -> None:
         for _ in range(self._n_begun):
             self._work.put(None)
         _wait(self._ends)
