@@ -5,7 +5,6 @@ Digests of its files are kept by ``tools/llama_cpp_quantised.py``.
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from harness.architectures import header
 from harness.peer_headers import parsed
@@ -28,8 +27,6 @@ from mtpcore.gguf import open_model_file
 from mtpcore.gguf.types import is_float, type_name
 
 FILES, TYPES = kept()["files"], kept()["types"]
-HAS_THEIR_WEIGHTS = np._core._multiarray_umath.__cpu_features__["AVX512_SKX"]
-"""Whether the weights of columns are those of the digests: NumPy's power has other last bits."""
 
 
 @pytest.mark.parametrize("case", [*CASES, HEADED])
@@ -40,7 +37,7 @@ def test_files_are_those_of_llama_quantize(case, tmp_path, monkeypatch):
     weights, wrong = {"plain": None, "weighted": IMPORTANCE}, []
     for key, wanted in FILES.items():
         of, mix, how = key.split("/")
-        if of == case and (how == "plain" or HAS_THEIR_WEIGHTS):
+        if of == case:
             write_importance(MODEL, Path(IMPORTANCE), of_all=mix == "q2_k_s")
             quantize(MODEL, "made.gguf", outtype=mix, mtp_type="mix", importance=weights[how])
             wrong += [key] if digest(Path("made.gguf").read_bytes()) != wanted else []

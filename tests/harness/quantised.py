@@ -102,7 +102,10 @@ def write_importance(model, path, of_all):
             counts = np.full((n_matrices, 1), 37, np.float32)
             counts[1:2] = 0
             shape = n_matrices, tensor.shape[-1]
-            made[f"{name}.in_sum2"] = 50 * rng.random(shape, np.float32) ** 8
+            sums = rng.random(shape, np.float32)
+            for _ in range(3):  # a power has other last bits on processors with AVX-512
+                sums = sums * sums
+            made[f"{name}.in_sum2"] = 50 * sums
             made[f"{name}.counts"] = counts
     said = {"imatrix.datasets": ["a text"], "imatrix.chunk_count": 7, "imatrix.chunk_size": 512}
     write_model_file(path, "", {"general.type": "imatrix"} | said, made)
