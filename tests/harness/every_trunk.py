@@ -8,12 +8,13 @@ from harness.sound_checkpoints import write_sound
 from mtpcore.conversion import convert
 from mtpcore.discovery.registry import describe_plugins
 
+_KNOWN = published_families.known().keys()
 FAMILIES = sorted(
     spec.name
     for p in describe_plugins()
     if p.first_party
     for spec in p.models
-    if spec.checkpoint and spec.checkpoint.architectures.isdisjoint(published_families.known())
+    if spec.checkpoint and spec.checkpoint.architectures.isdisjoint(_KNOWN)
 )
 """All but variants of one layer, of which ``published_families`` has models."""
 SOUND = {
