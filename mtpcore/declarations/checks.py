@@ -11,6 +11,7 @@ import types
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cache
+from itertools import cycle
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 import msgspec
@@ -46,9 +47,12 @@ Matcher: TypeAlias = Callable[[Any, str], bool]
 
 
 @cache
-def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, Any, Matcher]]:
-    """Return name, type and matcher of each field; msgspec reads all annotations at each call."""
-    return [(field.name, field.type, _matcher(field.type)) for field in fields(kind)]
+def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, Any, frozenset[type], Matcher]]:
+    """Return name, type, plain classes and matcher of each field.
+
+    Made once, as msgspec reads all annotations at each call.
+    """
+    return [(f.name, f.type, _plain(f.type), _matcher(f.type)) for f in fields(kind)]
 
 
 def check_spec(spec: ModelSpec | DrafterSpec) -> None:
@@ -103,8 +107,10 @@ def check_struct(
     error
         Naming the field.
     """
-    for name, hint, matches in _fields(type(struct)):
+    for name, hint, plain, matches in _fields(type(struct)):
         value = getattr(struct, name)
+        if type(value) in plain:
+            continue
         inside = f"{where}.{name}"
         if not matches(value, inside):
             raise error("wrong type", where=inside, wanted=_spell(hint), got=spell(value)[:80])
@@ -119,6 +125,19 @@ def _spell(hint: Any) -> str:
         if isinstance(hint, type)
         else str(hint).replace("mtpcore.declarations.spec.", "")
     )
+
+
+@cache
+def _plain(hint: Any) -> frozenset[type]:
+    """Return classes whose objects are all of a type: most values need no matcher."""
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return frozenset[type]().union(*map(_plain, get_args(hint)))
+    if origin is Callable:
+        return frozenset({types.FunctionType})
+    if origin or hint is Any or issubclass(hint, msgspec.Struct):
+        return frozenset()
+    return frozenset({int, float} if hint is float else {hint})
 
 
 @cache
@@ -140,7 +159,7 @@ def _matcher(hint: Any) -> Matcher:
         matchers = [_matcher(part) for part in args]
         return lambda value, where: any(matches(value, where) for matches in matchers)
     if origin is tuple:
-        return _tuple_matcher([_matcher(part) for part in args if part is not Ellipsis], args)
+        return _tuple_matcher(args)
     if origin is frozenset:
         is_one = _matcher(args[0])
         return lambda value, where: (
@@ -164,17 +183,17 @@ def _in_bounds(value: Any, hint: Any) -> bool:
     return True
 
 
-def _tuple_matcher(matchers: list[Matcher], args: tuple[Any, ...]) -> Matcher:
+def _tuple_matcher(args: tuple[Any, ...]) -> Matcher:
+    parts = [(_plain(part), _matcher(part)) for part in args if part is not Ellipsis]
     is_long = args[-1] is Ellipsis
 
     def matches(value: Any, where: str) -> bool:
-        if not isinstance(value, tuple):
+        if not isinstance(value, tuple) or not (is_long or len(value) == len(parts)):
             return False
-        wanted = matchers * len(value) if is_long else matchers
-        return len(value) == len(wanted) and all(
-            is_one(item, f"{where}[{i}]")
-            for i, (item, is_one) in enumerate(zip(value, wanted, strict=True))
-        )
+        for i, (item, (plain, is_one)) in enumerate(zip(value, cycle(parts), strict=False)):
+            if type(item) not in plain and not is_one(item, f"{where}[{i}]"):
+                return False
+        return True
 
     return matches
 
