@@ -4,11 +4,12 @@ import asyncio
 import json
 
 import pytest
+from harness.extras import require
 from harness.search import searching
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("ray", reason="needs the extra ray")
+require("ray", extra="ray")
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own are not ours to mend
 
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8")]

@@ -6,6 +6,7 @@ import sys
 import textwrap
 
 import pytest
+from harness.extras import require
 
 import mtpcore
 from mtpcore.cluster import write_texts
@@ -13,7 +14,7 @@ from mtpcore.cluster.rows import seed_of
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra ray")
 parquet = pytest.importorskip("pyarrow.parquet")
-pytest.importorskip("ray", reason="needs the extra ray")
+require("ray", extra="ray")
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own are not ours to mend
 
 OPTIONS = {"max_tokens": 6, "ignore_eos": True}

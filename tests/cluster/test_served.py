@@ -8,15 +8,14 @@ import time
 from pathlib import Path
 
 import httpx2
-import openai
 import pytest
+from harness.extras import require
 from harness.served import wait_until
 
 import mtpcore
-
-pytest.importorskip("ray", reason="needs the extra ray")
 from mtpcore.cluster import application
 
+require("ray", extra="ray")
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own are not ours to mend
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 SETTINGS = {
@@ -69,6 +68,8 @@ def slots_of(http):
 
 
 def test_answers_are_those_of_one_lm(address, alone):
+    import openai
+
     with openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0) as client:
         for i in range(4):
             options = {"max_tokens": 20, "seed": i, "extra_body": {"ignore_eos": True}}

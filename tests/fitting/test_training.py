@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from harness.extras import require
 
 import mtpcore
 from mtpcore.discovery.loading import find_model
@@ -19,7 +20,7 @@ from mtpcore.fitting.settings import Settings
 from mtpcore.sampling import Sampling
 from mtpcore.testing import Batching, Subject, Texts, check_rows, check_texts
 
-pytest.importorskip("jax")
+require("jax", extra="fit")
 
 ROOM = Path(mtpcore.__file__).parent
 TEXTS = [ROOM / "errors.py", ROOM / "cross", ROOM / "runtime"]

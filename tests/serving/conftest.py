@@ -1,7 +1,6 @@
 """A server of the demo, with a chat template, and its clients."""
 
 import httpx2
-import openai
 import pytest
 from harness.served import serving
 
@@ -40,8 +39,24 @@ def address(lm):
         yield url
 
 
+@pytest.fixture(scope="session")
+def openai():
+    """OpenAI's package: every process that collects these tests would import it for seconds."""
+    import openai
+
+    return openai
+
+
+@pytest.fixture(scope="session")
+def anthropic():
+    """Anthropic's package, likewise."""
+    import anthropic
+
+    return anthropic
+
+
 @pytest.fixture
-def client(address):
+def client(openai, address):
     """OpenAI's own client."""
     with openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0) as made:
         yield made

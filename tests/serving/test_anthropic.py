@@ -2,7 +2,6 @@
 
 import json
 
-import anthropic
 import httpx2
 import pytest
 from harness.served import serving
@@ -18,7 +17,7 @@ CLOCK = {"name": "clock", "description": "the time", "input_schema": {"type": "o
 
 
 @pytest.fixture
-def client(address):
+def client(anthropic, address):
     """Anthropic's own client."""
     with anthropic.Anthropic(base_url=address, api_key="any", max_retries=0) as made:
         yield made
@@ -237,7 +236,7 @@ def test_an_answer_that_has_begun_is_continued(client, lm):
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_makes_no_sense_is_refused_in_their_shape(client, fields, stream):
+def test_what_makes_no_sense_is_refused_in_their_shape(anthropic, client, fields, stream):
     with pytest.raises(anthropic.BadRequestError) as caught:
         client.messages.create(**ASKED, stream=stream, extra_body=fields)
     assert caught.value.body["type"] == "error"
@@ -245,7 +244,7 @@ def test_what_makes_no_sense_is_refused_in_their_shape(client, fields, stream):
     assert caught.value.body["error"]["message"]
 
 
-def test_errors_in_a_stream_are_events(lm):
+def test_errors_in_a_stream_are_events(anthropic, lm):
     def fail():
         raise OSError("planted")
 

@@ -4,9 +4,7 @@ import json
 import re
 from typing import Literal
 
-import anthropic
 import ollama
-import openai
 import pytest
 from harness.served import serving
 from pydantic import BaseModel, Field
@@ -62,7 +60,7 @@ def server():
 
 
 @pytest.fixture
-def client(server):
+def client(openai, server):
     """OpenAI's client."""
     with openai.OpenAI(base_url=f"{server}/v1", api_key="any", max_retries=0) as made:
         yield made
@@ -174,7 +172,7 @@ def test_strict_tools_are_called_as_they_say_or_not_at_all(client):
         (None, "sometimes"),
     ],
 )
-def test_a_tool_that_is_not_there_cannot_be_called(client, tools, choice):
+def test_a_tool_that_is_not_there_cannot_be_called(openai, client, tools, choice):
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**ASKED, tools=tools, tool_choice=choice)
     assert caught.value.param == "tool_choice"
@@ -209,7 +207,7 @@ def test_texts_that_are_continued_have_a_form(client, fields, pattern):
     assert done.choices[0].finish_reason == "stop"
 
 
-def test_claude(server):
+def test_claude(anthropic, server):
     with anthropic.Anthropic(base_url=server, api_key="any", max_retries=0) as claude:
         asked = {"model": "demo", "messages": HI, "max_tokens": 300}
         form = {"format": {"type": "json_schema", "schema": SCHEMA}}
@@ -237,7 +235,7 @@ def test_ollama(server):
         assert said.lstrip().startswith("{")
 
 
-def test_two_forms_are_refused(client):
+def test_two_forms_are_refused(openai, client):
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(
             **ASKED,

@@ -4,7 +4,6 @@ import json
 
 import httpx2
 import ollama
-import openai
 import pytest
 from harness.originals import take_apart
 from harness.served import serving
@@ -104,7 +103,7 @@ def test_the_prompt_is_llama_cpps(filling):
     assert lm.tokenizer.encode_infill("def f(", "): pass", begun="x", files=files) == expected
 
 
-def test_what_stands_between_two_texts(filling):
+def test_what_stands_between_two_texts(openai, filling):
     lm, url, _ = filling
     options = {"max_tokens": 9, "seed": 3}
     own = lm.generate(lm.tokenizer.encode_infill("def f(", "): pass"), **options).text
@@ -131,7 +130,7 @@ def test_what_stands_between_two_texts(filling):
         assert "insert" in client.show("model").capabilities
 
 
-def test_a_model_that_does_not_fill_in_says_so(http, client):
+def test_a_model_that_does_not_fill_in_says_so(openai, http, client):
     body = {"input_prefix": "a", "input_suffix": "b"}
     found = http.post("/infill", json=body)
     assert found.status_code == 400

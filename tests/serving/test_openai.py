@@ -4,7 +4,6 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
-import openai
 import pytest
 from harness.served import serving
 
@@ -309,7 +308,7 @@ def test_samplers_are_those_of_the_library(client, lm, fields, options):
         ({"messages": [{"role": "user", "content": "long " * 500}]}, None),
     ],
 )
-def test_what_makes_no_sense_is_a_400(client, fields, param):
+def test_what_makes_no_sense_is_a_400(openai, client, fields, param):
     options = {"messages": HI, "max_tokens": 3} | fields
     messages = options.pop("messages")
     with pytest.raises(openai.BadRequestError) as caught:
@@ -361,7 +360,7 @@ def test_the_server_has_variables_of_its_own():
         assert seen(reasoning_effort="none") == "False  glad"
 
 
-def test_models_say_how_long_texts_may_be(client):
+def test_models_say_how_long_texts_may_be(openai, client):
     (model,) = client.models.list().data
     assert (model.id, model.max_model_len, model.meta["n_ctx"]) == ("demo", 200, 200)
     assert client.models.retrieve("demo").id == "demo"

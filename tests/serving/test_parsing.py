@@ -3,10 +3,8 @@
 import json
 from itertools import pairwise
 
-import anthropic
 import numpy as np
 import ollama
-import openai
 import pytest
 from harness.rewritten import write_demo
 from harness.served import serving
@@ -100,14 +98,14 @@ def script_server(text, tmp_path_factory):
 
 
 @pytest.fixture
-def told(script_server):
+def told(openai, script_server):
     """OpenAI's client."""
     with openai.OpenAI(base_url=f"{script_server}/v1", api_key="any", max_retries=0) as client:
         yield client
 
 
 @pytest.fixture
-def claude(script_server):
+def claude(anthropic, script_server):
     """Anthropic's client."""
     with anthropic.Anthropic(base_url=script_server, api_key="any", max_retries=0) as client:
         yield client

@@ -2,7 +2,6 @@
 
 import json
 
-import openai
 import pytest
 from harness.served import serving
 
@@ -184,14 +183,14 @@ def test_items_are_messages(read):
         ({"mirostat": 2}, "mirostat"),
     ],
 )
-def test_what_makes_no_sense_is_a_400(client, fields, param):
+def test_what_makes_no_sense_is_a_400(openai, client, fields, param):
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(**ASKED, extra_body=fields)
     assert caught.value.message
     assert caught.value.param == param
 
 
-def test_errors_in_a_stream_are_events(lm):
+def test_errors_in_a_stream_are_events(openai, lm):
     def fail():
         raise OSError("planted")
 

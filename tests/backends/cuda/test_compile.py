@@ -1,6 +1,7 @@
 """Every kernel compiles without a GPU, spills nothing, and is kept on disk."""
 
 import pytest
+from harness.extras import require
 from harness.kernel_sample import drawn, sample
 
 from mtpcore.backends.cuda import compile as compiling
@@ -8,8 +9,7 @@ from mtpcore.backends.cuda.compile import ARCHITECTURES, Kernel, compile_kernel,
 from mtpcore.backends.cuda.launch import KERNELS
 from mtpcore.errors import BackendError
 
-pytest.importorskip("cuda.core", reason="needs the extra cuda")
-pytest.importorskip("cuda.bindings.nvrtc", reason="needs the extra cuda")
+require("cuda.core", "cuda.bindings.nvrtc", extra="cuda")
 
 MOST_REGISTERS, MOST_SHARED = 255, 40 << 10
 """Of any kernel: what a thread can have, and what leaves room for two blocks on each device."""
