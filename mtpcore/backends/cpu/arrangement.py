@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 
 from mtpcore._ext._plan import BARRIER_IF_FEW, BARRIER_IF_MANY, HAS_ASAN
 from mtpcore.backends.cpu.steps import GROUP, Buffer, ExecutorStep, Sharing
@@ -28,18 +28,18 @@ def arrange(steps: Sequence[ExecutorStep], buffers: Sequence[Buffer]) -> list[Ex
     """
     waits_for, readers = _dependences(steps, buffers)
     ready = [i for i, others in enumerate(waits_for) if not others]
-    touched = {barrier: _Touched(buffers, barrier) for barrier in _BARRIERS}
+    touched = [(barrier, _Touched(steps, buffers, barrier)) for barrier in _BARRIERS]
     arranged: list[ExecutorStep] = []
     while ready:
-        needed = {i: sum(b for b in _BARRIERS if touched[b].conflicts(steps[i])) for i in ready}
+        needed = {i: sum([b for b, since in touched if since.conflicts(i)]) for i in ready}
         # A barrier for many rows alone is better than one for few.
         i = min(ready, key=lambda i: (needed[i] & BARRIER_IF_FEW, needed[i], i))
         step = steps[i]
         step.barrier = needed[i]
-        for barrier in _BARRIERS:
+        for barrier, since in touched:
             if step.barrier & barrier:
-                touched[barrier].forget()
-            touched[barrier].add(step)
+                since.forget()
+            since.add(i)
         arranged.append(step)
         ready.remove(i)
         for later in readers[i]:
@@ -75,42 +75,49 @@ def _dependences(
 class _Touched:
     """What each thread has read and written since the last barrier."""
 
-    def __init__(self, buffers: Sequence[Buffer], barrier: int) -> None:
-        self._is_few = barrier == BARRIER_IF_FEW
-        self._copied = {i for i, buffer in enumerate(buffers) if buffer.copied and self._is_few}
+    def __init__(
+        self, steps: Sequence[ExecutorStep], buffers: Sequence[Buffer], barrier: int
+    ) -> None:
+        is_few = barrier == BARRIER_IF_FEW
+        copied = {i for i, buffer in enumerate(buffers) if buffer.copied and is_few}
+        self._touching = [_touching(step, copied, is_few) for step in steps]
         self._by_buffer: dict[int, set[tuple[bool, Hashable]]] = {}
 
-    def conflicts(self, step: ExecutorStep) -> bool:
-        """Say whether a step touches what another thread has touched, and one of them writes."""
-        return any(
-            (writes or others_write) and (owner is None or owner != other)
-            for buffer, writes, owner in self._found(step)
-            for others_write, other in self._by_buffer.get(buffer, ())
-        )
+    def conflicts(self, i: int) -> bool:
+        """Say whether step ``i`` touches what another thread did, and one of them writes."""
+        for buffer, writes, owner in self._touching[i]:
+            for others_write, other in self._by_buffer.get(buffer, ()):
+                if (writes or others_write) and (owner is None or owner != other):
+                    return True
+        return False
 
-    def add(self, step: ExecutorStep) -> None:
-        """Add what a step touches."""
-        for buffer, writes, owner in self._found(step):
+    def add(self, i: int) -> None:
+        """Add what step ``i`` touches."""
+        for buffer, writes, owner in self._touching[i]:
             self._by_buffer.setdefault(buffer, set()).add((writes, owner))
 
     def forget(self) -> None:
         """Start again after a barrier."""
         self._by_buffer.clear()
 
-    def _found(self, step: ExecutorStep) -> Iterator[tuple[int, bool, Hashable]]:
-        """Yield (buffer, writes, how threads divide it); None where any thread may use it."""
-        for buffer, writes, columns in step.accesses:
-            if buffer not in self._copied:
-                yield buffer, writes, self._owner(step, columns)
 
-    def _owner(self, step: ExecutorStep, columns: Hashable) -> Hashable:
+def _touching(
+    step: ExecutorStep, copied: set[int], is_few: bool
+) -> list[tuple[int, bool, Hashable]]:
+    """Return (buffer, writes, how threads divide it); None where any thread may use it."""
+    by_rows: Hashable = None
+    if step.sharing is Sharing.ROWS or (step.sharing is Sharing.COPIES and not step.gathers):
+        by_rows = ("rows", step.axis) if not is_few else "first thread"
+        if is_few and step.sharing is Sharing.COPIES:
+            by_rows = None
+    found: list[tuple[int, bool, Hashable]] = []
+    for buffer, writes, columns in step.accesses:
+        owner = by_rows
         if step.sharing is Sharing.COLUMNS:
-            return None if columns is None else (step.n_units, columns)
-        if step.sharing is Sharing.ROWS or (step.sharing is Sharing.COPIES and not step.gathers):
-            if not self._is_few:
-                return "rows", step.axis
-            return None if step.sharing is Sharing.COPIES else "first thread"
-        return None
+            owner = None if columns is None else (step.n_units, columns)
+        if buffer not in copied:
+            found.append((buffer, writes, owner))
+    return found
 
 
 def allocate(
