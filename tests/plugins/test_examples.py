@@ -12,13 +12,13 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/pyproject.toml"))
 
 
-def run(*command, cwd, path):
+def run(*command, cwd, path, **environment):
     names = ("PATH", "HOME", "TMPDIR", "LD_PRELOAD", "ASAN_OPTIONS", "MTPCORE_ISA")
     keep = {name: os.environ[name] for name in names if name in os.environ}
     done = subprocess.run(
         [sys.executable, *map(str, command)],
         cwd=cwd,
-        env={**keep, "PYTHONPATH": os.pathsep.join(map(str, path))},
+        env={**keep, **environment, "PYTHONPATH": os.pathsep.join(map(str, path))},
         capture_output=True,
         text=True,
         timeout=300,
@@ -59,11 +59,18 @@ def test_example_is_listed(installed, tmp_path):
     assert drafters
 
 
+@pytest.fixture(scope="module")
+def noted(tmp_path_factory):
+    """Return where Hypothesis notes the constants of the package, which it reads file by file."""
+    return str(tmp_path_factory.mktemp("hypothesis"))
+
+
 @pytest.mark.slow
 @pytest.mark.isas
-def test_example_passes_its_own_tests(installed, tmp_path):
+def test_example_passes_its_own_tests(installed, noted, tmp_path):
     _, tests, site = installed
     quiet = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull)
     where = ("--rootdir", tmp_path, "--import-mode=importlib", tests)
     path = [site, ROOT, ROOT / "plugins/glm_nextn"]
-    assert " passed" in run(*quiet, *where, cwd=tmp_path, path=path)
+    environment = {"HYPOTHESIS_STORAGE_DIRECTORY": noted}
+    assert " passed" in run(*quiet, *where, cwd=tmp_path, path=path, **environment)
