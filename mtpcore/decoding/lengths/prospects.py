@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from mtpcore.decoding.lengths.costs import DraftCurves
-from mtpcore.decoding.lengths.rates import Calibration, Rates
+from mtpcore.decoding.lengths.rates import PRIOR, Calibration, Rates
 
 __all__ = ["Expectation", "Prospects", "TextState"]
 
@@ -63,6 +63,7 @@ class Prospects:
         self.curves = DraftCurves()
         self.catching_up = 0.0  # seconds to read a text that it has not read along
         self.worth = expected.acceptance  # tokens that it brings when it is asked, lately
+        self._n_tried = 0
         self._rates: dict[int | None, Rates] = {}
         self._rows: dict[int, float] = {}
         self._lasting = float(_LASTING)  # rounds of a text
@@ -98,11 +99,14 @@ class Prospects:
         """Return the seconds to read what it has not read of a text, if that is much.
 
         First as the rounds share it that the text may still have: what others had, or as many as
-        it has had; then all at once.
+        it has had; then all at once. Until enough drafts were tried, as many rounds as that takes
+        share it: they may show that it was read in vain.
         """
         if not self._is_late(text):
             return 0.0, 0.0
         rounds = max(self._lasting - text.n_rounds, text.n_rounds, 1.0)
+        if self._n_tried < PRIOR:
+            rounds = min(rounds, PRIOR)
         return self.catching_up / rounds, self.catching_up
 
     def _is_late(self, text: TextState) -> bool:
@@ -137,7 +141,7 @@ class Prospects:
         self, text: TextState | None, tried: int, accepted: int, now: int, confidence: float | None
     ) -> None:
         """Take how many of the ``tried`` drafts of a text were accepted in a row."""
-        rates = self._rates_of(confidence)
+        rates, self._n_tried = self._rates_of(confidence), self._n_tried + 1
         if text is not None:
             expected = rates.rates(min(accepted + 1, tried), now)
             self._calibration(text).observe(expected, accepted, now)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["Calibration", "Rates"]
+__all__ = ["PRIOR", "Calibration", "Rates"]
 
-_PRIOR = 12.0
+PRIOR = 12.0
 """Trials that an expectation counts for."""
 _MEMORY, _TEXT_MEMORY = 1024.0, 128.0
 """Rounds after which a trial counts for 1/e: of all texts together, and of one."""
@@ -49,7 +49,7 @@ class Rates:
             rates, expected = [], self._first
             for i in range(n):
                 good, tried = self._trials[i] if i < len(self._trials) else (0.0, 0.0)
-                expected = (good * fade + _PRIOR * expected) / (tried * fade + _PRIOR)
+                expected = (good * fade + PRIOR * expected) / (tried * fade + PRIOR)
                 rates.append(min(expected, _HIGHEST))
             self._rates = now, rates
         return rates[:n]
@@ -104,5 +104,5 @@ def _counted(seen: Seen, fade: float, rates: list[float], accepted: int) -> Seen
 def _odds(seen: Seen, fade: float) -> float:
     """Return the odds of acceptance over those expected, with a few trials as expected."""
     good, expected, n = seen[0] * fade, seen[1] * fade, seen[2] * fade
-    odds = (good + _PRIOR) / (expected + _PRIOR)
-    return odds * (n - expected + _PRIOR) / (n - good + _PRIOR)
+    odds = (good + PRIOR) / (expected + PRIOR)
+    return odds * (n - expected + PRIOR) / (n - good + PRIOR)

@@ -283,6 +283,20 @@ def test_short_texts_do_not_pay_for_reading_them(n_seqs):
     assert count(asked[1800:])[0] < 0.2 * 200 * n_seqs
 
 
+@pytest.mark.parametrize("first", [0.05, 0.2, 0.4])
+def test_a_few_good_drafts_make_nobody_read_many_texts(first):
+    """One text liked a head; to read sixteen costs eight passes, and their drafts are bad."""
+    shares = []
+    for seed in range(1, 5):
+        machine = Machine(*SHAPES["dense"], noise=0.02, slow_round=10**9, prompt=40, read=0.0133)
+        controller, rates = make_controller(0.5), falling(first)
+        auto(machine, falling(0.5), 4, controller, seed=seed)
+        controller.forget(0)
+        speed = auto(machine, rates, 128, controller, n_seqs=16, seed=seed)[0]
+        shares.append(speed / machine.fixed(0, rates, 128, n_seqs=16, seed=seed))
+    assert sum(shares) / 4 > 0.99
+
+
 def test_how_long_texts_are_is_learnt():
     """To read a prompt for 10 passes is repaid within 64 rounds, but not within 20."""
     machine = Machine(*SHAPES["dense"], read=0.005, prompt=2000, slow_round=10**9)
