@@ -1,7 +1,7 @@
 """``mtpcore serve`` beside llama-server: clients that ask at once, plain and with n-gram drafts.
 
     python benchmarks/serving.py MODEL.gguf [--server PATH] [--clients 1,4,16] [--turns 3] [-n 128]
-        [-t 2] [--mtp | --eagle HEAD.gguf] [--template FILE]
+        [-t 2] [--mtp | --eagle HEAD.gguf] [--template FILE] [--seconds S]
 
 Any file will do. Ours drafts nothing, a fixed number, and as it chooses itself (``auto``). With
 ``--mtp`` the file has a head, which drafts in both servers in place of n-grams, and with
@@ -9,7 +9,9 @@ Any file will do. Ours drafts nothing, a fixed number, and as it chooses itself 
 for files that have none. Of a model that thinks the thoughts count as pieces, too.
 
 In a turn each server is started anew, asked once to warm up, and then by so many clients at once,
-each of which has two answers to questions of its own, streamed, greedily. Printed are tokens a
+each of which has two answers to questions of its own, streamed, greedily. The longest answers then
+have the server for themselves. With ``--seconds`` clients ask on and on for so long, so that all of
+them are served all the time, and the tokens count that they have by then. Printed are tokens a
 second of all clients together, milliseconds until the first piece and between two (median, and the
 slowest of a hundred), medians of the turns, and the ratio of tokens a second to those without
 drafts in the same turn: of llama-server, or of ours where there is none.
@@ -55,10 +57,22 @@ FIXED = "3"
 _PATIENCE = 120.0
 
 
+class Answer(NamedTuple):
+    """How many tokens an answer has, when it was asked for, and when each piece of it came."""
+
+    n_tokens: int
+    asked: float
+    pieces: list[float]
+
+    def tokens_by(self, end: float) -> float:
+        """Return the tokens that were there by then, as many for each piece."""
+        return self.n_tokens * sum(at <= end for at in self.pieces) / len(self.pieces)
+
+
 class Measured(NamedTuple):
     """What the clients of one server saw; times are seconds."""
 
-    n_tokens: int
+    n_tokens: float
     seconds: float
     first: list[float]
     between: list[float]
@@ -86,6 +100,7 @@ def main() -> None:
     head.add_argument("--mtp", action="store_true", help="draft by the model's own head")
     head.add_argument("--eagle", metavar="FILE", help="draft by an EAGLE-3 head in this file")
     parser.add_argument("--template", metavar="FILE", help="a chat template for both")
+    parser.add_argument("--seconds", type=float, help="clients ask on and on for so long")
     options = parser.parse_args()
     if options.own:
         measure_own(options)
@@ -120,7 +135,10 @@ def main() -> None:
                 **servers,
             }
         turns = [
-            {name: measure(command, n, options.tokens) for name, command in servers.items()}
+            {
+                name: measure(command, n, options.tokens, options.seconds)
+                for name, command in servers.items()
+            }
             for _ in range(options.turns)
         ]
         for name in servers:
@@ -155,7 +173,7 @@ def measure_own(options: argparse.Namespace) -> None:
                     found = ask_together(port, n, options.tokens)
                     after = thread_seconds(process.pid)
                     spent = {one: after[one] - before.get(one, 0.0) for one in after}
-                    n_tokens = sum(n for n, _, _ in found)
+                    n_tokens = sum(answer.n_tokens for answer in found)
                     turns.append((spent[process.pid] / n_tokens, sum(spent.values()) / n_tokens))
             alone = measure_alone(options, n, int(draft) if draft.isdigit() else "auto")
             shown = " | ".join(
@@ -188,18 +206,19 @@ def spread(seconds: list[float]) -> tuple[float, float]:
     return median(seconds), quantiles(seconds, n=100)[98]
 
 
-def measure(command: list[str], n_clients: int, n_tokens: int) -> Measured:
+def measure(command: list[str], n_clients: int, n_tokens: int, seconds: float | None) -> Measured:
     """Start a server, and let clients ask it."""
     with started(command) as (_, port):
         ask(port, QUESTIONS[0], 16)
         begin = time.perf_counter()
-        found = ask_together(port, n_clients, n_tokens)
-        seconds = time.perf_counter() - begin
+        end = begin + seconds if seconds else None
+        found = ask_together(port, n_clients, n_tokens, end)
+        end = end or time.perf_counter()
     return Measured(
-        sum(n for n, _, _ in found),
-        seconds,
-        [first for _, first, _ in found],
-        [gap for _, _, gaps in found for gap in gaps],
+        sum(answer.tokens_by(end) for answer in found),
+        end - begin,
+        [answer.pieces[0] - answer.asked for answer in found],
+        [later - before for answer in found for before, later in pairwise(answer.pieces)],
     )
 
 
@@ -221,12 +240,29 @@ def started(command: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], int]]
 
 def questions(n_clients: int) -> list[str]:
     """Return two questions for each client."""
-    return [f"{QUESTIONS[i % len(QUESTIONS)]} ({i})" for i in range(2 * n_clients)]
+    return [question(i) for i in range(2 * n_clients)]
 
 
-def ask_together(port: int, n_clients: int, n_tokens: int) -> list[tuple[int, float, list[float]]]:
-    """Let clients ask at once; return what ``ask`` does of each question."""
+def question(i: int) -> str:
+    """Return one that nobody else asks."""
+    return f"{QUESTIONS[i % len(QUESTIONS)]} ({i})"
+
+
+def ask_together(
+    port: int, n_clients: int, n_tokens: int, end: float | None = None
+) -> list[Answer]:
+    """Let clients ask at once: two questions for each of them, or as many as they can by then."""
+
+    def ask_on(client: int) -> list[Answer]:
+        """Ask one question after the other."""
+        found: list[Answer] = []
+        while time.perf_counter() < (end or 0.0):
+            found.append(ask(port, question(client + len(found) * n_clients), n_tokens))
+        return found
+
     with ThreadPoolExecutor(n_clients) as pool:
+        if end is not None:
+            return [answer for found in pool.map(ask_on, range(n_clients)) for answer in found]
         return list(pool.map(lambda one: ask(port, one, n_tokens), questions(n_clients)))
 
 
@@ -245,8 +281,8 @@ def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
     raise SystemExit(f"no server: {process.args!r}")
 
 
-def ask(port: int, question: str, n_tokens: int) -> tuple[int, float, list[float]]:
-    """Return how many tokens an answer has, the time to its first piece, and between pieces."""
+def ask(port: int, question: str, n_tokens: int) -> Answer:
+    """Ask a question, and wait for the answer."""
     body = {
         "messages": [{"role": "user", "content": question}],
         "max_tokens": n_tokens,
@@ -254,7 +290,7 @@ def ask(port: int, question: str, n_tokens: int) -> tuple[int, float, list[float
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    times, n = [time.perf_counter()], 0
+    asked, pieces, n = time.perf_counter(), list[float](), 0
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=600)) as connection:
         connection.request(
             "POST",
@@ -270,11 +306,10 @@ def ask(port: int, question: str, n_tokens: int) -> tuple[int, float, list[float
                 n = event["usage"]["completion_tokens"]
             delta = event["choices"][0]["delta"] if event["choices"] else {}
             if delta.get("content") or delta.get("reasoning_content"):
-                times.append(time.perf_counter())
-    if len(times) == 1:
+                pieces.append(time.perf_counter())
+    if not pieces:
         raise SystemExit(f"an answer without a text: {question!r}")
-    gaps = [after - before for before, after in pairwise(times[1:])]
-    return n, times[1] - times[0], gaps
+    return Answer(n, asked, pieces)
 
 
 if __name__ == "__main__":

@@ -86,6 +86,7 @@ class Controller:
         self._written = (8.0, 8.0)  # tokens lately, and what they would be without drafts
         self._tries = 0.0  # tokens that may be lost by trying
         self._most_texts = 0  # at once so far
+        self._unasked: set[int] = set()  # texts of which none was to ask a drafter that reads them
         self._turn = self._planned = Turn(0.0, 0, {}, {})
         self._found: set[str] = set()  # who found drafts in this round
 
@@ -153,6 +154,8 @@ class Controller:
         """Plan to ask drafters that read texts: each text the one that gains most."""
         graphs = [one for one in self.drafters.values() if not one.expected.finds]
         drafting, lost = turn.drafting, turn.lost
+        if limits.keys() == self._unasked and self._round % _GLANCE:
+            return turn
         for one, seqs in self._shared(graphs, turn, limits):
             offer = self._offer(one, {seq: limits[seq] for seq in seqs})
             chosen, _, lost = self._decide(offer, turn.n_rows, turn.worth, lost)
@@ -160,6 +163,7 @@ class Controller:
                 if k:
                     turn.plans[seq][one.role] = k
                     drafting[seq] = one.role
+        self._unasked = set() if drafting or len(limits) < _GLANCE else set(limits)
         return turn._replace(lost=lost)
 
     def _shared(
