@@ -10,6 +10,7 @@ from harness.head_replay import HeadReplay, head_controller
 from harness.replay import Nothing, Replay, Traffic, make_controller, places, recorded
 
 from mtpcore import Context, Generator, Proposer, Sampling, link, load_model
+from mtpcore.decoding import Controller, Expectation, Proposed, Round
 
 ROUNDS = 12
 
@@ -71,3 +72,31 @@ def test_choosing_lengths_of_a_head_takes_few_bytecodes_a_round(n_seqs, most):
     replay = HeadReplay("greedy", n_seqs, 0.05)
     replay.n_tokens = 500 * n_seqs
     assert bytecodes_of_choosing(replay, head_controller()) < most
+
+
+def bytecodes_beside_lookup(n_seqs, **heads):
+    """What a round takes in which lookup finds a draft for one of the texts."""
+    finds = Expectation(8, 0.5, 0.0, finds=True)
+    controller, limits = Controller({"lookup": finds, **heads}), dict.fromkeys(range(n_seqs), 100)
+    none = dict.fromkeys(limits, 0)
+
+    def run():
+        for i in range(200):
+            seq, k = i % n_seqs, 1 + i % 7
+            asks = "lookup" in controller.choose(limits, {})[seq]
+            kept = controller.keep("lookup", {seq: Proposed(k, k, None)})[seq] if asks else 0
+            made, rows = {**none, seq: kept}, n_seqs + kept
+            makers = {seq: "lookup"} if kept else {}
+            seconds = 0.001 + 0.001 * rows
+            done = Round(made, made, made, rows, 0, 1e-5, seconds, 0.0, makers, {"lookup": 1e-5})
+            controller.observe(done)
+            controller.forget(n_seqs)  # others come and go, so that no plan stays
+
+    run()
+    return count_bytecodes(run, under="mtpcore/decoding/lengths") / 200
+
+
+def test_a_head_that_nobody_shall_ask_takes_few_bytecodes_beside_lookup():
+    """What many texts would gain by it is looked at in every fourth round."""
+    alone = bytecodes_beside_lookup(16)
+    assert bytecodes_beside_lookup(16, head=Expectation(6, 0.5, 20.0)) < alone + 12000

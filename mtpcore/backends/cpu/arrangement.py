@@ -106,10 +106,10 @@ def _touching(
 ) -> list[tuple[int, bool, Hashable]]:
     """Return (buffer, writes, how threads divide it); None where any thread may use it."""
     by_rows: Hashable = None
-    if step.sharing is Sharing.ROWS or (step.sharing is Sharing.COPIES and not step.gathers):
-        by_rows = ("rows", step.axis) if not is_few else "first thread"
-        if is_few and step.sharing is Sharing.COPIES:
-            by_rows = None
+    if step.sharing is Sharing.ROWS and is_few:
+        by_rows = "first thread"
+    elif step.sharing is Sharing.ROWS or (step.sharing is Sharing.COPIES and not step.gathers):
+        by_rows = None if is_few else ("rows", step.axis)
     found: list[tuple[int, bool, Hashable]] = []
     for buffer, writes, columns in step.accesses:
         owner = by_rows

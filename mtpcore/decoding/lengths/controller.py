@@ -28,6 +28,10 @@ _GLANCE, _RARELY = 4, 16
 rows as were often measured: one of them is looked at, as they are alike. Where nothing is found for
 long it is the second number."""
 
+_MANY = 4
+"""Texts at once for which it takes long to say what a drafter brings: where none is to ask it, that
+stays for ``_GLANCE`` rounds."""
+
 
 class Turn(NamedTuple):
     """What is chosen in the round at hand.
@@ -163,7 +167,7 @@ class Controller:
                 if k:
                     turn.plans[seq][one.role] = k
                     drafting[seq] = one.role
-        self._unasked = set() if drafting or len(limits) < _GLANCE else set(limits)
+        self._unasked = set() if drafting or len(limits) < _MANY else set(limits)
         return turn._replace(lost=lost)
 
     def _shared(
